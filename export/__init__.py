@@ -1,0 +1,1 @@
+"""Export: checkpoint in, bundle of static ONNX graphs out."""

@@ -1,0 +1,1 @@
+"""What a bundle promises: its manifest and its preprocessing, shared by all three packages."""

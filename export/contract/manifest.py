@@ -1,0 +1,173 @@
+"""What a bundle promises: the manifest beside its graphs, read and checked by whoever loads it.
+
+A bundle is a folder `<model>/<version>/` with the graphs, `samples.npz`, `manifest.json` and
+`MODEL_CARD.md`. The version is the folder's name and stands nowhere inside.
+"""
+
+import hashlib
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MANIFEST_FILE = "manifest.json"
+MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class BundleError(ValueError):
+    """A bundle disagrees with its manifest; the message says which file or field, and how."""
+
+
+def _plain_file_name(name: str) -> str:
+    if PurePosixPath(name).name != name or "\\" in name or name in {"", ".", ".."}:
+        raise ValueError(f"{name!r} is not a plain file name")
+    return name
+
+
+def _model_name(name: str) -> str:
+    if not MODEL_NAME.fullmatch(name):
+        raise ValueError(f"model name {name!r} must match {MODEL_NAME.pattern}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_plain_file_name)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Fact(BaseModel):
+    """A part of the manifest: immutable, and a field it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tensor(_Fact):
+    """One input or output of a graph; None in the shape is the free batch axis."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: Literal["float32"] = "float32"
+    range: tuple[float, float] | None = None
+
+
+class File(_Fact):
+    """A file of the bundle and the hash of its bytes."""
+
+    file: FileName
+    sha256: Sha256
+
+
+class Graph(File):
+    """An ONNX graph: its file and what goes in and comes out."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Preprocessing(_Fact):
+    """How a picture becomes the model's input; `export.contract.preprocess` carries it out.
+
+    Attributes:
+        height: rows of the model's input.
+        width: columns of the model's input.
+        channels: 1 for grey, 3 for RGB.
+        polarity: `light-on-dark` inverts pictures whose border is lighter than their ink; `any` never does.
+        placement: `digit` fits the ink box into 20/28 of the frame and centres it by mass, as MNIST was
+            made; `fit` shows the whole picture, padded; `centre-crop` fills the frame.
+    """
+
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    channels: Literal[1, 3] = 1
+    polarity: Literal["light-on-dark", "any"] = "any"
+    placement: Literal["digit", "fit", "centre-crop"] = "fit"
+
+
+class Parity(_Fact):
+    """Largest absolute difference between PyTorch and ONNX Runtime, seen by the gate at export."""
+
+    max_abs_error: float = Field(ge=0)
+    tolerance: float = Field(gt=0)
+    batch_sizes: tuple[int, ...]
+    routing_iterations: tuple[int, ...]
+    images: str
+
+
+class Metric(_Fact):
+    """A measured number, the data it was measured on and the command that measures it again."""
+
+    name: str
+    value: float
+    unit: str
+    data: str
+    command: str
+
+
+class Manifest(_Fact):
+    """Everything about a bundle that its reader relies on."""
+
+    schema_version: Literal[1] = 1
+    model: ModelName
+    architecture: Literal["capsnet"]
+    parameters: dict[str, Any]
+    parameter_count: int
+    class_names: tuple[str, ...] = Field(min_length=1)
+    objects_per_image: int = Field(default=1, ge=1)
+    pose_shape: tuple[int, ...]
+    views: Literal[1, 2] = 1
+    graphs: dict[Literal["encoder", "decoder"], Graph]
+    samples: File
+    preprocessing: Preprocessing
+    opset: int
+    parity: Parity
+    metrics: tuple[Metric, ...] = ()
+    training: dict[str, Any]
+    source_commit: str
+
+    @model_validator(mode="after")
+    def _has_an_encoder(self) -> Self:
+        if "encoder" not in self.graphs:
+            raise ValueError("graphs must hold an encoder")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise ValueError(f"class names must differ, got {self.class_names}")
+        return self
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of the file's bytes, as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """Read the manifest of a bundle folder.
+
+    Raises:
+        BundleError: no manifest there, or one that is not valid; names the field.
+    """
+    path = bundle / MANIFEST_FILE
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BundleError(f"{path} does not exist") from None
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()]
+        raise BundleError(f"{path}: {'; '.join(faults)}") from None
+
+
+def read_checked(bundle: Path, file: File) -> bytes:
+    """Bytes of a file of the bundle, once its hash has been found to be the manifest's.
+
+    Raises:
+        BundleError: the file is missing or its bytes are not those the manifest describes.
+    """
+    path = bundle / file.file
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise BundleError(f"{path} does not exist; the manifest lists it") from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != file.sha256:
+        raise BundleError(f"{path} has sha256 {found}; the manifest says {file.sha256}")
+    return content

@@ -1,0 +1,209 @@
+"""capsnet-train: fit, evaluate, download."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.config import RunConfig, load_preset, presets
+from training.data.sources import SOURCES, data_root, download
+
+if TYPE_CHECKING:
+    import torch
+
+STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
+
+EXAMPLES = """examples:
+  capsnet-train download mnist                                  into data/mnist
+  capsnet-train fit --preset mnist --out runs/mnist             the paper's network, the paper's schedule
+  capsnet-train fit --preset mnist-short --out runs/short       the same network in 5 epochs, for a CPU
+  capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
+  capsnet-train evaluate runs/mnist                             test error of its best checkpoint
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors of the user's end with one line and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        sys.exit(options.run_command(options))
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "safetensors", "tensorboard"}:
+            raise
+        _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
+    except (ValueError, OSError, RuntimeError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    print(f"capsnet-train: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="capsnet-train",
+        description="Train capsule networks.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    fit = commands.add_parser("fit", help="train a network, or go on with a run")
+    fit.add_argument("--preset", help=f"what to train: {', '.join(presets())} (default: mnist)")
+    fit.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
+    fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    fit.add_argument("--seed", type=_whole(0), help="of weights, order and shifts (default: the preset's, 0)")
+    fit.add_argument(
+        "--epochs", type=_whole(1), help="passes over the training images (default: the preset's)"
+    )
+    fit.add_argument("--max-minutes", type=_positive, help="stop with a checkpoint after so much training")
+    fit.add_argument(
+        "--checkpoint-minutes", type=_positive, default=5.0, help="between checkpoints (default 5)"
+    )
+    _add_device(fit)
+    _add_data(fit)
+    fit.set_defaults(run_command=_fit)
+
+    evaluate = commands.add_parser("evaluate", help="measure a run's best checkpoint on the test images")
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    _add_device(evaluate)
+    _add_data(evaluate)
+    evaluate.set_defaults(run_command=_evaluate)
+
+    get = commands.add_parser("download", help="download a data set")
+    get.add_argument("name", choices=sorted(SOURCES))
+    get.add_argument(
+        "--mirror", action="append", default=[], metavar="URL", help="try this folder first; repeatable"
+    )
+    _add_data(get)
+    get.set_defaults(run_command=_download)
+    return parser
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there is one"
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="one folder per data set (default: $CAPSNET_DATA, else data)"
+    )
+
+
+def _whole(least: int) -> Any:
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return int(text)
+
+    return whole_number
+
+
+def _positive(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
+
+
+def _device(name: str) -> "torch.device":
+    """The device asked for, or an error; never another one."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("--device cuda: this machine has no CUDA device that torch can use")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from training import checkpoint, provenance
+    from training.data.load import load_test, load_training
+    from training.loop import Limits, Trainer
+
+    config = _configuration(options)
+    device = _device(options.device)
+    root = data_root(options.data)
+    train, validation = load_training(config.data, root, config.seed)
+    if not options.resume:
+        checkpoint.write_config(options.out, config)
+    session = checkpoint.Progress(
+        hardware=provenance.hardware(device),
+        command=provenance.command_line(),
+        source_commit=provenance.source_commit(),
+    )
+    trainer = Trainer(options.out, config, device, session)
+    print(f"{config.preset}: {len(train)} training images, {len(validation)} held out, on {session.hardware}")
+    finished = trainer.fit(train, validation, Limits(options.max_minutes, options.checkpoint_minutes))
+    if not finished:
+        step = trainer.progress.step
+        print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
+        return STOPPED_BY_SIGNAL if trainer.interrupted else 0
+    _measure_test(options.out, load_test(config.data, root), device)
+    return 0
+
+
+def _configuration(options: argparse.Namespace) -> RunConfig:
+    """The configuration that a new run starts with, or that of the run to go on with."""
+    from dataclasses import replace
+
+    from training import checkpoint
+
+    if options.resume:
+        changed = [f"--{name}" for name in ("preset", "seed") if getattr(options, name) is not None]
+        if changed:
+            raise ValueError(f"{', '.join(changed)}: a resumed run keeps what it was started with")
+        config = checkpoint.read_config(options.out)
+    else:
+        if checkpoint.newest_checkpoint(options.out):
+            raise ValueError(
+                f"{options.out} holds a run already; go on with --resume, or choose another --out"
+            )
+        config = load_preset(options.preset or "mnist")
+    if options.seed is not None:
+        config = replace(config, seed=options.seed)
+    if options.epochs is not None:
+        config = replace(config, optimiser=replace(config.optimiser, epochs=options.epochs))
+    return config
+
+
+def _measure_test(run: Path, test: Any, device: "torch.device") -> None:
+    """Evaluate the best checkpoint on the test images, print it and write result.json."""
+    from training import checkpoint
+    from training.loop import evaluate
+
+    best = checkpoint.best_checkpoint(run)
+    config = checkpoint.read_config(run)
+    found = evaluate(checkpoint.load_model(run, best, device), test, config.loss)
+    result = {
+        "data": f"{config.data.name} test set, {found.images} images",
+        "checkpoint": best.name,
+        "error_percent": found.error_percent,
+        "errors": found.errors,
+        "images": found.images,
+        "margin_loss": found.margin_loss,
+        "reconstruction_loss": found.reconstruction_loss,
+    }
+    checkpoint.write_atomically(run / "result.json", json.dumps(result, indent=2) + "\n")
+    print(f"{best.name}: test error {found.error_percent:.2f} % ({found.errors} of {found.images})")
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from training import checkpoint
+    from training.data.load import load_test
+
+    config = checkpoint.read_config(options.run)
+    _measure_test(options.run, load_test(config.data, data_root(options.data)), _device(options.device))
+    return 0
+
+
+def _download(options: argparse.Namespace) -> int:
+    download(SOURCES[options.name], data_root(options.data), options.mirror)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

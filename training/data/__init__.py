@@ -1,0 +1,1 @@
+"""One reader per data set, downloads with checksums, and batched augmentation."""

@@ -1,0 +1,247 @@
+"""Where data sets come from and how they get here: mirrors, checksums, downloads that resume.
+
+A file arrives as `NAME.part`, is checked, and only then gets its name, so that whatever stands under
+the final name is whole and right.
+"""
+
+import gzip
+import hashlib
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import httpx
+from tqdm import tqdm
+
+DEFAULT_ROOT = Path("data")
+TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # seconds; 30 without a single byte is a dead mirror
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A gzip-compressed file and what it decompresses to.
+
+    Mirrors may have compressed it each in their own way, so only the content is known for sure.
+
+    Attributes:
+        name: file name, on the mirrors and here; ends in .gz.
+        content_md5: of the decompressed content, 32 hexadecimal digits.
+        content_bytes: length of the decompressed content.
+    """
+
+    name: str
+    content_md5: str
+    content_bytes: int
+
+    @property
+    def max_bytes(self) -> int:
+        """More than the worst compressor makes of the content; whatever is larger is another file."""
+        return self.content_bytes + self.content_bytes // 100 + 4096
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be downloaded.
+
+    Attributes:
+        name: what the command calls it, and its folder under the data root.
+        mirrors: URLs of folders that hold all files, tried in this order.
+        files: what belongs to it.
+    """
+
+    name: str
+    mirrors: tuple[str, ...]
+    files: tuple[RemoteFile, ...]
+
+
+SOURCES = {
+    "mnist": Source(
+        name="mnist",
+        mirrors=(
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://systemds.apache.org/assets/datasets/mnist/",
+            "https://raw.githubusercontent.com/fgnt/mnist/master/",
+        ),
+        files=(
+            RemoteFile("train-images-idx3-ubyte.gz", "6bbc9ace898e44ae57da46a324031adb", 47_040_016),
+            RemoteFile("train-labels-idx1-ubyte.gz", "a25bea736e30d166cdddb491f175f624", 60_008),
+            RemoteFile("t10k-images-idx3-ubyte.gz", "2646ac647ad5339dbf082846283269ea", 7_840_016),
+            RemoteFile("t10k-labels-idx1-ubyte.gz", "27ae3e4e09519cfbb04c329615203637", 10_008),
+        ),
+    ),
+}
+
+
+class DownloadError(RuntimeError):
+    """No mirror gave a file; the message lists every mirror and why."""
+
+
+class _Unusable(Exception):  # noqa: N818 - never leaves this file
+    """A mirror did not give the file; what it gave so far may still be its beginning."""
+
+
+class _WrongContent(_Unusable):
+    """What lies in the partial file is not the file, nor its beginning."""
+
+
+def data_root(given: Path | None) -> Path:
+    """Folder of all data sets: the one given, else the environment's CAPSNET_DATA, else `data`."""
+    return given or Path(os.environ.get("CAPSNET_DATA") or DEFAULT_ROOT)
+
+
+def download(source: Source, root: Path, mirrors: Sequence[str] = ()) -> Path:
+    """Bring every file of a data set that is not there yet, or not right, into `root/NAME`.
+
+    Interrupted at any moment, the next call continues where it stopped.
+
+    Args:
+        source: what to download.
+        root: folder of all data sets; made when missing.
+        mirrors: URLs of folders to try before the source's own.
+
+    Returns:
+        The data set's folder.
+
+    Raises:
+        DownloadError: a file that no mirror gave.
+    """
+    folder = root / source.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with httpx.Client(timeout=TIMEOUT, follow_redirects=True) as client:
+        for file in source.files:
+            if not _is_there(folder, file):
+                _fetch(client, file, folder, (*mirrors, *source.mirrors))
+    return folder
+
+
+def _is_there(folder: Path, file: RemoteFile) -> bool:
+    """Whether the file, compressed or plain, is in the folder and right; says so."""
+    for path in (folder / file.name, folder / file.name.removesuffix(".gz")):
+        if path.exists():
+            try:
+                _check(path, file)
+            except _Unusable as error:
+                _say(f"{path}: {error}; downloading it again")
+                return False
+            _say(f"{path}: already there and right")
+            return True
+    return False
+
+
+def _fetch(client: httpx.Client, file: RemoteFile, folder: Path, mirrors: Sequence[str]) -> None:
+    """Take the file from the first mirror that gives it."""
+    part = folder / f"{file.name}.part"
+    failures = []
+    for mirror in mirrors:
+        url = f"{mirror.rstrip('/')}/{file.name}"
+        try:
+            _fetch_from(client, url, file, part)
+        except _Unusable as error:
+            failures.append(f"{url}: {error}")
+            _say(failures[-1])
+            continue
+        _publish(part, folder / file.name)
+        _say(f"{folder / file.name}: downloaded from {url}, checksum right")
+        return
+    kept = f"\n{part} is kept: the same command continues it" if part.exists() else ""
+    reasons = "".join(f"\n  {failure}" for failure in failures)
+    raise DownloadError(f"no mirror gave {file.name}; --mirror URL names another one{reasons}{kept}")
+
+
+def _fetch_from(client: httpx.Client, url: str, file: RemoteFile, part: Path) -> None:
+    """Complete the partial file from one mirror and check it."""
+    start = part.stat().st_size if part.exists() else 0
+    try:
+        _transfer(client, url, file, part, start)
+        _check(part, file)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _Unusable(f"{type(error).__name__}: {error}") from None
+    except _WrongContent:
+        part.unlink(missing_ok=True)
+        if start == 0:
+            raise
+        # What was there may have come from a mirror that compressed the file in another way.
+        _fetch_from(client, url, file, part)
+
+
+def _transfer(client: httpx.Client, url: str, file: RemoteFile, part: Path, start: int) -> None:
+    """Stream the answer into the partial file, from byte `start` on where the server can."""
+    # The bytes of the .gz as they are: a server must not compress them again on the way.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    with client.stream("GET", url, headers=headers) as response:
+        _refuse_other_answers(response, start)
+        resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+        done = start if resumed else 0
+        total = (
+            done + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
+        )
+        if total is not None and total > file.max_bytes:
+            raise _Unusable(f"announces {total} bytes; the file has at most {file.max_bytes}")
+        with (
+            part.open("ab" if resumed else "wb") as out,
+            tqdm(desc=file.name, initial=done, total=total, unit="B", unit_scale=True, disable=None) as bar,
+        ):
+            for chunk in response.iter_raw():
+                out.write(chunk)
+                bar.update(len(chunk))
+                if out.tell() > file.max_bytes:
+                    raise _WrongContent(
+                        f"sends more than the {file.max_bytes} bytes that the file has at most"
+                    )
+
+
+def _refuse_other_answers(response: httpx.Response, start: int) -> None:
+    """Raise unless the answer is the file, or its rest from byte `start` on."""
+    code = response.status_code
+    if start and code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise _WrongContent(f"has nothing after byte {start}")
+    if code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+        raise _Unusable(f"HTTP {code} {response.reason_phrase}")
+    if response.headers.get("Content-Type", "").startswith("text/html"):
+        raise _Unusable("answers with an HTML page instead of the file")
+    content_range = response.headers.get("Content-Range", "")
+    if code == httpx.codes.PARTIAL_CONTENT and not content_range.startswith(f"bytes {start}-"):
+        raise _WrongContent(f"asked for the bytes from {start} on, sends {content_range!r}")
+
+
+def _check(path: Path, file: RemoteFile) -> None:
+    """Raise unless the file, plain or compressed, has the content that it should have."""
+    plain = path.name == file.name.removesuffix(".gz")
+    try:
+        with path.open("rb") if plain else gzip.open(path) as content:
+            found = _md5(content, file.content_bytes)
+    except EOFError:
+        raise _Unusable(f"cut short: the gzip stream ends after {path.stat().st_size} bytes") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise _WrongContent(f"not a sound gzip file: {error}") from None
+    if found != file.content_md5:
+        raise _WrongContent(f"wrong content: md5 {found}, expected {file.content_md5}")
+
+
+def _md5(content: BufferedReader | gzip.GzipFile, expected_bytes: int) -> str:
+    """Hash of the content; no more of it is read than there should be, however much there is."""
+    md5 = hashlib.md5(usedforsecurity=False)
+    length = 0
+    while chunk := content.read(CHUNK_BYTES):
+        length += len(chunk)
+        if length > expected_bytes:
+            raise _WrongContent(f"wrong content: more than {expected_bytes} bytes when decompressed")
+        md5.update(chunk)
+    return md5.hexdigest()
+
+
+def _publish(part: Path, final: Path) -> None:
+    """Give the checked file its name; its bytes are on the disk before the name is."""
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    part.replace(final)
+
+
+def _say(message: str) -> None:
+    tqdm.write(message, file=sys.stderr)

@@ -1,0 +1,315 @@
+"""Fit and evaluate.
+
+Every random choice is a function of the seed and of the step or epoch it is made in. So a checkpoint needs
+no generator state, and a resumed run makes the same choices as one that was never stopped.
+"""
+
+# B batch, J classes
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from training import checkpoint
+from training.checkpoint import Progress
+from training.config import LossConfig, OptimiserConfig, RunConfig
+from training.data.augment import random_shift
+from training.data.load import Images
+from training.losses import margin_loss, reconstruction_loss
+from training.models.capsnet import CapsNet, lengths
+
+LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
+EVALUATION_BATCH = 250
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss is not finite any more; names the step and the last good checkpoint."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured on a set of images.
+
+    Attributes:
+        images: how many.
+        errors: how many of them the longest capsule gets wrong.
+        margin_loss: Eq. 4, mean over images.
+        reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
+    """
+
+    images: int
+    errors: int
+    margin_loss: float
+    reconstruction_loss: float
+
+    @property
+    def error_percent(self) -> float:
+        """Share of wrong answers."""
+        return 100 * self.errors / self.images
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to write checkpoints and when to stop before the last epoch.
+
+    Attributes:
+        max_minutes: training time of this session; None means no limit.
+        checkpoint_minutes: between two checkpoints; there is one at each epoch's end as well.
+    """
+
+    max_minutes: float | None = None
+    checkpoint_minutes: float = 5.0
+
+
+def learning_rate(config: OptimiserConfig, step: int) -> float:
+    """Rate of the step with this index, from 0: exponential decay with a floor."""
+    decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
+    return max(decayed, config.min_learning_rate)
+
+
+def steps_per_epoch(config: OptimiserConfig, images: int) -> int:
+    """Batches in a pass over the images; what is left over waits for the next epoch's order."""
+    return max(images // config.batch_size, 1)
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """uint8 0-255 to float32 0-1."""
+    return images.float() / 255
+
+
+@torch.no_grad()
+def evaluate(model: CapsNet, images: Images, config: LossConfig) -> Evaluation:
+    """Classify images and reconstruct each from the capsule of its true class."""
+    device = next(model.parameters()).device
+    errors = torch.zeros((), dtype=torch.int64, device=device)
+    losses = torch.zeros(2, dtype=torch.float64, device=device)
+    for start in range(0, len(images), EVALUATION_BATCH):
+        batch = images[start : start + EVALUATION_BATCH].to(device)
+        v, _, margin, reconstruction = _forward(model, to_pixels(batch.pixels), batch.labels, config)
+        errors += (lengths(v).argmax(dim=1) != batch.labels).sum()
+        losses += torch.stack([margin, reconstruction]) * len(batch)
+    margin_mean, reconstruction_mean = (losses / len(images)).tolist()
+    return Evaluation(len(images), int(errors), margin_mean, reconstruction_mean)
+
+
+class Trainer:
+    """A run in progress: model, optimiser, and how far they have come."""
+
+    def __init__(self, run: Path, config: RunConfig, device: torch.device, session: Progress):
+        """Start a run, or go on from its newest checkpoint.
+
+        Args:
+            run: the run's folder; its config.json has been written.
+            config: the run's configuration.
+            device: where to train.
+            session: hardware, command and commit of this session; its counts are not read.
+        """
+        self.run, self.config, self.device = run, config, device
+        torch.manual_seed(config.seed)
+        model = CapsNet(config.model)
+        newest = checkpoint.newest_checkpoint(run)
+        self.model = checkpoint.load_model(run, newest, device) if newest else model.to(device)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate)
+        self.progress = session
+        self.interrupted = False  # by a signal
+        if newest:
+            checkpoint.load_optimiser(newest, self.model, self.optimiser)
+            done = checkpoint.read_progress(newest)
+            self.progress = replace(
+                done, hardware=session.hardware, command=session.command, source_commit=session.source_commit
+            )
+
+    def fit(self, train: Images, validation: Images, limits: Limits) -> bool:
+        """Train to the last epoch, or until a limit or a signal stops it; either way leave a checkpoint.
+
+        Returns:
+            Whether the run is finished.
+
+        Raises:
+            TrainingDivergedError: the loss is not finite.
+        """
+        train, validation = train.to(self.device), validation.to(self.device)
+        per_epoch = steps_per_epoch(self.config.optimiser, len(train))
+        last = per_epoch * self.config.optimiser.epochs
+        started = saved = time.monotonic()
+        with _Log(self.run, self.progress.step) as log, _stop_on_signal() as stop, self._bar(last) as bar:
+            losses: list[Tensor] = []
+            while self.progress.step < last and not stop:
+                before = time.monotonic()
+                losses.append(self._step(train, per_epoch))
+                self._count_step(per_epoch, time.monotonic() - before)
+                bar.update(self.config.optimiser.batch_size)
+                step, now = self.progress.step, time.monotonic()
+                epoch_ends = step % per_epoch == 0
+                out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
+                checkpoint_due = now - saved > 60 * limits.checkpoint_minutes
+                if step % LOG_EVERY == 0 or epoch_ends or out_of_time or checkpoint_due or stop:
+                    self._log_losses(losses, log, bar)
+                    losses = []
+                if epoch_ends:
+                    self._validate(validation, log, bar)
+                if epoch_ends or checkpoint_due:
+                    self.save()
+                    saved = now
+                if out_of_time:
+                    break
+            self.interrupted = bool(stop)
+        self.save()
+        return self.progress.step >= last
+
+    def save(self) -> Path:
+        """Write a checkpoint of this moment."""
+        return checkpoint.save(self.run, self.model, self.optimiser, self.progress)
+
+    def _step(self, train: Images, per_epoch: int) -> Tensor:
+        """One optimiser step; returns margin and reconstruction loss, [2], on the device."""
+        step = self.progress.step
+        batch = train[self._batch_index(len(train), per_epoch)]
+        generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, step))
+        shifted = random_shift(batch.pixels, self.config.data.max_shift_pixels, generator)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.config.optimiser, step)
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            _, _, margin, reconstruction = _forward(
+                self.model, to_pixels(shifted), batch.labels, self.config.loss
+            )
+        (margin + self.config.loss.reconstruction_weight * reconstruction).backward()
+        self.optimiser.step()
+        return torch.stack([margin, reconstruction]).detach()
+
+    def _batch_index(self, images: int, per_epoch: int) -> Tensor:
+        """Which images this step trains on: each epoch goes through its own permutation."""
+        epoch, within = divmod(self.progress.step, per_epoch)
+        if within == 0 or not hasattr(self, "_order"):
+            generator = torch.Generator().manual_seed(_mix(self.config.seed, -1 - epoch))
+            self._order = torch.randperm(images, generator=generator).to(self.device)
+        size = self.config.optimiser.batch_size
+        return self._order[within * size : (within + 1) * size]
+
+    def _count_step(self, per_epoch: int, seconds: float) -> None:
+        step = self.progress.step + 1
+        spent = self.progress.train_seconds + seconds
+        self.progress = replace(self.progress, step=step, epochs=step / per_epoch, train_seconds=spent)
+
+    def _log_losses(self, losses: list[Tensor], log: "_Log", bar: "tqdm[Any]") -> None:
+        """Fetch the losses since the last time; stop the run if one of them is not finite."""
+        fetched = torch.stack(losses).double()  # [steps, 2]
+        first = self.progress.step - len(losses) + 1
+        finite = fetched.isfinite().all(dim=1)
+        if not finite.all():
+            self._diverged(first + int((~finite).int().argmax()))
+        margin, reconstruction = fetched.mean(dim=0).tolist()
+        total = margin + self.config.loss.reconstruction_weight * reconstruction
+        rate = learning_rate(self.config.optimiser, self.progress.step - 1)
+        log.write(
+            self.progress,
+            "train",
+            loss=total,
+            margin_loss=margin,
+            reconstruction_loss=reconstruction,
+            learning_rate=rate,
+        )
+        bar.set_postfix(loss=f"{total:.4f}")
+
+    def _diverged(self, step: int) -> None:
+        good = checkpoint.newest_checkpoint(self.run)
+        where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        raise TrainingDivergedError(
+            f"loss is not finite at step {step}; {where}. Try a lower learning rate or another seed."
+        )
+
+    def _validate(self, validation: Images, log: "_Log", bar: "tqdm[Any]") -> None:
+        found = evaluate(self.model, validation, self.config.loss)
+        best = self.progress.best_error_percent
+        if best is None or found.error_percent <= best:
+            self.progress = replace(
+                self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
+            )
+        log.write(self.progress, "validation", **asdict(found), error_percent=found.error_percent)
+        bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
+
+    def _bar(self, last: int) -> "tqdm[Any]":
+        """Progress in images, with rate and remaining time."""
+        size = self.config.optimiser.batch_size
+        done = self.progress.step * size
+        return tqdm(total=last * size, initial=done, unit="image", unit_scale=True, smoothing=0.05)
+
+
+def _forward(
+    model: CapsNet, pixels: Tensor, labels: Tensor, config: LossConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Class capsules [B, J, D], one-hot labels [B, J], margin loss and reconstruction loss."""
+    v = model(pixels)
+    present = F.one_hot(labels, model.config.classes).float()
+    margin = margin_loss(lengths(v), present, config)
+    if model.decoder is None:
+        return v, present, margin, torch.zeros_like(margin)
+    reconstruction = model.decoder(v, present).float()
+    return v, present, margin, reconstruction_loss(reconstruction, pixels)
+
+
+def _mix(seed: int, index: int) -> int:
+    """A generator seed for one step or epoch of a run; distinct for distinct arguments in practice."""
+    return (seed * 1_000_003 + index) % 2**63
+
+
+class _Log:
+    """`log.jsonl` and TensorBoard, in step with each other."""
+
+    def __init__(self, run: Path, step: int):
+        self.path = run / "log.jsonl"
+        _drop_rows_after(self.path, step)
+        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def __enter__(self) -> "_Log":
+        self.file = self.path.open("a")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self.board.close()
+
+    def write(self, progress: Progress, kind: str, **values: float) -> None:
+        row = {"kind": kind, "step": progress.step, "epoch": round(progress.epochs, 4)}
+        row |= {"train_seconds": round(progress.train_seconds, 1), **values}
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            self.board.add_scalar(f"{kind}/{name}", value, progress.step)
+
+
+def _drop_rows_after(path: Path, step: int) -> None:
+    """Forget what a killed session logged beyond the checkpoint that the run goes on from."""
+    if path.exists():
+        rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
+        checkpoint.write_atomically(path, "".join(f"{row}\n" for row in rows))
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[list[int]]:
+    """A list that is empty until SIGINT or SIGTERM arrives; a second one interrupts at once."""
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

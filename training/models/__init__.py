@@ -1,0 +1,1 @@
+"""Networks of the two papers, wired from their capsule layers."""

@@ -1,0 +1,68 @@
+"""CapsNet of *Dynamic Routing Between Capsules* (Sabour, Frosst, Hinton 2017), Sec. 4: wiring only."""
+
+# B batch, C image channels, H and W image height and width, I primary capsules, J classes, D class pose
+
+import torch
+from torch import Tensor, nn
+
+from training.config import CapsNetConfig
+from training.models.capsules import ClassCapsules, PrimaryCapsules
+from training.models.decoder import Decoder
+
+KERNEL = 9  # of Conv1 (stride 1) and of PrimaryCapsules (stride 2), Sec. 4
+PRIMARY_STRIDE = 2
+
+
+class CapsNet(nn.Module):
+    """Conv1, PrimaryCapsules, DigitCaps; a decoder unless the configuration leaves it out."""
+
+    def __init__(self, config: CapsNetConfig):
+        super().__init__()
+        self.config = config
+        conv_size = config.image_size - KERNEL + 1
+        primary_size = (conv_size - KERNEL) // PRIMARY_STRIDE + 1
+        self.conv1 = nn.Conv2d(config.image_channels, config.conv_channels, KERNEL)
+        self.primary_caps = PrimaryCapsules(
+            config.conv_channels, config.primary_types, config.primary_dim, KERNEL, PRIMARY_STRIDE
+        )
+        self.class_caps = ClassCapsules(
+            config.primary_types * primary_size**2,
+            config.primary_dim,
+            config.classes,
+            config.class_dim,
+            config.routing_iterations,
+            config.learned_priors,
+            config.none_of_the_above,
+            config.capsule_bias,
+        )
+        self.decoder = (
+            Decoder(
+                config.classes,
+                config.class_dim,
+                config.decoder_hidden,
+                config.image_channels,
+                config.image_size,
+            )
+            if config.decoder_hidden
+            else None
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
+        x = standardise(pixels) if self.config.standardise else pixels
+        features = torch.relu(self.conv1(x))
+        u = self.primary_caps(features)
+        v: Tensor = self.class_caps(u)
+        return v
+
+
+def lengths(v: Tensor) -> Tensor:
+    """Probability that each capsule's entity is present: [..., D] to [...], 0 to 1 (Sec. 3)."""
+    return torch.linalg.vector_norm(v, dim=-1)
+
+
+def standardise(pixels: Tensor) -> Tensor:
+    """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
+    centred = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
+    std = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    return centred / std.clamp(min=1 / 255)  # a flat image stays flat

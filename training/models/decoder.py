@@ -1,0 +1,38 @@
+"""The reconstruction decoder (Sec. 4.1, Sabour et al. 2017)."""
+
+# B batch, J class capsules, D pose, C image channels, H and W image height and width
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Decoder(nn.Module):
+    """Fully connected layers from the masked class capsules to pixels."""
+
+    def __init__(
+        self, classes: int, pose_dim: int, hidden: tuple[int, ...], image_channels: int, image_size: int
+    ):
+        super().__init__()
+        self.image_shape = (image_channels, image_size, image_size)
+        widths = [classes * pose_dim, *hidden]
+        self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.pixels = nn.Linear(widths[-1], image_channels * image_size * image_size)
+
+    def forward(self, poses: Tensor, mask: Tensor) -> Tensor:
+        """Draw what the capsules that the mask keeps stand for.
+
+        Args:
+            poses: class capsules, [B, J, D].
+            mask: 1 for the capsule to draw and 0 for the others, [B, J].
+
+        Returns:
+            Images, [B, C, H, W], 0 to 1.
+        """
+        masked = poses * mask.unsqueeze(-1)
+        x = masked.flatten(1)
+        for layer in self.hidden:
+            x = torch.relu(layer(x))
+        reconstruction = torch.sigmoid(self.pixels(x)).unflatten(1, self.image_shape)
+        return reconstruction

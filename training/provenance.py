@@ -1,0 +1,52 @@
+"""Where a run comes from: commit, command, hardware."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+def source_commit() -> str:
+    """Commit of this code, with `-dirty` when files differ from it; `unknown` outside a git checkout.
+
+    The environment variable CAPSNET_COMMIT, set where an image is built, stands in for git.
+    """
+    if commit := os.environ.get("CAPSNET_COMMIT"):
+        return commit
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def command_line() -> str:
+    """The command as typed, its program by name."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def hardware(device: torch.device) -> str:
+    """The GPU's name, or the processor's and the number of threads."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
