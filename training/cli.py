@@ -121,13 +121,15 @@ def _device(name: str) -> "torch.device":
 
 def _fit(options: argparse.Namespace) -> int:
     from training import checkpoint, provenance
-    from training.data.load import load_test, load_training
+    from training.data.images import Images, hold_out
+    from training.data.load import load_split
     from training.loop import Limits, Trainer
 
     config = _configuration(options)
     device = _device(options.device)
     root = data_root(options.data)
-    train, validation = load_training(config.data, root, config.seed)
+    images = Images.of(load_split(config.data.name, "train", root))
+    train, validation = hold_out(images, config.data.validation_images, config.seed)
     if not options.resume:
         checkpoint.write_config(options.out, config)
     session = checkpoint.Progress(
@@ -142,7 +144,7 @@ def _fit(options: argparse.Namespace) -> int:
         step = trainer.progress.step
         print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
-    _measure_test(options.out, load_test(config.data, root), device)
+    _measure_test(options.out, root, device)
     return 0
 
 
@@ -170,13 +172,16 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     return config
 
 
-def _measure_test(run: Path, test: Any, device: "torch.device") -> None:
+def _measure_test(run: Path, root: Path, device: "torch.device") -> None:
     """Evaluate the best checkpoint on the test images, print it and write result.json."""
     from training import checkpoint
+    from training.data.images import Images
+    from training.data.load import load_split
     from training.loop import evaluate
 
     best = checkpoint.best_checkpoint(run)
     config = checkpoint.read_config(run)
+    test = Images.of(load_split(config.data.name, "test", root))
     found = evaluate(checkpoint.load_model(run, best, device), test, config.loss)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",
@@ -192,11 +197,7 @@ def _measure_test(run: Path, test: Any, device: "torch.device") -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from training import checkpoint
-    from training.data.load import load_test
-
-    config = checkpoint.read_config(options.run)
-    _measure_test(options.run, load_test(config.data, data_root(options.data)), _device(options.device))
+    _measure_test(options.run, data_root(options.data), _device(options.device))
     return 0
 
 

@@ -26,7 +26,7 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.config import LossConfig, OptimiserConfig, RunConfig
 from training.data.augment import random_shift
-from training.data.load import Images
+from training.data.images import Images
 from training.losses import margin_loss, reconstruction_loss
 from training.models.capsnet import CapsNet, lengths
 

@@ -71,7 +71,7 @@ class Preprocessing(_Fact):
     Attributes:
         height: rows of the model's input.
         width: columns of the model's input.
-        channels: 1 for grey, 3 for RGB.
+        channels: 1 for grey, 3 for RGB, 2 for a stereo pair of grey views.
         polarity: `light-on-dark` inverts pictures whose border is lighter than their ink; `any` never does.
         placement: `digit` fits the ink box into 20/28 of the frame and centres it by mass, as MNIST was
             made; `fit` shows the whole picture, padded; `centre-crop` fills the frame.
@@ -79,7 +79,7 @@ class Preprocessing(_Fact):
 
     height: int = Field(ge=1)
     width: int = Field(ge=1)
-    channels: Literal[1, 3] = 1
+    channels: int = Field(default=1, ge=1, le=3)
     polarity: Literal["light-on-dark", "any"] = "any"
     placement: Literal["digit", "fit", "centre-crop"] = "fit"
 

@@ -17,7 +17,8 @@ Piece = tuple[tuple[float, float], ...]
 
 POINT_SPACING = 0.02  # of the unit square; 0.4 pixels in a digit of 20 pixels
 BOX = 20 / 28  # MNIST fits the ink's box into 20 of 28 pixels
-THICKNESS = (2.2, 3.6)  # stroke width in a frame of 28 pixels, about MNIST's range
+CENTRE = 14.5 / 28  # and puts its centre of mass on the middle of pixel 14
+THICKNESS = (2.0, 3.6)  # stroke width in a frame of 28 pixels, about MNIST's range
 
 # Every digit has several forms; a form is a list of strokes, a stroke a list of pieces.
 FORMS: dict[int, tuple[tuple[tuple[Piece, ...], ...], ...]] = {
@@ -180,7 +181,7 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     return Hand(
         forms=tuple(int(rng.integers(len(FORMS[digit]))) for digit in range(10)),
         slant=rng.uniform(-0.1, 0.35),
-        width=rng.uniform(0.55, 0.85),
+        width=rng.uniform(0.55, 0.95),
         wobble=rng.uniform(0.01, 0.03),
     )
 
@@ -258,7 +259,7 @@ def _ink(points: NDArray[np.float64], thickness: float, size: int) -> NDArray[np
     """Ink evenly spaced points with a round pen; thickness in pixels. uint8 [size, size]."""
     extent = (points.max(axis=0) - points.min(axis=0)).max()
     pixels = points * (BOX * size - thickness) / extent
-    pixels += size / 2 - pixels.mean(axis=0)  # evenly spaced: their mean is the ink's centre of mass
+    pixels += CENTRE * size - pixels.mean(axis=0)  # evenly spaced: their mean is the ink's centre of mass
     centres = np.arange(size) + 0.5
     across, down = (np.square(centres[:, None] - pixels[:, axis]) for axis in (0, 1))  # [size, P]
     distance = np.sqrt((down[:, None] + across[None]).min(axis=-1))

@@ -1,75 +1,52 @@
-"""The images of a run: training, validation and test, as tensors."""
+"""The images of a data set by its name, and what is known about the set. No torch here."""
 
-# N images, C channels, H and W height and width
+# N images, H and W height and width
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from training.config import DataConfig
 from training.data import mnist
 from training.data.drawn import draw_digits
+from training.data.mnist import Split
 
 DRAWN_IMAGES = {"train": 4500, "test": 1000}
 DRAWN_SEEDS = {"train": 1, "test": 2}
 
 
 @dataclass(frozen=True)
-class Images:
-    """Images uint8 [N, C, H, W], 0-255, and labels int64 [N]."""
+class DataFacts:
+    """What a data set's pictures are like; export hands it to whoever prepares new ones.
 
-    pixels: Tensor
-    labels: Tensor
+    Attributes:
+        class_names: one per label, in order.
+        polarity: `light-on-dark` when ink is light and paper dark.
+        placement: how an object sits in the frame, see `export.contract.preprocess`.
+    """
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device) -> "Images":
-        """The same images on the device."""
-        return Images(self.pixels.to(device), self.labels.to(device))
-
-    def __getitem__(self, index: Tensor | slice) -> "Images":
-        return Images(self.pixels[index], self.labels[index])
+    class_names: tuple[str, ...]
+    polarity: Literal["light-on-dark", "any"]
+    placement: Literal["digit", "fit", "centre-crop"]
 
 
-def load_training(config: DataConfig, root: Path, seed: int) -> tuple[Images, Images]:
-    """Training and validation images; the validation ones are held out by a seeded permutation.
+_DIGITS = DataFacts(tuple("0123456789"), "light-on-dark", "digit")
+FACTS = {"mnist": _DIGITS, "drawn": _DIGITS}
+
+
+def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
+    """Images uint8 [N, H, W] and labels int64 [N] of a data set.
+
+    Args:
+        name: a key of FACTS.
+        split: which images.
+        root: holds one folder per data set.
 
     Raises:
-        FileNotFoundError: a file of the data set is missing; names it and the command that gets it.
-        ValueError: the data set is not larger than the validation set that is asked for.
+        FileNotFoundError: a file is missing; names it, the folder and the command that downloads it.
     """
-    images = _load(config.name, "train", root)
-    held_out = config.validation_images
-    if held_out >= len(images):
-        raise ValueError(
-            f"{held_out} validation images asked for; {config.name} has {len(images)} to train on"
-        )
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    return images[order[held_out:]], images[order[:held_out]]
-
-
-def load_test(config: DataConfig, root: Path) -> Images:
-    """The test images of the data set.
-
-    Raises:
-        FileNotFoundError: a file of the data set is missing; names it and the command that gets it.
-    """
-    return _load(config.name, "test", root)
-
-
-def _load(name: str, split: str, root: Path) -> Images:
     if name == "drawn":
-        rng = np.random.default_rng(DRAWN_SEEDS[split])
         labels = np.arange(DRAWN_IMAGES[split]) % 10
-        return _to_images(draw_digits(labels, rng), labels)
-    data = mnist.read_split(root / name, "train" if split == "train" else "test")
-    return _to_images(data.images, data.labels)
-
-
-def _to_images(pixels: np.ndarray, labels: np.ndarray) -> Images:
-    """Grey images [N, H, W] and labels to tensors."""
-    return Images(torch.from_numpy(pixels).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
+        return Split(draw_digits(labels, np.random.default_rng(DRAWN_SEEDS[split])), labels.astype(np.int64))
+    return mnist.read_split(root / name, split)

@@ -82,11 +82,11 @@ class DownloadError(RuntimeError):
     """No mirror gave a file; the message lists every mirror and why."""
 
 
-class _Unusable(Exception):  # noqa: N818 - never leaves this file
+class _MirrorError(Exception):
     """A mirror did not give the file; what it gave so far may still be its beginning."""
 
 
-class _WrongContent(_Unusable):
+class _WrongContentError(_MirrorError):
     """What lies in the partial file is not the file, nor its beginning."""
 
 
@@ -126,7 +126,7 @@ def _is_there(folder: Path, file: RemoteFile) -> bool:
         if path.exists():
             try:
                 _check(path, file)
-            except _Unusable as error:
+            except _MirrorError as error:
                 _say(f"{path}: {error}; downloading it again")
                 return False
             _say(f"{path}: already there and right")
@@ -142,7 +142,7 @@ def _fetch(client: httpx.Client, file: RemoteFile, folder: Path, mirrors: Sequen
         url = f"{mirror.rstrip('/')}/{file.name}"
         try:
             _fetch_from(client, url, file, part)
-        except _Unusable as error:
+        except _MirrorError as error:
             failures.append(f"{url}: {error}")
             _say(failures[-1])
             continue
@@ -161,8 +161,8 @@ def _fetch_from(client: httpx.Client, url: str, file: RemoteFile, part: Path) ->
         _transfer(client, url, file, part, start)
         _check(part, file)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _Unusable(f"{type(error).__name__}: {error}") from None
-    except _WrongContent:
+        raise _MirrorError(f"{type(error).__name__}: {error}") from None
+    except _WrongContentError:
         part.unlink(missing_ok=True)
         if start == 0:
             raise
@@ -178,11 +178,10 @@ def _transfer(client: httpx.Client, url: str, file: RemoteFile, part: Path, star
         _refuse_other_answers(response, start)
         resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
         done = start if resumed else 0
-        total = (
-            done + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-        )
+        length = response.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
         if total is not None and total > file.max_bytes:
-            raise _Unusable(f"announces {total} bytes; the file has at most {file.max_bytes}")
+            raise _MirrorError(f"announces {total} bytes; the file's maximum is {file.max_bytes}")
         with (
             part.open("ab" if resumed else "wb") as out,
             tqdm(desc=file.name, initial=done, total=total, unit="B", unit_scale=True, disable=None) as bar,
@@ -191,23 +190,21 @@ def _transfer(client: httpx.Client, url: str, file: RemoteFile, part: Path, star
                 out.write(chunk)
                 bar.update(len(chunk))
                 if out.tell() > file.max_bytes:
-                    raise _WrongContent(
-                        f"sends more than the {file.max_bytes} bytes that the file has at most"
-                    )
+                    raise _WrongContentError(f"sends more than {file.max_bytes} bytes, the file's maximum")
 
 
 def _refuse_other_answers(response: httpx.Response, start: int) -> None:
     """Raise unless the answer is the file, or its rest from byte `start` on."""
     code = response.status_code
     if start and code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise _WrongContent(f"has nothing after byte {start}")
+        raise _WrongContentError(f"has nothing after byte {start}")
     if code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
-        raise _Unusable(f"HTTP {code} {response.reason_phrase}")
+        raise _MirrorError(f"HTTP {code} {response.reason_phrase}")
     if response.headers.get("Content-Type", "").startswith("text/html"):
-        raise _Unusable("answers with an HTML page instead of the file")
+        raise _MirrorError("answers with an HTML page instead of the file")
     content_range = response.headers.get("Content-Range", "")
     if code == httpx.codes.PARTIAL_CONTENT and not content_range.startswith(f"bytes {start}-"):
-        raise _WrongContent(f"asked for the bytes from {start} on, sends {content_range!r}")
+        raise _WrongContentError(f"asked for the bytes from {start} on, sends {content_range!r}")
 
 
 def _check(path: Path, file: RemoteFile) -> None:
@@ -217,11 +214,11 @@ def _check(path: Path, file: RemoteFile) -> None:
         with path.open("rb") if plain else gzip.open(path) as content:
             found = _md5(content, file.content_bytes)
     except EOFError:
-        raise _Unusable(f"cut short: the gzip stream ends after {path.stat().st_size} bytes") from None
+        raise _MirrorError(f"cut short: the gzip stream ends after {path.stat().st_size} bytes") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise _WrongContent(f"not a sound gzip file: {error}") from None
+        raise _WrongContentError(f"not a sound gzip file: {error}") from None
     if found != file.content_md5:
-        raise _WrongContent(f"wrong content: md5 {found}, expected {file.content_md5}")
+        raise _WrongContentError(f"wrong content: md5 {found}, expected {file.content_md5}")
 
 
 def _md5(content: BufferedReader | gzip.GzipFile, expected_bytes: int) -> str:
@@ -231,7 +228,7 @@ def _md5(content: BufferedReader | gzip.GzipFile, expected_bytes: int) -> str:
     while chunk := content.read(CHUNK_BYTES):
         length += len(chunk)
         if length > expected_bytes:
-            raise _WrongContent(f"wrong content: more than {expected_bytes} bytes when decompressed")
+            raise _WrongContentError(f"wrong content: more than {expected_bytes} bytes when decompressed")
         md5.update(chunk)
     return md5.hexdigest()
 

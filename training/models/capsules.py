@@ -18,51 +18,53 @@ def squash(s: Tensor, eps: float = 1e-7) -> Tensor:
     return s * (sq / (1 + sq) / (sq + eps).sqrt())  # eps: sqrt has no gradient at 0
 
 
-def route(
-    u_hat: Tensor,
-    iterations: int,
-    priors: Tensor | None = None,
-    bias: Tensor | None = None,
-    none_of_the_above: bool = False,
-) -> Tensor:
-    """Combine predictions by agreement (Procedure 1).
+class RoutingByAgreement(nn.Module):
+    """Combine predictions by agreement (Procedure 1); the loop is Python's, so export unrolls it."""
 
-    Args:
-        u_hat: what each lower capsule predicts for each upper one, [B, J, I, D].
-        iterations: routing iterations, at least 1; a Python loop, so export unrolls it.
-        priors: initial logits, [J, I]; None means 0, all upper capsules equally likely.
-        bias: added to the upper capsules before the squash, [J, D]; None means 0.
-        none_of_the_above: the softmax has one more logit, always 0, that no upper capsule receives.
+    def __init__(
+        self,
+        iterations: int,
+        none_of_the_above: bool = False,
+        priors: Tensor | None = None,
+        bias: Tensor | None = None,
+    ):
+        """Set the parameters of routing.
 
-    Returns:
-        Upper capsules v, [B, J, D], each of length below 1.
+        Args:
+            iterations: how often agreement is taken into account, at least 1.
+            none_of_the_above: the softmax has one more logit, always 0, that no upper capsule receives.
+            priors: initial logits, learned, [J, I]; None means 0, all upper capsules equally likely.
+            bias: added to the upper capsules before the squash, learned, [J, D]; None means 0.
 
-    Raises:
-        ValueError: iterations < 1.
-    """
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
-    b = torch.zeros_like(u_hat[..., 0])  # [B, J, I] logits, one set per example
-    if priors is not None:
-        b = b + priors
-    v = _weighted_squash(b, u_hat, bias, none_of_the_above)
-    for _ in range(iterations - 1):
-        a = (u_hat @ v.unsqueeze(-1)).squeeze(-1)  # [B, J, I] agreement
-        b = b + a
-        v = _weighted_squash(b, u_hat, bias, none_of_the_above)
-    return v
+        Raises:
+            ValueError: iterations < 1.
+        """
+        super().__init__()
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}")
+        self.iterations = iterations
+        self.none_of_the_above = none_of_the_above
+        self.priors = nn.Parameter(priors) if priors is not None else None
+        self.bias = nn.Parameter(bias) if bias is not None else None
 
+    def forward(self, u_hat: Tensor) -> Tensor:
+        """Predictions u_hat by each lower capsule, [B, J, I, D], to upper capsules v, [B, J, D]."""
+        b = u_hat.new_zeros(u_hat.shape[1:3]) if self.priors is None else self.priors  # [J, I] logits
+        for iteration in range(1, self.iterations + 1):
+            c = self.couple(b)
+            s = (c.unsqueeze(-2) @ u_hat).squeeze(-2)  # [B, J, D]
+            v = squash(s if self.bias is None else s + self.bias)
+            if iteration < self.iterations:  # after the last one nobody would read the logits
+                a = (u_hat @ v.unsqueeze(-1)).squeeze(-1)  # [B, J, I] agreement
+                b = b + a  # from here on each example has logits of its own
+        return v
 
-def _weighted_squash(b: Tensor, u_hat: Tensor, bias: Tensor | None, none_of_the_above: bool) -> Tensor:
-    """One iteration of Procedure 1: logits to coupling coefficients to upper capsules."""
-    if none_of_the_above:
-        b = nn.functional.pad(b, (0, 0, 0, 1))  # [B, J + 1, I]
-    c = b.softmax(dim=1)[:, : u_hat.shape[1]]  # coupling coefficients: over the upper capsules
-    s = (c.unsqueeze(-2) @ u_hat).squeeze(-2)  # [B, J, D]
-    if bias is not None:
-        s = s + bias
-    v = squash(s)
-    return v
+    def couple(self, b: Tensor) -> Tensor:
+        """Logits to coupling coefficients (Eq. 3), [..., J, I]; the softmax is over the upper capsules."""
+        if not self.none_of_the_above:
+            return b.softmax(dim=-2)
+        with_none = nn.functional.pad(b, (0, 0, 0, 1))  # [..., J + 1, I]
+        return with_none.softmax(dim=-2)[..., :-1, :]
 
 
 class PrimaryCapsules(nn.Module):
@@ -101,17 +103,22 @@ class ClassCapsules(nn.Module):
     ):
         super().__init__()
         self.upper, self.upper_dim = upper, upper_dim
-        self.iterations = iterations
-        self.none_of_the_above = none_of_the_above
         self.weight = nn.Parameter(torch.randn(lower, lower_dim, upper * upper_dim) * VOTE_WEIGHT_STD)
-        self.priors = nn.Parameter(torch.zeros(upper, lower)) if learned_priors else None
-        self.bias = nn.Parameter(torch.zeros(upper, upper_dim)) if bias else None
+        self.routing = RoutingByAgreement(
+            iterations,
+            none_of_the_above,
+            torch.zeros(upper, lower) if learned_priors else None,
+            torch.zeros(upper, upper_dim) if bias else None,
+        )
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]; float32 also under autocast."""
-        with torch.autocast(device_type=u.device.type, enabled=False):
-            u_hat = self.votes(u.float())
-            return route(u_hat, self.iterations, self.priors, self.bias, self.none_of_the_above)
+        if torch.is_autocast_enabled(u.device.type):  # half precision is too coarse for the logits
+            with torch.autocast(u.device.type, enabled=False):
+                return self.forward(u.float())
+        u_hat = self.votes(u)
+        v: Tensor = self.routing(u_hat)
+        return v
 
     def votes(self, u: Tensor) -> Tensor:
         """Predictions u_hat_j|i = W_ij u_i: [B, I, E] to [B, J, I, D]."""

@@ -1,0 +1,206 @@
+"""Publish a run as the next version of a bundle: graphs, samples, manifest, model card; all or nothing."""
+
+# N samples, J classes, D class pose, C channels, H and W height and width
+
+import hashlib
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+
+from export import parity
+from export.contract.manifest import (
+    MANIFEST_FILE,
+    File,
+    Graph,
+    Manifest,
+    Metric,
+    Parity,
+    Preprocessing,
+    Tensor,
+)
+from export.evaluate import TestError, evaluate_encoder
+from export.model_card import model_card
+from export.to_onnx import OPSET
+from training import checkpoint
+from training.config import RunConfig, to_dict
+from training.data.drawn import draw_digits
+from training.data.load import FACTS, load_split
+from training.models.capsnet import CapsNet
+
+Graphs = dict[Literal["encoder", "decoder"], onnx.ModelProto]
+
+SAMPLES = 8
+SAMPLES_SEED = 8
+PROBABILITY = (0.0, 1.0)
+PIXEL = (0.0, 1.0)
+POSE = (-1.0, 1.0)  # a capsule's length is below 1
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A bundle that has been published."""
+
+    path: Path
+    parity_error: float
+    test: TestError
+
+
+def publish(run: Path, out: Path, root: Path) -> Publication:
+    """Export a run's best checkpoint and publish it as the next version under `out`.
+
+    Args:
+        run: a run of capsnet-train.
+        out: the model's folder, `models/NAME`; its last part is the model's name.
+        root: holds one folder per data set.
+
+    Raises:
+        ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
+        ValueError: `out` is not a model name, or the run is not one.
+        FileNotFoundError: the run has no checkpoint, or the data set is missing.
+    """
+    config = checkpoint.read_config(run)
+    best = checkpoint.best_checkpoint(run)
+    model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
+    images = load_split(config.data.name, "train", root).images[: max(parity.BATCH_SIZES), :, :, None]
+    parity_error = parity.check_parity(model, images.astype(np.float32) / np.float32(255))
+
+    graphs: Graphs = {"encoder": parity.trace_encoder(model)}
+    if model.decoder is not None:
+        graphs["decoder"] = parity.trace_decoder(model)
+    test = evaluate_encoder(graphs["encoder"].SerializeToString(), config.data.name, root)
+
+    out.mkdir(parents=True, exist_ok=True)
+    aside = out / f".{os.getpid()}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        manifest = _write_bundle(aside, out.resolve().name, config, best, model, graphs, parity_error, test)
+        (aside / "MODEL_CARD.md").write_text(model_card(manifest))
+        (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+        _sync(aside)
+        return Publication(_rename_to_next_version(aside, out), parity_error, test)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_bundle(
+    folder: Path,
+    name: str,
+    config: RunConfig,
+    best: Path,
+    model: CapsNet,
+    graphs: Graphs,
+    parity_error: float,
+    test: TestError,
+) -> Manifest:
+    """Write graphs and samples; give the manifest that describes them."""
+    facts = FACTS[config.data.name]
+    progress = checkpoint.read_progress(best)
+    for role, graph in graphs.items():
+        (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
+    np.savez_compressed(folder / "samples.npz", allow_pickle=False, **_samples(graphs))
+    return Manifest(
+        model=name,
+        architecture="capsnet",
+        parameters=asdict(model.config),
+        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        class_names=facts.class_names,
+        pose_shape=(model.config.class_dim,),
+        graphs={role: _describe(folder, role, graph) for role, graph in graphs.items()},
+        samples=File(file="samples.npz", sha256=_hash(folder / "samples.npz")),
+        preprocessing=Preprocessing(
+            height=model.config.image_size,
+            width=model.config.image_size,
+            channels=model.config.image_channels,
+            polarity=facts.polarity,
+            placement=facts.placement,
+        ),
+        opset=OPSET,
+        parity=Parity(
+            max_abs_error=parity_error,
+            tolerance=parity.TOLERANCE,
+            batch_sizes=parity.BATCH_SIZES,
+            routing_iterations=parity.ROUTING_ITERATIONS,
+            images=f"{config.data.name} training set",
+        ),
+        metrics=(
+            Metric(
+                name="test_error",
+                value=test.percent,
+                unit="percent",
+                data=f"{config.data.name} test set, {test.images} images, {test.errors} wrong",
+                command=f"capsnet-export evaluate models/{name}",
+            ),
+        ),
+        training={"config": to_dict(config), **asdict(progress)},
+        source_commit=progress.source_commit,
+    )
+
+
+def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
+    ranges = {
+        "pixels": PIXEL,
+        "probabilities": PROBABILITY,
+        "poses": POSE,
+        "mask": (0.0, 1.0),
+        "reconstruction": PIXEL,
+    }
+
+    def tensor(value: onnx.ValueInfoProto) -> Tensor:
+        shape = tuple(None if d.dim_param else d.dim_value for d in value.type.tensor_type.shape.dim)
+        return Tensor(name=value.name, shape=shape, range=ranges[value.name])
+
+    file = f"{role}.onnx"
+    return Graph(
+        file=file,
+        sha256=_hash(folder / file),
+        inputs=tuple(map(tensor, graph.graph.input)),
+        outputs=tuple(map(tensor, graph.graph.output)),
+    )
+
+
+def _samples(graphs: Graphs) -> dict[str, NDArray[np.float32]]:
+    """Digits that the repository draws, and what the graphs make of them on the CPU."""
+    size = int(graphs["encoder"].graph.input[0].type.tensor_type.shape.dim[1].dim_value)
+    channels = int(graphs["encoder"].graph.input[0].type.tensor_type.shape.dim[3].dim_value)
+    drawn = draw_digits(np.arange(SAMPLES), np.random.default_rng(SAMPLES_SEED), size)
+    pixels = drawn[..., None].repeat(channels, axis=3).astype(np.float32) / np.float32(255)
+    probabilities, poses = parity.run_onnx(graphs["encoder"], pixels=pixels)
+    mask = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
+    samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses, "mask": mask}
+    if "decoder" in graphs:
+        [samples["reconstruction"]] = parity.run_onnx(graphs["decoder"], poses=poses, mask=mask)
+    return samples
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Make the files durable before their folder gets its name."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _rename_to_next_version(aside: Path, out: Path) -> Path:
+    """Give the finished folder its number; the next one if another publisher was faster."""
+    version = 1 + max((int(p.name) for p in out.iterdir() if p.name.isdecimal()), default=0)
+    while True:
+        try:
+            return aside.rename(out / str(version))
+        except OSError:  # a version's folder is never empty, so rename cannot replace one
+            if not (out / str(version)).exists():
+                raise
+            version += 1

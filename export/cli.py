@@ -1,0 +1,91 @@
+"""capsnet-export: bundle, evaluate."""
+
+import argparse
+import sys
+from pathlib import Path
+
+EXAMPLES = """examples:
+  capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
+  capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors of the user's end with one line and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run_command(options)
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "safetensors", "onnx", "onnxscript", "onnx_ir", "onnxruntime"}:
+            raise
+        _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    print(f"capsnet-export: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="capsnet-export",
+        description="Turn a training run into a bundle of static ONNX graphs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    bundle = commands.add_parser("bundle", help="export a run and publish it as the next version of a model")
+    bundle.add_argument("run", type=Path, metavar="RUN", help="folder of a run of capsnet-train")
+    bundle.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the model's folder, models/NAME"
+    )
+    _add_data(bundle)
+    bundle.set_defaults(run_command=_bundle)
+
+    evaluate = commands.add_parser("evaluate", help="measure a bundle on the test images of its data set")
+    evaluate.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
+    )
+    _add_data(evaluate)
+    evaluate.set_defaults(run_command=_evaluate)
+    return parser
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="one folder per data set (default: $CAPSNET_DATA, else data)"
+    )
+
+
+def _bundle(options: argparse.Namespace) -> None:
+    from export.bundle import publish
+    from training.data.sources import data_root
+
+    published = publish(options.run, options.out, data_root(options.data))
+    print(f"parity: PyTorch and ONNX Runtime agree to {published.parity_error:.1e}")
+    print(f"test error {published.test.percent:.2f} % ({published.test.errors} of {published.test.images})")
+    print(f"published {published.path}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from export.evaluate import evaluate_bundle
+    from training.data.sources import data_root
+
+    bundle = _newest_version(options.bundle)
+    found = evaluate_bundle(bundle, data_root(options.data))
+    print(f"{bundle}: test error {found.percent:.2f} % ({found.errors} of {found.images})")
+
+
+def _newest_version(path: Path) -> Path:
+    """The bundle itself, or the newest version in a model's folder."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder")
+    versions = [int(child.name) for child in path.iterdir() if child.name.isdecimal()]
+    return path / str(max(versions)) if versions else path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The model card: the manifest's facts in prose, for people."""
+
+from export.contract.manifest import Manifest
+
+
+def model_card(manifest: Manifest) -> str:
+    """Markdown that says what the model is, how it was trained, how well it does and what it cannot do."""
+    return "\n".join([*_summary(manifest), *_training(manifest), *_use(manifest), *LIMITS])
+
+
+def _summary(manifest: Manifest) -> list[str]:
+    model, error = manifest.parameters, manifest.metrics[0]
+    return [
+        f"# {manifest.model}",
+        "",
+        f"A CapsNet with {manifest.parameter_count:,} parameters, Sec. 4 of *Dynamic Routing Between*",
+        f"*Capsules* (Sabour, Frosst, Hinton 2017): Conv1 with {model['conv_channels']} channels, "
+        f"{model['primary_types']} types of {model['primary_dim']}-D primary",
+        f"capsules, {model['classes']} class capsules of {model['class_dim']} dimensions, "
+        f"{model['routing_iterations']} routing iterations.",
+        "",
+        f"**Test error {error.value:.2f} %** ({error.data}). To measure it again: `{error.command}`",
+        "",
+    ]
+
+
+def _training(manifest: Manifest) -> list[str]:
+    training, config = manifest.training, manifest.training["config"]
+    optimiser, data = config["optimiser"], config["data"]
+    rate = f"{optimiser['learning_rate']} x {optimiser['decay_rate']}^(step / {optimiser['decay_steps']})"
+    rows = {
+        "data": f"{data['name']} training set, {data['validation_images']} images of it held out",
+        "augmentation": f"shifts of up to {data['max_shift_pixels']} pixels",
+        "loss": f"margin loss + {config['loss']['reconstruction_weight']} x summed squared pixel error",
+        "optimiser": f"Adam, rate {rate}, batch {optimiser['batch_size']}",
+        "trained": f"{training['step']} steps, {training['epochs']:g} of {optimiser['epochs']} epochs, "
+        f"{training['train_seconds'] / 3600:.2f} hours",
+        "validation error": f"{_percent(training['best_error_percent'])}, the lowest of the run",
+        "seed": config["seed"],
+        "hardware": training["hardware"],
+        "command": f"`{training['command']}`",
+        "source commit": manifest.source_commit,
+    }
+    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f} %"
+
+
+def _use(manifest: Manifest) -> list[str]:
+    size = manifest.preprocessing
+    return [
+        "## Use",
+        "",
+        f"Input: images float32 [N, {size.height}, {size.width}, {size.channels}], 0 to 1, "
+        f"{size.polarity.replace('-', ' ')}.",
+        f"Classes: {', '.join(manifest.class_names)}. A probability is the length of a class capsule:",
+        "each class stands on its own, so they need not sum to 1.",
+        f"PyTorch and ONNX Runtime agreed to {manifest.parity.max_abs_error:.1e} on images of the "
+        f"{manifest.parity.images}.",
+        "",
+    ]
+
+
+LIMITS = [
+    "## Limits",
+    "",
+    "Trained on one data set of centred objects on a plain background. It has no class for anything else:",
+    "what is none of its classes gets low probabilities at best. Rotations and distortions beyond those of",
+    "the training images lower the accuracy.",
+    "",
+]

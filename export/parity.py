@@ -1,0 +1,103 @@
+"""The parity gate: PyTorch and ONNX Runtime must agree on real images before a bundle is published."""
+
+# N images, J classes, C channels, H and W height and width
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from numpy.typing import NDArray
+
+from export.graph import DecoderGraph, EncoderGraph
+from export.to_onnx import TRACED_BATCH, to_onnx
+from training.models.capsnet import CapsNet
+
+TOLERANCE = 1e-5  # largest absolute difference allowed in any probability, pose element or pixel
+BATCH_SIZES = (1, 3, 32)  # none is the one that is traced
+ROUTING_ITERATIONS = (1, 2, 3, 5)
+
+
+class ParityError(ValueError):
+    """The graph's outputs differ from the model's by more than the tolerance."""
+
+
+def check_parity(model: CapsNet, images: NDArray[np.float32]) -> float:
+    """Compare model and graphs at several batch sizes and numbers of routing iterations.
+
+    Args:
+        model: the trained model, on the CPU.
+        images: real ones, float32 [N, H, W, C], 0 to 1, at least as many as the largest batch.
+
+    Returns:
+        The largest absolute difference seen, at most TOLERANCE.
+
+    Raises:
+        ParityError: an output differs by more; says which one, at which batch size and iterations.
+        ValueError: too few images.
+    """
+    if len(images) < max(BATCH_SIZES):
+        raise ValueError(f"parity needs {max(BATCH_SIZES)} images, got {len(images)}")
+    worst = 0.0
+    for iterations in ROUTING_ITERATIONS:
+        for output, size, error in _differences(with_iterations(model, iterations), images):
+            if not error <= TOLERANCE:
+                raise ParityError(
+                    f"{output} differs by {error:.2g} between PyTorch and ONNX Runtime at batch size {size} "
+                    f"with {iterations} routing iterations; at most {TOLERANCE:g} is allowed"
+                )
+            worst = max(worst, error)
+    return worst
+
+
+def with_iterations(model: CapsNet, iterations: int) -> CapsNet:
+    """The same weights with another number of routing iterations."""
+    other = CapsNet(replace(model.config, routing_iterations=iterations))
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def trace_encoder(model: CapsNet) -> onnx.ModelProto:
+    """The encoder as an ONNX graph."""
+    size, channels = model.config.image_size, model.config.image_channels
+    return to_onnx(EncoderGraph(model), (torch.rand(TRACED_BATCH, size, size, channels),))
+
+
+def trace_decoder(model: CapsNet) -> onnx.ModelProto:
+    """The decoder as an ONNX graph; the model must have one."""
+    assert model.decoder is not None
+    classes = model.config.classes
+    example = (torch.rand(TRACED_BATCH, classes, model.config.class_dim), torch.rand(TRACED_BATCH, classes))
+    return to_onnx(DecoderGraph(model.decoder), example)
+
+
+def run_onnx(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Outputs of a graph on ONNX Runtime's CPU provider, in order."""
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs: list[NDArray[np.float32]] = session.run(None, feeds)
+    return outputs
+
+
+@torch.no_grad()
+def _differences(model: CapsNet, images: NDArray[np.float32]) -> Iterator[tuple[str, int, float]]:
+    """Name of an output, batch size, largest absolute difference."""
+    encoder_onnx = trace_encoder(model)
+    decoder_onnx = trace_decoder(model) if model.decoder else None
+    for size in BATCH_SIZES:
+        pixels = images[:size]
+        probabilities, poses = EncoderGraph(model)(torch.from_numpy(pixels))
+        found = run_onnx(encoder_onnx, pixels=pixels)
+        yield "probabilities", size, _largest(found[0], probabilities)
+        yield "poses", size, _largest(found[1], poses)
+        if model.decoder and decoder_onnx:
+            mask = torch.nn.functional.one_hot(probabilities.argmax(dim=1), model.config.classes).float()
+            drawn = DecoderGraph(model.decoder)(poses, mask)
+            [reconstruction] = run_onnx(decoder_onnx, poses=poses.numpy(), mask=mask.numpy())
+            yield "reconstruction", size, _largest(reconstruction, drawn)
+
+
+def _largest(found: NDArray[np.float32], expected: torch.Tensor) -> float:
+    """Largest absolute difference; NaN stays NaN, so that it fails the gate."""
+    return float(np.abs(found - expected.numpy()).max())

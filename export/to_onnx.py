@@ -1,0 +1,155 @@
+"""The export: a wrapped model to one static ONNX graph whose values carry the paper's names.
+
+torch.onnx unrolls the routing loop, because the loop is Python's. What it names `matmul_3` is renamed here
+after the module it belongs to and the variable that the model's code assigns it to, which is the paper's
+letter: `class_caps/routing/c_2` are the coupling coefficients of the second iteration.
+"""
+
+import itertools
+import logging
+import re
+import warnings
+from collections import Counter
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from export.graph import DecoderGraph, EncoderGraph
+
+OPSET = 20  # of the default domain; ONNX Runtime 1.17 and TensorRT 10 read it
+BATCH_AXIS = "batch"
+TRACED_BATCH = 2  # 1 would be taken for a constant
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_STACK = "pkg.torch.onnx.stack_trace"
+_ASSIGNMENT = re.compile(r"\s*(\w+)(?:\s*:[^=]+)?\s*=[^=]")
+
+
+def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> onnx.ModelProto:
+    """Trace a wrapper with example inputs and give its graph.
+
+    Args:
+        graph: the wrapper; its `input_names` and `output_names` become those of the graph.
+        example: one tensor per input, batch first, of TRACED_BATCH examples.
+
+    Returns:
+        A checked model with inferred shapes; only the batch axis is free.
+    """
+    free_batch = {0: torch.export.Dim(BATCH_AXIS)}
+    _quieten_torch()
+    with warnings.catch_warnings():
+        # Of torch 2.13 about itself: a deprecated call of its own, and axes that share the name `batch`.
+        warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
+        warnings.filterwarnings("ignore", "# The axis name: batch will not be used", UserWarning)
+        program = torch.onnx.export(
+            graph.eval(),
+            example,
+            dynamo=True,
+            verbose=False,
+            input_names=graph.input_names,
+            output_names=graph.output_names,
+            dynamic_shapes=(free_batch,) * len(example),
+            opset_version=OPSET,
+        )
+    assert program is not None  # torch gives None only when it writes a file
+    name_values(program.model)
+    _strip_metadata(program.model)
+    proto = ir.to_proto(program.model)
+    proto.producer_name, proto.producer_version = "capsnet-export", ""
+    proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def name_values(model: ir.Model) -> None:
+    """Rename every value that is not an input, output or weight: `<module>/<variable>[_<iteration>]`.
+
+    The last node of a statement gives the variable its value; those before it add their operator to the
+    name. A constant is named after the value that it goes into.
+    """
+    ends = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    statements = [list(group) for _, group in itertools.groupby(model.graph, key=_place)]
+    occurrences = Counter(_variable(nodes[0]) for nodes in statements)
+    turns: Counter[str] = Counter()  # of the loop in a module: how often its busiest variable is assigned
+    for nodes in statements:
+        turns[_module(nodes[0])] = max(turns[_module(nodes[0])], occurrences[_variable(nodes[0])])
+    seen: Counter[str] = Counter()
+    for nodes in statements:
+        variable = _variable(nodes[0])
+        seen[variable] += 1
+        # What is constant in a first iteration is folded away: count so that the last turns agree.
+        turn = turns[_module(nodes[0])] - occurrences[variable] + seen[variable]
+        name = f"{variable}_{turn}" if occurrences[variable] > 1 else variable
+        for position, node in enumerate(nodes):
+            last = position == len(nodes) - 1
+            node.name = name if last else f"{name}/{node.op_type.lower()}_{position}"
+            if id(node.outputs[0]) not in ends:
+                node.outputs[0].name = node.name
+    _name_initializers(model.graph)
+
+
+def _place(node: ir.Node) -> tuple[str, str]:
+    """Module and source line that a node comes from; a loop's next turn comes after other lines."""
+    return _module(node), node.metadata_props.get(_STACK, node.op_type).rstrip().splitlines()[-1]
+
+
+def _module(node: ir.Node) -> str:
+    """Innermost module of ours, as a path: `class_caps/routing`."""
+    scopes = [scope for scope in _literal_list(node.metadata_props.get(_SCOPES, "[]"))[:-1] if scope]
+    dotted = scopes[-1] if scopes else ""
+    return dotted.removeprefix("model").removeprefix(".").replace(".", "/")
+
+
+def _variable(node: ir.Node) -> str:
+    """Module and the variable that the node's statement assigns; the module alone when it assigns none."""
+    module, line = _place(node)
+    assigned = _ASSIGNMENT.match(line)
+    parts = [module, assigned[1] if assigned else ""]
+    return "/".join(part for part in parts if part) or node.op_type.lower()
+
+
+def _literal_list(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _name_initializers(graph: ir.Graph) -> None:
+    """Weights by their place in the model, constants by the first value they go into."""
+    weights = {id(value) for value in graph.initializers.values() if "." in (value.name or "")}
+    named: set[int] = set()
+    for node in graph:
+        for value in node.inputs:
+            if value is None or not value.is_initializer() or id(value) in named:
+                continue
+            named.add(id(value))
+            assert value.name is not None  # an initializer is found by its name
+            weight = value.name.removeprefix("model.").removeprefix("decoder.")
+            value.name = weight if id(value) in weights else f"{node.name}/{_role(node, value)}"
+
+
+def _role(node: ir.Node, value: ir.Value) -> str:
+    """What a constant is to the node that takes it first."""
+    if node.op_type == "Reshape":
+        return "shape"
+    if node.op_type in {"ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"}:
+        return "axes"
+    return f"constant_{list(node.inputs).index(value)}"
+
+
+def _strip_metadata(model: ir.Model) -> None:
+    """Remove what the tracer noted: source lines and paths of the machine that exported."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+        values.extend(node.outputs)
+    for value in values:
+        value.metadata_props.clear()
+
+
+def _quieten_torch() -> None:
+    """Without torchvision the exporter warns that it cannot export torchvision's operators."""
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

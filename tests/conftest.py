@@ -1,0 +1,42 @@
+"""Fixtures that several test files share: the real MNIST, a trained tiny run and its bundle."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from training.data.sources import SOURCES
+
+
+@pytest.fixture(scope="session")
+def mnist_root() -> Path:
+    """The data root, when it holds the real MNIST; else the test is skipped."""
+    root = os.environ.get("CAPSNET_DATA")
+    if not root:
+        pytest.skip("CAPSNET_DATA is not set: no real MNIST here")
+    missing = [
+        file.name for file in SOURCES["mnist"].files if not (Path(root) / "mnist" / file.name).is_file()
+    ]
+    if missing:
+        pytest.skip(f"{root}/mnist lacks {', '.join(missing)}")
+    return Path(root)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the `drawn` preset: a narrow CapsNet on digits that the repository draws."""
+    from training.cli import main
+
+    run = tmp_path_factory.mktemp("runs") / "drawn"
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--preset", "drawn", "--epochs", "2", "--out", str(run), "--device", "cpu"])
+    assert ended.value.code == 0
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained_bundle(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That run exported and published: models/capsnet-drawn/1."""
+    from export.bundle import publish
+
+    return publish(tiny_run, tmp_path_factory.mktemp("models") / "capsnet-drawn", Path("data")).path

@@ -1,0 +1,62 @@
+import dataclasses
+
+import pytest
+
+from training.config import (
+    CapsNetConfig,
+    OptimiserConfig,
+    RunConfig,
+    from_dict,
+    load_preset,
+    presets,
+    to_dict,
+)
+from training.loop import learning_rate
+
+
+def test_the_mnist_preset_is_the_papers():
+    config = load_preset("mnist")
+    assert config.model == CapsNetConfig()
+    assert (config.model.conv_channels, config.model.primary_types, config.model.primary_dim) == (256, 32, 8)
+    assert config.loss.reconstruction_weight == 0.0005
+    assert config.data.max_shift_pixels == 2
+    assert config.data.validation_images == 5000
+    assert config.optimiser.batch_size == 128
+
+
+def test_the_short_preset_changes_only_the_schedule():
+    paper, short = load_preset("mnist"), load_preset("mnist-short")
+    assert dataclasses.replace(short, preset="mnist", optimiser=paper.optimiser) == paper
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_survives_json(name):
+    config = load_preset(name)
+    assert from_dict(to_dict(config)) == config
+
+
+def test_an_unknown_preset_is_an_error_that_lists_the_names():
+    with pytest.raises(ValueError, match="no preset 'nmist'; there are drawn, mnist"):
+        load_preset("nmist")
+
+
+def test_an_unknown_key_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"model\.conv_chanels"):
+        from_dict({"model": {"conv_chanels": 3}})
+
+
+def test_a_value_out_of_range_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"model\.routing_iterations: .*greater than or equal to 1"):
+        from_dict({"model": {"routing_iterations": 0}})
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_the_rate_decays_exponentially_to_its_floor():
+    config = OptimiserConfig(learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6)
+    assert learning_rate(config, 0) == 0.001
+    assert learning_rate(config, 4000) == pytest.approx(0.001 * 0.96**2)
+    assert learning_rate(config, 10_000_000) == 1e-6

@@ -1,0 +1,192 @@
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from training import checkpoint
+from training.checkpoint import Progress
+from training.config import CapsNetConfig, DataConfig, OptimiserConfig, RunConfig
+from training.data.images import Images, hold_out
+from training.loop import Limits, Trainer, TrainingDivergedError, evaluate
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+CONFIG = RunConfig(
+    model=CapsNetConfig(conv_channels=2, primary_types=1, classes=3, class_dim=2, decoder_hidden=(4,)),
+    data=DataConfig(name="drawn", validation_images=8),
+    optimiser=OptimiserConfig(batch_size=4, epochs=2, decay_steps=10),
+)
+
+
+def images(count=28, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (count, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    return Images(pixels, torch.arange(count) % 3)
+
+
+def fit(run, config=CONFIG, limits=None):
+    if not (run / "config.json").exists():
+        checkpoint.write_config(run, config)
+    trainer = Trainer(run, config, CPU, Progress())
+    train, validation = hold_out(images(), config.data.validation_images, config.seed)
+    return trainer, trainer.fit(train, validation, limits or Limits())
+
+
+def weights(run):
+    return load_file(checkpoint.newest_checkpoint(run) / "model.safetensors")
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def log(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_validation_images_are_never_trained_on():
+    train, validation = hold_out(images(), 8, seed=3)
+    assert (len(train), len(validation)) == (20, 8)
+    seen = {pixels.numpy().tobytes() for pixels in torch.cat([train.pixels, validation.pixels])}
+    assert seen == {pixels.numpy().tobytes() for pixels in images().pixels}
+
+
+def test_holding_out_everything_is_an_error():
+    with pytest.raises(ValueError, match="28 validation images asked for; the training set has 28"):
+        hold_out(images(), 28, seed=0)
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    fit(tmp_path / "a")
+    fit(tmp_path / "b")
+    fit(tmp_path / "c", replace(CONFIG, seed=1))
+    assert_same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not torch.equal(weights(tmp_path / "a")["conv1.weight"], weights(tmp_path / "c")["conv1.weight"])
+
+
+def test_training_lowers_the_loss(tmp_path):
+    config = replace(
+        CONFIG, optimiser=replace(CONFIG.optimiser, epochs=30, learning_rate=0.01, decay_steps=1000)
+    )
+    fit(tmp_path, config)
+    losses = [row["margin_loss"] for row in log(tmp_path) if row["kind"] == "train"]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_stopping_by_time_leaves_a_checkpoint_and_resuming_finishes_to_the_bit(tmp_path):
+    _, finished = fit(tmp_path / "whole")
+    assert finished
+    trainer, finished = fit(tmp_path / "parts", limits=Limits(max_minutes=1e-9))
+    assert not finished
+    assert trainer.progress.step == 1
+    _, finished = fit(tmp_path / "parts")
+    assert finished
+    assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.test_loop import CONFIG, fit
+from training.loop import Limits
+from dataclasses import replace
+config = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=40))
+fit(Path(sys.argv[1]), config, Limits(checkpoint_minutes=1e-9))
+"""
+
+
+def test_a_run_killed_at_a_random_step_resumes_to_the_bit(tmp_path):
+    config = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=40))
+    fit(tmp_path / "whole", config)
+    killed_at = random.SystemRandom().randint(3, 60)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed")],
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    wait_for_step(tmp_path / "killed", killed_at, process)
+    process.kill()
+    process.wait()
+    stopped_at = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "killed")).step
+    assert stopped_at < 40 * 5, "the run ended before it was killed"
+    _, finished = fit(tmp_path / "killed", config)
+    assert finished
+    assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+    steps = [row["step"] for row in log(tmp_path / "killed") if row["kind"] == "validation"]
+    assert steps == list(range(5, 201, 5)), "each epoch is logged once"
+
+
+def wait_for_step(run, step, process):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        found = checkpoint.newest_checkpoint(run)
+        if found and int(found.name.removeprefix("step-")) >= step:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"the run did not reach step {step}")
+
+
+def test_sigint_ends_cleanly_with_a_checkpoint(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "run")],
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
+    assert 2 <= progress.step < 200
+    assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
+
+
+def test_a_loss_that_is_not_finite_names_its_step_and_the_last_good_checkpoint(tmp_path):
+    fit(tmp_path, limits=Limits(max_minutes=1e-9))
+    trainer = Trainer(tmp_path, CONFIG, CPU, Progress())
+    with torch.no_grad():
+        trainer.model.conv1.bias[0] = float("nan")
+    with pytest.raises(
+        TrainingDivergedError, match=r"at step 2; the last good checkpoint is .*step-00000001"
+    ):
+        trainer.fit(images(), images(4), Limits())
+    assert checkpoint.newest_checkpoint(tmp_path).name == "step-00000001"
+
+
+def test_the_log_tells_steps_rates_and_validation(tmp_path):
+    fit(tmp_path)
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows if row["kind"] == "validation"] == [5, 10]
+    first = rows[0]
+    assert first["loss"] == pytest.approx(first["margin_loss"] + 0.0005 * first["reconstruction_loss"])
+    assert first["learning_rate"] == pytest.approx(0.001 * 0.96 ** (4 / 10))
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_evaluation_counts_the_longest_capsule(tmp_path):
+    trainer, _ = fit(tmp_path)
+    found = evaluate(trainer.model, images(), CONFIG.loss)
+    with torch.no_grad():
+        v = trainer.model(images().pixels.float() / 255)
+    wrong = int((v.norm(dim=-1).argmax(dim=1) != images().labels).sum())
+    assert (found.images, found.errors) == (28, wrong)
+    assert found.error_percent == pytest.approx(100 * wrong / 28)
+
+
+def test_evaluation_does_not_depend_on_its_batches(tmp_path, monkeypatch):
+    trainer, _ = fit(tmp_path)
+    whole = evaluate(trainer.model, images(), CONFIG.loss)
+    monkeypatch.setattr("training.loop.EVALUATION_BATCH", 5)
+    parts = evaluate(trainer.model, images(), CONFIG.loss)
+    assert parts.errors == whole.errors
+    np.testing.assert_allclose(parts.reconstruction_loss, whole.reconstruction_loss, rtol=1e-5)
