@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -24,17 +23,16 @@ from export.contract.manifest import (
     Parity,
     Preprocessing,
     Tensor,
+    model_name,
 )
 from export.evaluate import TestError, evaluate_encoder
 from export.model_card import model_card
-from export.to_onnx import OPSET
+from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
 from training.config import RunConfig, to_dict
 from training.data.drawn import draw_digits
 from training.data.load import FACTS, load_split
 from training.models.capsnet import CapsNet
-
-Graphs = dict[Literal["encoder", "decoder"], onnx.ModelProto]
 
 SAMPLES = 8
 SAMPLES_SEED = 8
@@ -65,23 +63,21 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         ValueError: `out` is not a model name, or the run is not one.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
     """
+    name = model_name(out.resolve().name)
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
     model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
     images = load_split(config.data.name, "train", root).images[: max(parity.BATCH_SIZES), :, :, None]
-    parity_error = parity.check_parity(model, images.astype(np.float32) / np.float32(255))
-
-    graphs: Graphs = {"encoder": parity.trace_encoder(model)}
-    if model.decoder is not None:
-        graphs["decoder"] = parity.trace_decoder(model)
-    test = evaluate_encoder(graphs["encoder"].SerializeToString(), config.data.name, root)
+    graphs = trace(model)
+    parity_error = parity.check_parity(model, graphs, images.astype(np.float32) / np.float32(255))
+    test = evaluate_encoder(graphs.encoder.SerializeToString(), config.data.name, root)
 
     out.mkdir(parents=True, exist_ok=True)
     aside = out / f".{os.getpid()}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        manifest = _write_bundle(aside, out.resolve().name, config, best, model, graphs, parity_error, test)
+        manifest = _write_bundle(aside, name, config, best, model, graphs, parity_error, test)
         (aside / "MODEL_CARD.md").write_text(model_card(manifest))
         (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         _sync(aside)
@@ -103,7 +99,7 @@ def _write_bundle(
     """Write graphs and samples; give the manifest that describes them."""
     facts = FACTS[config.data.name]
     progress = checkpoint.read_progress(best)
-    for role, graph in graphs.items():
+    for role, graph in graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
     np.savez_compressed(folder / "samples.npz", allow_pickle=False, **_samples(graphs))
     return Manifest(
@@ -113,7 +109,7 @@ def _write_bundle(
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
         class_names=facts.class_names,
         pose_shape=(model.config.class_dim,),
-        graphs={role: _describe(folder, role, graph) for role, graph in graphs.items()},
+        graphs={role: _describe(folder, role, graph) for role, graph in graphs.by_role().items()},
         samples=File(file="samples.npz", sha256=_hash(folder / "samples.npz")),
         preprocessing=Preprocessing(
             height=model.config.image_size,
@@ -168,15 +164,14 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
 
 def _samples(graphs: Graphs) -> dict[str, NDArray[np.float32]]:
     """Digits that the repository draws, and what the graphs make of them on the CPU."""
-    size = int(graphs["encoder"].graph.input[0].type.tensor_type.shape.dim[1].dim_value)
-    channels = int(graphs["encoder"].graph.input[0].type.tensor_type.shape.dim[3].dim_value)
+    _, size, _, channels = (d.dim_value for d in graphs.encoder.graph.input[0].type.tensor_type.shape.dim)
     drawn = draw_digits(np.arange(SAMPLES), np.random.default_rng(SAMPLES_SEED), size)
     pixels = drawn[..., None].repeat(channels, axis=3).astype(np.float32) / np.float32(255)
-    probabilities, poses = parity.run_onnx(graphs["encoder"], pixels=pixels)
+    probabilities, poses = parity.run_onnx(graphs.encoder, pixels=pixels)
     mask = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
     samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses, "mask": mask}
-    if "decoder" in graphs:
-        [samples["reconstruction"]] = parity.run_onnx(graphs["decoder"], poses=poses, mask=mask)
+    if graphs.decoder is not None:
+        [samples["reconstruction"]] = parity.run_onnx(graphs.decoder, poses=poses, mask=mask)
     return samples
 
 

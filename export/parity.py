@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from export.graph import DecoderGraph, EncoderGraph
-from export.to_onnx import TRACED_BATCH, to_onnx
+from export.to_onnx import Graphs, trace_encoder
 from training.models.capsnet import CapsNet
 
 TOLERANCE = 1e-5  # largest absolute difference allowed in any probability, pose element or pixel
@@ -24,11 +24,12 @@ class ParityError(ValueError):
     """The graph's outputs differ from the model's by more than the tolerance."""
 
 
-def check_parity(model: CapsNet, images: NDArray[np.float32]) -> float:
+def check_parity(model: CapsNet, graphs: Graphs, images: NDArray[np.float32]) -> float:
     """Compare model and graphs at several batch sizes and numbers of routing iterations.
 
     Args:
         model: the trained model, on the CPU.
+        graphs: what was traced from it; for the other numbers of iterations the encoder is traced anew.
         images: real ones, float32 [N, H, W, C], 0 to 1, at least as many as the largest batch.
 
     Returns:
@@ -41,8 +42,13 @@ def check_parity(model: CapsNet, images: NDArray[np.float32]) -> float:
     if len(images) < max(BATCH_SIZES):
         raise ValueError(f"parity needs {max(BATCH_SIZES)} images, got {len(images)}")
     worst = 0.0
-    for iterations in ROUTING_ITERATIONS:
-        for output, size, error in _differences(with_iterations(model, iterations), images):
+    for iterations in sorted({*ROUTING_ITERATIONS, model.config.routing_iterations}):
+        if iterations == model.config.routing_iterations:
+            compared, traced = model, graphs
+        else:
+            compared = with_iterations(model, iterations)
+            traced = Graphs(trace_encoder(compared), graphs.decoder)
+        for output, size, error in _differences(compared, traced, images):
             if not error <= TOLERANCE:
                 raise ParityError(
                     f"{output} differs by {error:.2g} between PyTorch and ONNX Runtime at batch size {size} "
@@ -59,20 +65,6 @@ def with_iterations(model: CapsNet, iterations: int) -> CapsNet:
     return other.eval()
 
 
-def trace_encoder(model: CapsNet) -> onnx.ModelProto:
-    """The encoder as an ONNX graph."""
-    size, channels = model.config.image_size, model.config.image_channels
-    return to_onnx(EncoderGraph(model), (torch.rand(TRACED_BATCH, size, size, channels),))
-
-
-def trace_decoder(model: CapsNet) -> onnx.ModelProto:
-    """The decoder as an ONNX graph; the model must have one."""
-    assert model.decoder is not None
-    classes = model.config.classes
-    example = (torch.rand(TRACED_BATCH, classes, model.config.class_dim), torch.rand(TRACED_BATCH, classes))
-    return to_onnx(DecoderGraph(model.decoder), example)
-
-
 def run_onnx(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     """Outputs of a graph on ONNX Runtime's CPU provider, in order."""
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -81,20 +73,20 @@ def run_onnx(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> list[NDArr
 
 
 @torch.no_grad()
-def _differences(model: CapsNet, images: NDArray[np.float32]) -> Iterator[tuple[str, int, float]]:
+def _differences(
+    model: CapsNet, graphs: Graphs, images: NDArray[np.float32]
+) -> Iterator[tuple[str, int, float]]:
     """Name of an output, batch size, largest absolute difference."""
-    encoder_onnx = trace_encoder(model)
-    decoder_onnx = trace_decoder(model) if model.decoder else None
     for size in BATCH_SIZES:
         pixels = images[:size]
         probabilities, poses = EncoderGraph(model)(torch.from_numpy(pixels))
-        found = run_onnx(encoder_onnx, pixels=pixels)
+        found = run_onnx(graphs.encoder, pixels=pixels)
         yield "probabilities", size, _largest(found[0], probabilities)
         yield "poses", size, _largest(found[1], poses)
-        if model.decoder and decoder_onnx:
+        if model.decoder and graphs.decoder:
             mask = torch.nn.functional.one_hot(probabilities.argmax(dim=1), model.config.classes).float()
             drawn = DecoderGraph(model.decoder)(poses, mask)
-            [reconstruction] = run_onnx(decoder_onnx, poses=poses.numpy(), mask=mask.numpy())
+            [reconstruction] = run_onnx(graphs.decoder, poses=poses.numpy(), mask=mask.numpy())
             yield "reconstruction", size, _largest(reconstruction, drawn)
 
 

@@ -10,6 +10,8 @@ import logging
 import re
 import warnings
 from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from export.graph import DecoderGraph, EncoderGraph
+from training.models.capsnet import CapsNet
 
 OPSET = 20  # of the default domain; ONNX Runtime 1.17 and TensorRT 10 read it
 BATCH_AXIS = "batch"
@@ -25,6 +28,39 @@ TRACED_BATCH = 2  # 1 would be taken for a constant
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _STACK = "pkg.torch.onnx.stack_trace"
 _ASSIGNMENT = re.compile(r"\s*(\w+)(?:\s*:[^=]+)?\s*=[^=]")
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of a model; no decoder for a model that was trained without reconstruction."""
+
+    encoder: onnx.ModelProto
+    decoder: onnx.ModelProto | None
+
+    def by_role(self) -> dict[Literal["encoder", "decoder"], onnx.ModelProto]:
+        """The graphs there are, keyed as in the manifest."""
+        encoder: dict[Literal["encoder", "decoder"], onnx.ModelProto] = {"encoder": self.encoder}
+        return encoder | ({"decoder": self.decoder} if self.decoder is not None else {})
+
+
+def trace(model: CapsNet) -> Graphs:
+    """All graphs of a model."""
+    return Graphs(trace_encoder(model), trace_decoder(model))
+
+
+def trace_encoder(model: CapsNet) -> onnx.ModelProto:
+    """The encoder as an ONNX graph."""
+    size, channels = model.config.image_size, model.config.image_channels
+    return to_onnx(EncoderGraph(model), (torch.rand(TRACED_BATCH, size, size, channels),))
+
+
+def trace_decoder(model: CapsNet) -> onnx.ModelProto | None:
+    """The decoder as an ONNX graph, or None for a model without one."""
+    if model.decoder is None:
+        return None
+    classes = model.config.classes
+    example = (torch.rand(TRACED_BATCH, classes, model.config.class_dim), torch.rand(TRACED_BATCH, classes))
+    return to_onnx(DecoderGraph(model.decoder), example)
 
 
 def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> onnx.ModelProto:

@@ -25,14 +25,15 @@ def _plain_file_name(name: str) -> str:
     return name
 
 
-def _model_name(name: str) -> str:
+def model_name(name: str) -> str:
+    """The name itself, if a model may have it; else a ValueError that shows the rule."""
     if not MODEL_NAME.fullmatch(name):
         raise ValueError(f"model name {name!r} must match {MODEL_NAME.pattern}")
     return name
 
 
 FileName = Annotated[str, AfterValidator(_plain_file_name)]
-ModelName = Annotated[str, AfterValidator(_model_name)]
+ModelName = Annotated[str, AfterValidator(model_name)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -1,0 +1,240 @@
+"""Find the pen strokes of one digit in a photograph, and place them as MNIST places its digits.
+
+The ground is what a closing leaves of the picture: every dark thing narrower than a third of the frame is
+painted over, so that shadows and falling light stay in the ground and strokes do not. What stands out
+from the ground by enough is ink, unless it is a speck or runs along the edge of the picture.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+# H, W rows and columns of the picture; h, w of the model's frame; E pairs of neighbours; K things
+
+Plane = NDArray[np.float32]  # [H, W]
+Mask = NDArray[np.bool_]  # [H, W]
+
+GROUND_WINDOW = 1 / 3  # of the shorter side; strokes are thinner, shadows are wider
+NOISE_DEVIATIONS = 6.0  # ink stands out from the paper by this many standard deviations of its noise
+LEAST_CONTRAST = 0.10  # and by this share of the paper's brightness
+INK_LEVEL = 0.4  # a pixel is ink from this share of the darkest ink's contrast
+LEAST_SIZE = 0.04  # of the shorter side; smaller things are specks
+ROUNDS = 4  # how often what is no digit is taken away and the rest looked at again
+
+BOX = 20 / 28  # MNIST fits the ink's box into 20 of 28 pixels
+CENTRE = 14.5 / 28  # and puts its centre of mass on the middle of pixel 14
+STROKE = 2.4 / 28  # thinner strokes are thickened to this, about MNIST's average
+OVERSAMPLING = 8  # strokes are placed on a grid this much finer than the frame
+
+
+@dataclass(frozen=True)
+class Things:
+    """Connected regions, one entry of each array for each: [K], boxes [K, 4] top, left, bottom, right."""
+
+    labels: NDArray[np.intp]  # [H, W], 0 to K - 1, or -1
+    boxes: NDArray[np.intp]
+    mass: NDArray[np.float64]
+    contact: NDArray[np.intp]  # pixels on the picture's edge
+
+    @property
+    def sides(self) -> NDArray[np.intp]:
+        """Longer side of each box, [K]."""
+        return (self.boxes[:, 2:] - self.boxes[:, :2]).max(axis=1)
+
+
+def is_dark_on_light(grey: Plane) -> bool:
+    """Whether what stands out from its surroundings is darker than they are; [H, W], 0-1."""
+    height, width = grey.shape
+    coarse = Image.fromarray(grey).resize((max(1, width // 16), max(1, height // 16)), Image.Resampling.BOX)
+    around = np.asarray(coarse.resize((width, height), Image.Resampling.BILINEAR))
+    return float(((grey - around) ** 3).sum()) < 0  # an even edge, such as a shadow's, has no third moment
+
+
+def find_ink(grey: Plane, is_dark: bool) -> Plane:
+    """Ink of the one digit in a picture, paper exactly 0 and strokes near 1.
+
+    Args:
+        grey: the picture, [H, W], 0-1.
+        is_dark: whether the ink is darker than the paper.
+
+    Returns:
+        [H, W], 0-1; all zero when nothing stands out enough to be a digit.
+    """
+    contrast = _contrast(grey, is_dark)
+    smooth = _box_mean(contrast)
+    paper = float(np.median(smooth))
+    noise = 1.4826 * float(np.median(np.abs(smooth - paper)))
+    floor = max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise)
+    strokes = _strokes(smooth, floor)
+    if not strokes.any():
+        return np.zeros_like(grey)
+    full = float(np.percentile(contrast[strokes], 70))
+    ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
+    return np.where(_widest(strokes.astype(np.float32), 2) > 0, ink, np.float32(0))
+
+
+def place_ink(ink: Plane, height: int, width: int) -> Plane:
+    """Fit the ink's box into 20/28 of a frame, centred by mass, thin strokes thickened.
+
+    Args:
+        ink: [H, W], 0-1, paper exactly 0.
+        height: h of the frame, pixels.
+        width: w of the frame, pixels.
+
+    Returns:
+        [h, w], 0-1.
+    """
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    if not len(rows):
+        return np.zeros((height, width), np.float32)
+    crop = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    box, stroke = (OVERSAMPLING * min(height, width) * share for share in (BOX, STROKE))
+    large = _scaled(crop, box / max(crop.shape))
+    thickness = _thickness(large > 0.5)
+    missing = max(0.0, stroke - thickness)
+    if missing:  # thickened strokes must still fit the box
+        large = _scaled(crop, (box - stroke) / max(1.0, box - thickness) * box / max(crop.shape))
+        large = _thickened(large, round(missing / 2))
+    return _centred(large, height, width)
+
+
+def _contrast(grey: Plane, is_dark: bool) -> Plane:
+    """How much a pixel stands out from its ground, 0-1; on paper as a share of the paper's brightness."""
+    light = grey if is_dark else 1 - grey
+    reach = max(2, round(GROUND_WINDOW * min(grey.shape) / 2))
+    padded = np.pad(light, reach, mode="reflect", reflect_type="odd")  # goes on with a gradient at the edge
+    ground = -_widest(-_widest(padded, reach), reach)[reach:-reach, reach:-reach]
+    ink = ground - light
+    return ink / np.maximum(ground, 0.1) if is_dark else ink
+
+
+def _widest(plane: Plane, reach: int) -> Plane:
+    """Largest value within `reach` pixels in each direction."""
+    for axis in (0, 1):
+        lines = np.moveaxis(plane, axis, 0)
+        lines = np.concatenate([np.repeat(lines[:1], reach, 0), lines, np.repeat(lines[-1:], reach, 0)])
+        covered, window = 1, 2 * reach + 1
+        while covered < window:  # doubling: a window of n from two of n / 2
+            step = min(covered, window - covered)
+            lines = np.maximum(lines[:-step], lines[step:])
+            covered += step
+        plane = np.moveaxis(lines, 0, axis)
+    return plane
+
+
+def _box_mean(plane: Plane) -> Plane:
+    """Mean of 3 x 3 pixels."""
+    p = np.pad(plane, 1, mode="edge")
+    p = p[:-2] + p[1:-1] + p[2:]
+    return (p[:, :-2] + p[:, 1:-1] + p[:, 2:]) / np.float32(9)
+
+
+def _strokes(contrast: Plane, floor: float) -> Mask:
+    """Pixels of the digit: the heaviest thing that may be one, and its other strokes."""
+    left, cut_off = contrast.copy(), np.zeros(contrast.shape, bool)
+    for _ in range(ROUNDS):
+        level = max(floor, INK_LEVEL * float(left.max()))
+        if left.max() < floor:
+            break
+        things = _things(left > level, left)
+        large = things.sides >= max(3.0, LEAST_SIZE * min(contrast.shape))
+        inside = large & (things.contact == 0)
+        if inside.any():
+            return np.isin(things.labels, _together(things, inside))
+        partly = large & (things.contact < 0.3 * things.sides)  # a digit cut off by the picture's edge
+        if partly.any() and not cut_off.any():
+            cut_off = np.isin(things.labels, _together(things, partly))
+        left[_widest((things.labels >= 0).astype(np.float32), 2) > 0] = 0
+    return cut_off
+
+
+def _together(things: Things, candidates: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """The heaviest candidate and what lies so near that it must be a stroke of the same digit."""
+    main = int(np.argmax(np.where(candidates, things.mass, -1)))
+    top_left, bottom_right = things.boxes[:, :2], things.boxes[:, 2:]
+    gaps = np.maximum(top_left - bottom_right[main], top_left[main] - bottom_right).max(axis=1)
+    near = (gaps < 0.3 * things.sides[main]) & (things.mass > 0.02 * things.mass[main])
+    return np.flatnonzero(near & ((things.contact == 0) | candidates))
+
+
+def _things(mask: Mask, weight: Plane) -> Things:
+    """Tell connected regions apart; gaps of two pixels do not part them."""
+    labels = np.where(mask, _connected(_widest(mask.astype(np.float32), 1) > 0), -1)
+    names, labels = np.unique(labels, return_inverse=True)
+    labels = labels.reshape(mask.shape) - (names[0] == -1)
+    count = len(names) - (names[0] == -1)
+    rows, columns = np.nonzero(mask)
+    of = labels[rows, columns]
+    boxes = np.empty((count, 4), np.intp)
+    boxes[:, :2], boxes[:, 2:] = max(mask.shape), 0
+    for side, place in enumerate((rows, columns)):
+        np.minimum.at(boxes[:, side], of, place)
+        np.maximum.at(boxes[:, 2 + side], of, place + 1)
+    on_edge = (rows % (mask.shape[0] - 1) == 0) | (columns % (mask.shape[1] - 1) == 0)
+    mass = np.bincount(of, weight[rows, columns], count)
+    return Things(labels, boxes, mass, np.bincount(of, on_edge, count).astype(np.intp))
+
+
+def _connected(mask: Mask) -> NDArray[np.intp]:
+    """Number the regions of 8-connected pixels; [H, W], -1 outside. Union-find, all pairs at once."""
+    index = np.full(mask.shape, -1, np.intp)
+    index[mask] = np.arange(mask.sum())
+    pairs = (
+        (index[:, :-1], index[:, 1:]),
+        (index[:-1], index[1:]),
+        (index[:-1, :-1], index[1:, 1:]),
+        (index[:-1, 1:], index[1:, :-1]),
+    )
+    edges = np.stack([np.concatenate([side.ravel() for side in sides]) for sides in zip(*pairs, strict=True)])
+    a, b = edges[:, (edges >= 0).all(axis=0)]  # [E]
+    root = np.arange(mask.sum())
+    while (root[a] != root[b]).any():
+        low, high = np.minimum(root[a], root[b]), np.maximum(root[a], root[b])
+        np.minimum.at(root, high, low)
+        while (root[root] != root).any():
+            root = root[root]
+    index[mask] = root
+    return index
+
+
+def _scaled(plane: Plane, scale: float) -> Plane:
+    size = (max(1, round(plane.shape[1] * scale)), max(1, round(plane.shape[0] * scale)))
+    resized = Image.fromarray(plane).resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(resized, np.float32)
+
+
+def _thickness(mask: Mask) -> float:
+    """Mean width of strokes, pixels: a stroke's area is half its outline times its width."""
+    framed = np.pad(mask, 1)
+    steps = np.count_nonzero(framed[1:] != framed[:-1]) + np.count_nonzero(framed[:, 1:] != framed[:, :-1])
+    return 2 * float(mask.sum()) / max(1.0, steps * np.pi / 4)  # steps of a grid overstate by 4 / pi
+
+
+def _thickened(plane: Plane, radius: int) -> Plane:
+    """Draw over with a round pen: largest value within `radius` pixels; grows by `radius` on each side."""
+    framed = np.pad(plane, 2 * radius)
+    height, width = (side + 2 * radius for side in plane.shape)
+    thick = np.zeros((height, width), np.float32)
+    for y in range(-radius, radius + 1):
+        reach = int(np.sqrt(radius * radius - y * y))
+        for x in range(-reach, reach + 1):
+            shifted = framed[radius + y : radius + y + height, radius + x : radius + x + width]
+            np.maximum(thick, shifted, out=thick)
+    return thick
+
+
+def _centred(large: Plane, height: int, width: int) -> Plane:
+    """Put oversampled ink into the frame, its centre of mass where MNIST's is. To [h, w]."""
+    frame = np.zeros((OVERSAMPLING * height, OVERSAMPLING * width), np.float32)
+    places = []
+    for axis, side in enumerate(frame.shape):
+        profile = large.sum(axis=1 - axis)
+        mass_centre = float((profile * (np.arange(len(profile)) + 0.5)).sum() / profile.sum())
+        start = round(CENTRE * side - mass_centre)
+        source = slice(max(0, -start), min(len(profile), side - start))
+        places.append((slice(source.start + start, source.stop + start), source))
+    (rows, source_rows), (columns, source_columns) = places
+    frame[rows, columns] = large[source_rows, source_columns]
+    return frame.reshape(height, OVERSAMPLING, width, OVERSAMPLING).mean(axis=(1, 3))

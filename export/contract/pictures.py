@@ -1,0 +1,159 @@
+"""The bytes of an image file become an 8-bit picture, or an error that says why not.
+
+The bytes come from strangers. The format is told by its signature and Pillow is offered that format
+alone; the size is read from the header and checked before anything is decoded.
+"""
+
+import io
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
+MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
+WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, to no less than this
+ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class PictureError(ValueError):
+    """Bytes that cannot become a model's input; the message says what was expected and what came."""
+
+
+class UnsupportedPicture(PictureError):  # noqa: N818 - reads as what it is
+    """Not a file of a format that is read here."""
+
+
+class PictureTooLarge(PictureError):  # noqa: N818
+    """More pixels than allowed."""
+
+
+def read_picture(content: bytes, max_pixels: int) -> Image.Image:
+    """Decode the first frame of an image file, upright and opaque.
+
+    Transparency is filled with white or black: a drawing on a transparent sheet (less than half of it
+    opaque) gets the one that its ink stands out from, any other picture the one it resembles. Grey of 16
+    bits is scaled from 0-65535, floats from 0-1; other integers and floats from their smallest to their
+    largest value. A picture whose shorter side is at least twice 1024 pixels is shrunk by a whole factor.
+
+    Args:
+        content: a PNG, JPEG, WebP, BMP, TIFF or GIF file.
+        max_pixels: the largest width x height that is decoded.
+
+    Returns:
+        A loaded picture of mode L or RGB, each side at least 8 pixels.
+
+    Raises:
+        UnsupportedPicture: empty, or not one of the formats.
+        PictureTooLarge: the header declares more than `max_pixels`.
+        PictureError: damaged, cut short, smaller than 8x8, or of a colour mode that cannot be read.
+    """
+    image_format = _format_of(content)
+    if size := _declared_size(image_format, content):
+        _check_size(*size, max_pixels)
+    try:
+        with Image.open(io.BytesIO(content), formats=[image_format]) as picture:
+            _check_size(*picture.size, max_pixels)
+            picture.draft(None, (WORKING_SIDE_PIXELS, WORKING_SIDE_PIXELS))  # JPEG decodes at 1/2, 1/4, 1/8
+            picture.load()
+            orientation = picture.getexif().get(ORIENTATION_TAG)
+            flat = _flatten(picture)
+    except PictureError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PictureTooLarge(f"picture may have {max_pixels} pixels; {error}") from None
+    except Exception as error:  # on damaged files Pillow raises nearly everything there is
+        raise PictureError(f"{image_format} file is damaged or cut short: {error}") from error
+    return flat.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else flat
+
+
+def _format_of(content: bytes) -> str:
+    """Tell the format by the file's first bytes."""
+    signatures = {
+        "PNG": (b"\x89PNG\r\n\x1a\n",),
+        "JPEG": (b"\xff\xd8\xff",),
+        "BMP": (b"BM",),
+        "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+        "GIF": (b"GIF87a", b"GIF89a"),
+    }
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "WEBP"
+    for name, starts in signatures.items():
+        if content.startswith(starts):
+            return name
+    came = f"{len(content)} bytes that start with {content[:8]!r}" if content else "no bytes at all"
+    raise UnsupportedPicture(f"expected a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; came {came}")
+
+
+def _declared_size(image_format: str, content: bytes) -> tuple[int, int] | None:
+    """Width and height from the header, for the two formats whose Pillow readers allocate when opening."""
+    if image_format == "GIF" and len(content) >= 10:
+        width, height = struct.unpack_from("<HH", content, 6)
+        return width, height
+    if image_format == "WEBP" and content[12:16] == b"VP8X" and len(content) >= 30:
+        return 1 + int.from_bytes(content[24:27], "little"), 1 + int.from_bytes(content[27:30], "little")
+    if image_format == "WEBP" and content[12:16] == b"VP8L" and len(content) >= 25:
+        bits = int.from_bytes(content[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return None
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise PictureTooLarge(
+            f"picture is {width}x{height}, {width * height} pixels; at most {max_pixels} are read"
+        )
+    if min(width, height) < MIN_SIDE_PIXELS:
+        raise PictureError(
+            f"picture is {width}x{height}; expected at least {MIN_SIDE_PIXELS}x{MIN_SIDE_PIXELS} pixels"
+        )
+
+
+def _flatten(picture: Image.Image) -> Image.Image:
+    """Make a loaded picture L or RGB, 8 bits, opaque and of a working size."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        return _shrink(Image.fromarray(_eight_bits(np.asarray(picture), picture.mode)))
+    if picture.has_transparency_data:
+        return _on_a_ground(_shrink(picture.convert("RGBA")))
+    if picture.mode in {"1", "L"}:
+        return _shrink(picture.convert("L"))
+    return _shrink(picture.convert("RGB"))
+
+
+def _shrink(picture: Image.Image) -> Image.Image:
+    factor = min(picture.size) // WORKING_SIDE_PIXELS
+    return picture.reduce(factor) if factor > 1 else picture
+
+
+def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
+    """Scale a deep picture to 0-255 by its range instead of clipping it. [H, W] to uint8 [H, W]."""
+    deep = values.astype(np.float32)
+    if not np.isfinite(deep).all():
+        raise PictureError("picture has pixels that are not finite numbers")
+    low, high = float(deep.min()), float(deep.max())
+    full = 1.0 if mode == "F" else 65535.0
+    if low >= 0 and high <= full:
+        low, high = 0.0, full
+    return np.asarray(np.rint((deep - low) * (255 / (high - low))), np.uint8)
+
+
+def _on_a_ground(picture: Image.Image) -> Image.Image:
+    """Lay an RGBA picture on white or black, see `read_picture`."""
+    grey = np.asarray(picture.convert("L"), np.float32)
+    alpha = np.asarray(picture.getchannel("A"), np.float32) / 255
+    is_light = float((grey * alpha).sum()) >= 127.5 * float(alpha.sum())
+    is_drawing = float(alpha.mean()) < 0.5
+    ground = "white" if is_light != is_drawing or not alpha.any() else "black"
+    opaque = Image.new("RGB", picture.size, ground)
+    opaque.paste(picture, mask=picture.getchannel("A"))
+    return opaque

@@ -1,0 +1,97 @@
+"""A picture becomes the model's input: the one implementation for training on folders and for serving."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from export.contract.ink import find_ink, is_dark_on_light, place_ink
+from export.contract.manifest import Preprocessing
+
+INK_SIDE_PIXELS = 512  # ink is looked for at this resolution; more only costs time
+
+
+def to_input(
+    picture: Image.Image, facts: Preprocessing, rule: Literal["auto", "off"] = "auto"
+) -> NDArray[np.float32]:
+    """Turn a picture into the model's input.
+
+    A picture of the model's size is only converted to its channels, so that a data set's images give the
+    data set's answers. Any other one goes through the model's polarity and placement.
+
+    Args:
+        picture: mode L or RGB, as `read_picture` gives it.
+        facts: the model's size, channels, polarity and placement.
+        rule: `off` resizes a picture of another size and does nothing else.
+
+    Returns:
+        float32 [H, W, C], 0-1.
+    """
+    size = (facts.width, facts.height)
+    if picture.size == size:
+        return _values(picture, facts.channels)
+    if rule == "off":
+        return _values(_resized(picture, size), facts.channels)
+    if facts.placement == "digit":
+        return _digit(picture, facts)
+    is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture)
+    upright = ImageOps.invert(picture) if is_inverted else picture
+    place = _fit if facts.placement == "fit" else _centre_crop
+    return _values(place(upright, facts), facts.channels)
+
+
+def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
+    """The ink of a digit, light on dark unless the model takes any polarity and the picture's is the other."""
+    scale = min(1.0, INK_SIDE_PIXELS / max(picture.size))
+    width, height = (max(8, round(side * scale)) for side in picture.size)
+    grey = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
+    is_dark = is_dark_on_light(grey)
+    ink = place_ink(find_ink(grey, is_dark), facts.height, facts.width)
+    values = 1 - ink if is_dark and facts.polarity == "any" else ink
+    return np.repeat(values[..., None], facts.channels, axis=2)
+
+
+def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
+    """The whole picture in the middle of the frame, around it black or, of any polarity, its border's colour."""
+    border = np.median(_border(picture), axis=0).astype(int).tolist()
+    ground = 0 if facts.polarity == "light-on-dark" else tuple(border)
+    scale = min(facts.width / picture.width, facts.height / picture.height)
+    inner = _resized(picture, (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
+    frame = Image.new(picture.mode, (facts.width, facts.height), ground)
+    frame.paste(inner, ((facts.width - inner.width) // 2, (facts.height - inner.height) // 2))
+    return frame
+
+
+def _centre_crop(picture: Image.Image, facts: Preprocessing) -> Image.Image:
+    """The largest part from the middle that fills the frame."""
+    scale = min(picture.width / facts.width, picture.height / facts.height)
+    across, down = facts.width * scale, facts.height * scale
+    left, top = (picture.width - across) / 2, (picture.height - down) / 2
+    return _resized(picture, (facts.width, facts.height), (left, top, left + across, top + down))
+
+
+def _resized(
+    picture: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
+) -> Image.Image:
+    return picture.resize(size, Image.Resampling.BILINEAR, box, reducing_gap=3.0)
+
+
+def _values(picture: Image.Image, channels: int) -> NDArray[np.float32]:
+    """Pixels as float32 [H, W, C], 0-1."""
+    pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"), np.float32)
+    return pixels.reshape(picture.height, picture.width, channels) / np.float32(255)
+
+
+def _has_light_border(picture: Image.Image) -> bool:
+    """Whether the border is lighter than the middle of the picture's range; of a flat picture, than grey."""
+    grey = picture.convert("L")
+    border = float(np.median(_border(grey)))
+    low, high = np.percentile(np.asarray(grey), (2, 98))
+    return border > ((low + high) / 2 if high - low > 12 else 127)
+
+
+def _border(picture: Image.Image) -> NDArray[np.uint8]:
+    """The pixels at the four edges, [P, channels]."""
+    pixels = np.asarray(picture, np.uint8).reshape(picture.height, picture.width, -1)
+    return np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])

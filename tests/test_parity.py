@@ -1,0 +1,67 @@
+import numpy as np
+import onnx
+import pytest
+
+from export import parity
+from export.to_onnx import Graphs, trace
+from training.config import CapsNetConfig
+from training.models.capsnet import CapsNet
+
+TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return CapsNet(TINY).eval()
+
+
+@pytest.fixture(scope="module")
+def graphs(model):
+    return trace(model)
+
+
+def pixels(count=32):
+    return np.random.default_rng(0).random((count, 28, 28, 1), dtype=np.float32)
+
+
+def test_the_gate_looks_at_batches_that_were_not_traced_and_at_several_iterations(model, graphs, monkeypatch):
+    seen = []
+    differences = parity._differences
+
+    def watched(model, graphs, images):
+        for output, size, error in differences(model, graphs, images):
+            seen.append((model.config.routing_iterations, size, output))
+            yield output, size, error
+
+    monkeypatch.setattr(parity, "_differences", watched)
+    assert parity.check_parity(model, graphs, pixels()) < 1e-5
+    outputs = ("probabilities", "poses", "reconstruction")
+    assert seen == [(r, n, o) for r in (1, 2, 3, 5) for n in (1, 3, 32) for o in outputs]
+
+
+def test_a_weight_that_differs_by_a_thousandth_fails_the_gate(model, graphs):
+    encoder = onnx.ModelProto.FromString(graphs.encoder.SerializeToString())
+    for tensor in encoder.graph.initializer:
+        if tensor.name == "class_caps.weight":
+            off = onnx.numpy_helper.to_array(tensor) * 1.001
+            tensor.CopyFrom(onnx.numpy_helper.from_array(off, tensor.name))
+    with pytest.raises(parity.ParityError, match="with 3 routing iterations; at most 1e-05 is allowed"):
+        parity.check_parity(model, Graphs(encoder, graphs.decoder), pixels())
+
+
+def test_nan_fails_the_gate(model, graphs, monkeypatch):
+    monkeypatch.setattr(parity, "_largest", lambda *_: float("nan"))
+    with pytest.raises(parity.ParityError, match="probabilities differs by nan"):
+        parity.check_parity(model, graphs, pixels())
+
+
+def test_too_few_images_are_an_error(model, graphs):
+    with pytest.raises(ValueError, match="parity needs 32 images, got 5"):
+        parity.check_parity(model, graphs, pixels(5))
+
+
+def test_another_number_of_iterations_keeps_the_weights():
+    model = CapsNet(TINY)
+    other = parity.with_iterations(model, 5)
+    assert other.class_caps.routing.iterations == 5
+    assert (other.class_caps.weight == model.class_caps.weight).all()

@@ -1,0 +1,138 @@
+from dataclasses import replace
+
+import onnx
+import pytest
+import torch
+
+from export.parity import check_parity, run_onnx
+from export.to_onnx import trace, trace_decoder, trace_encoder
+from training.config import CapsNetConfig
+from training.models.capsnet import CapsNet
+
+TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return CapsNet(TINY).eval()
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return trace_encoder(model)
+
+
+@pytest.fixture(scope="module")
+def decoder(model):
+    return trace_decoder(model)
+
+
+def shapes(values):
+    return {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values
+    }
+
+
+def test_the_encoder_takes_pixels_and_gives_probabilities_and_poses(encoder):
+    assert shapes(encoder.graph.input) == {"pixels": ["batch", 28, 28, 1]}
+    assert shapes(encoder.graph.output) == {"probabilities": ["batch", 3], "poses": ["batch", 3, 4]}
+
+
+def test_the_decoder_takes_poses_and_a_mask_and_gives_pixels(decoder):
+    assert shapes(decoder.graph.input) == {"poses": ["batch", 3, 4], "mask": ["batch", 3]}
+    assert shapes(decoder.graph.output) == {"reconstruction": ["batch", 28, 28, 1]}
+
+
+def subgraphs(node):
+    return [a for a in node.attribute if a.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}]
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 5])
+def test_routing_is_unrolled_without_control_flow(iterations):
+    graph = trace_encoder(CapsNet(replace(TINY, routing_iterations=iterations))).graph
+    assert not {node.op_type for node in graph.node} & {"Loop", "If", "Scan"}
+    assert not [node.name for node in graph.node if subgraphs(node)]
+    softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
+    assert len(softmaxes) == iterations
+
+
+def test_no_shape_is_computed_at_run_time(encoder, decoder):
+    operators = {node.op_type for graph in (encoder, decoder) for node in graph.graph.node}
+    assert not operators & {"Shape", "Size", "NonZero", "Range", "Expand"}
+
+
+def test_only_the_batch_axis_is_free(encoder, decoder):
+    for graph in (encoder.graph, decoder.graph):
+        known = shapes([*graph.input, *graph.output, *graph.value_info])
+        produced = {name for node in graph.node for name in node.output}
+        assert produced <= known.keys(), "every shape is inferred"
+        assert {d for shape in known.values() for d in shape if isinstance(d, str)} == {"batch"}
+
+
+def test_values_are_named_in_the_papers_terms(encoder):
+    produced = [name for node in encoder.graph.node for name in node.output]
+    expected = ["conv1", "primary_caps/s", "primary_caps/u", "class_caps/u_hat"]
+    for iteration in (1, 2, 3):
+        letters = "csv" if iteration == 1 else "abcsv"
+        expected += [f"class_caps/routing/{letter}_{iteration}" for letter in letters]
+    expected.remove("class_caps/routing/v_3")  # which is the output `poses`
+    assert set(expected) <= set(produced)
+
+
+def test_no_value_keeps_the_tracers_name(encoder, decoder):
+    known = (
+        "channels_first",
+        "conv1",
+        "features",
+        "primary_caps",
+        "class_caps",
+        "decoder",
+        "hidden",
+        "pixels",
+    )
+    ends = {"probabilities", "poses", "reconstruction", "mask"}
+    for graph in (encoder.graph, decoder.graph):
+        names = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
+        assert not [name for name in names if not name.startswith(known) and name.split("/")[0] not in ends]
+
+
+def test_names_are_unique(encoder, decoder):
+    for graph in (encoder.graph, decoder.graph):
+        produced = [name for node in graph.node for name in node.output]
+        produced += [value.name for value in [*graph.input, *graph.initializer]]
+        assert len(produced) == len(set(produced))
+
+
+def test_nothing_of_the_exporting_machine_is_kept(encoder):
+    content = encoder.SerializeToString()
+    assert b".py" not in content
+    assert b"/site-packages" not in content
+
+
+def test_the_graph_states_its_opset_and_holds_its_weights(encoder):
+    assert [(entry.domain, entry.version) for entry in encoder.opset_import] == [("", 20)]
+    assert all(t.data_location == onnx.TensorProto.DEFAULT for t in encoder.graph.initializer)
+
+
+def test_normalisation_is_inside_the_graph():
+    """A standardising model gives the same answer for brighter pixels with less contrast."""
+    encoder = trace_encoder(CapsNet(replace(TINY, standardise=True)))
+    pixels = torch.rand(2, 28, 28, 1).numpy()
+    for found, expected in zip(
+        run_onnx(encoder, pixels=0.5 + 0.4 * pixels), run_onnx(encoder, pixels=pixels), strict=True
+    ):
+        torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learned_priors": True, "none_of_the_above": True, "capsule_bias": True},
+        {"image_size": 24, "image_channels": 3, "primary_dim": 6},
+    ],
+)
+def test_every_variant_exports_and_agrees_with_pytorch(change):
+    config = replace(TINY, **change)
+    images = torch.rand(32, config.image_size, config.image_size, config.image_channels).numpy()
+    model = CapsNet(config).eval()
+    assert check_parity(model, trace(model), images) <= 1e-5
