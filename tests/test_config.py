@@ -57,6 +57,13 @@ def test_configurations_are_frozen():
 
 def test_the_rate_decays_exponentially_to_its_floor():
     config = OptimiserConfig(learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6)
-    assert learning_rate(config, 0) == 0.001
-    assert learning_rate(config, 4000) == pytest.approx(0.001 * 0.96**2)
-    assert learning_rate(config, 10_000_000) == 1e-6
+    assert learning_rate(config, 0, 100) == 0.001
+    assert learning_rate(config, 4000, 100) == pytest.approx(0.001 * 0.96**2)
+    assert learning_rate(config, 10_000_000, 100) == 1e-6
+
+
+def test_the_cooldown_falls_linearly_to_zero_over_the_last_epochs():
+    config = OptimiserConfig(epochs=4, learning_rate=0.001, decay_rate=1.0, cooldown_epochs=2)
+    assert learning_rate(config, 199, 100) == 0.001
+    assert learning_rate(config, 300, 100) == pytest.approx(0.0005)
+    assert learning_rate(config, 399, 100) == pytest.approx(0.001 / 200)

@@ -143,8 +143,20 @@ def read_progress(checkpoint: Path) -> Progress:
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> CapsNet:
     """Rebuild the model of a run with the weights of one of its checkpoints."""
     model = CapsNet(read_config(run).model)
-    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
+    load_weights(model, checkpoint)
     return model.to(device)
+
+
+def load_weights(model: CapsNet, checkpoint: Path) -> None:
+    """Give a model the weights of a checkpoint, of its own run or of another.
+
+    Raises:
+        ValueError: they are those of another architecture.
+    """
+    try:
+        model.load_state_dict(load_file(checkpoint / "model.safetensors"))
+    except RuntimeError as error:
+        raise ValueError(f"{checkpoint} holds the weights of another architecture: {error}") from None
 
 
 def load_optimiser(checkpoint: Path, model: CapsNet, optimiser: torch.optim.Adam) -> None:

@@ -17,7 +17,7 @@ STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 EXAMPLES = """examples:
   capsnet-train download mnist                                  into data/mnist
   capsnet-train fit --preset mnist --out runs/mnist             the paper's network, the paper's schedule
-  capsnet-train fit --preset mnist-short --out runs/short       the same network in 5 epochs, for a CPU
+  capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
   capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
   capsnet-train evaluate runs/mnist                             test error of its best checkpoint
 """
@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--preset", help=f"what to train: {', '.join(presets())} (default: mnist)")
     fit.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    fit.add_argument(
+        "--start-from", type=Path, metavar="RUN", help="begin with the newest weights of another run"
+    )
     fit.add_argument("--seed", type=_whole(0), help="of weights, order and shifts (default: the preset's, 0)")
     fit.add_argument(
         "--epochs", type=_whole(1), help="passes over the training images (default: the preset's)"
@@ -137,7 +140,8 @@ def _fit(options: argparse.Namespace) -> int:
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
-    trainer = Trainer(options.out, config, device, session)
+    start = checkpoint.newest_checkpoint(options.start_from) if options.start_from else None
+    trainer = Trainer(options.out, config, device, session, start)
     print(f"{config.preset}: {len(train)} training images, {len(validation)} held out, on {session.hardware}")
     finished = trainer.fit(train, validation, Limits(options.max_minutes, options.checkpoint_minutes))
     if not finished:
@@ -155,7 +159,11 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     from training import checkpoint
 
     if options.resume:
-        changed = [f"--{name}" for name in ("preset", "seed") if getattr(options, name) is not None]
+        changed = [
+            f"--{name.replace('_', '-')}"
+            for name in ("preset", "seed", "start_from")
+            if getattr(options, name) is not None
+        ]
         if changed:
             raise ValueError(f"{', '.join(changed)}: a resumed run keeps what it was started with")
         config = checkpoint.read_config(options.out)
@@ -165,11 +173,29 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
                 f"{options.out} holds a run already; go on with --resume, or choose another --out"
             )
         config = load_preset(options.preset or "mnist")
+        if options.start_from:
+            config = replace(config, started_from=_origin(options.start_from, config))
     if options.seed is not None:
         config = replace(config, seed=options.seed)
     if options.epochs is not None:
         config = replace(config, optimiser=replace(config.optimiser, epochs=options.epochs))
     return config
+
+
+def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
+    """How the weights of another run came about: its configuration and how far it had come."""
+    from dataclasses import asdict
+
+    from training import checkpoint
+    from training.config import to_dict
+
+    newest = checkpoint.newest_checkpoint(run)
+    if newest is None:
+        raise FileNotFoundError(f"{run} has no checkpoint to start from")
+    first = checkpoint.read_config(run)
+    if (first.seed, first.data) != (config.seed, config.data):
+        raise ValueError(f"{run} has another seed or other data: it was trained on images held out here")
+    return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
 
 
 def _measure_test(run: Path, root: Path, device: "torch.device") -> None:

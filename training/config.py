@@ -75,7 +75,8 @@ class DataConfig:
 class OptimiserConfig:
     """Adam with TensorFlow's defaults and an exponentially decaying rate.
 
-    The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate).
+    The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate). A run of
+    few epochs ends better when it also falls linearly to 0 over the last `cooldown_epochs` (0 in the paper).
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -84,11 +85,18 @@ class OptimiserConfig:
     decay_rate: float = Field(default=0.96, gt=0, le=1)
     decay_steps: int = Field(default=2000, ge=1)
     min_learning_rate: float = Field(default=1e-6, ge=0)
+    cooldown_epochs: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class RunConfig:
-    """All that determines a training run, saved with its checkpoint."""
+    """All that determines a training run, saved with its checkpoint.
+
+    Attributes:
+        preset: where the values come from.
+        seed: of the weights, the order of the images and their shifts.
+        started_from: the run whose weights this one began with, and how they came about; None if random.
+    """
 
     preset: str = "mnist"
     seed: int = Field(default=0, ge=0)
@@ -96,6 +104,7 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    started_from: dict[str, Any] | None = None
 
 
 _ADAPTER = TypeAdapter(RunConfig)

@@ -73,10 +73,14 @@ class Limits:
     checkpoint_minutes: float = 5.0
 
 
-def learning_rate(config: OptimiserConfig, step: int) -> float:
-    """Rate of the step with this index, from 0: exponential decay with a floor."""
+def learning_rate(config: OptimiserConfig, step: int, per_epoch: int) -> float:
+    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown."""
     decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
-    return max(decayed, config.min_learning_rate)
+    rate = max(decayed, config.min_learning_rate)
+    if not config.cooldown_epochs:
+        return rate
+    left = config.epochs * per_epoch - step
+    return rate * min(1.0, left / (config.cooldown_epochs * per_epoch))
 
 
 def steps_per_epoch(config: OptimiserConfig, images: int) -> int:
@@ -107,7 +111,14 @@ def evaluate(model: CapsNet, images: Images, config: LossConfig) -> Evaluation:
 class Trainer:
     """A run in progress: model, optimiser, and how far they have come."""
 
-    def __init__(self, run: Path, config: RunConfig, device: torch.device, session: Progress):
+    def __init__(
+        self,
+        run: Path,
+        config: RunConfig,
+        device: torch.device,
+        session: Progress,
+        start_weights: Path | None = None,
+    ):
         """Start a run, or go on from its newest checkpoint.
 
         Args:
@@ -115,12 +126,15 @@ class Trainer:
             config: the run's configuration.
             device: where to train.
             session: hardware, command and commit of this session; its counts are not read.
+            start_weights: a checkpoint of another run to begin with, instead of random weights.
         """
         self.run, self.config, self.device = run, config, device
         torch.manual_seed(config.seed)
         model = CapsNet(config.model)
         newest = checkpoint.newest_checkpoint(run)
         self.model = checkpoint.load_model(run, newest, device) if newest else model.to(device)
+        if start_weights and not newest:
+            checkpoint.load_weights(self.model, start_weights)
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate)
         self.progress = session
         self.interrupted = False  # by a signal
@@ -156,7 +170,7 @@ class Trainer:
                 out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
                 checkpoint_due = now - saved > 60 * limits.checkpoint_minutes
                 if step % LOG_EVERY == 0 or epoch_ends or out_of_time or checkpoint_due or stop:
-                    self._log_losses(losses, log, bar)
+                    self._log_losses(losses, per_epoch, log, bar)
                     losses = []
                 if epoch_ends:
                     self._validate(validation, log, bar)
@@ -180,7 +194,7 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, step))
         shifted = random_shift(batch.pixels, self.config.data.max_shift_pixels, generator)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.config.optimiser, step)
+            group["lr"] = learning_rate(self.config.optimiser, step, per_epoch)
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             _, _, margin, reconstruction = _forward(
@@ -204,7 +218,7 @@ class Trainer:
         spent = self.progress.train_seconds + seconds
         self.progress = replace(self.progress, step=step, epochs=step / per_epoch, train_seconds=spent)
 
-    def _log_losses(self, losses: list[Tensor], log: "_Log", bar: "tqdm[Any]") -> None:
+    def _log_losses(self, losses: list[Tensor], per_epoch: int, log: "_Log", bar: "tqdm[Any]") -> None:
         """Fetch the losses since the last time; stop the run if one of them is not finite."""
         fetched = torch.stack(losses).double()  # [steps, 2]
         first = self.progress.step - len(losses) + 1
@@ -213,7 +227,7 @@ class Trainer:
             self._diverged(first + int((~finite).int().argmax()))
         margin, reconstruction = fetched.mean(dim=0).tolist()
         total = margin + self.config.loss.reconstruction_weight * reconstruction
-        rate = learning_rate(self.config.optimiser, self.progress.step - 1)
+        rate = learning_rate(self.config.optimiser, self.progress.step - 1, per_epoch)
         log.write(
             self.progress,
             "train",
