@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]  # [H, W]
 
 GROUND_WINDOW = 1 / 3  # of the shorter side; strokes are thinner, shadows are wider
 NOISE_DEVIATIONS = 6.0  # ink stands out from the paper by this many standard deviations of its noise
-LEAST_CONTRAST = 0.10  # and by this share of the paper's brightness
+LEAST_CONTRAST = 0.15  # and by this share of the paper's brightness
 INK_LEVEL = 0.4  # a pixel is ink from this share of the darkest ink's contrast
 LEAST_SIZE = 0.04  # of the shorter side; smaller things are specks
 ROUNDS = 4  # how often what is no digit is taken away and the rest looked at again
@@ -47,8 +47,9 @@ class Things:
 def is_dark_on_light(grey: Plane) -> bool:
     """Whether what stands out from its surroundings is darker than they are; [H, W], 0-1."""
     height, width = grey.shape
-    coarse = Image.fromarray(grey).resize((max(1, width // 16), max(1, height // 16)), Image.Resampling.BOX)
-    around = np.asarray(coarse.resize((width, height), Image.Resampling.BILINEAR))
+    cell = GROUND_WINDOW / 2 * min(height, width)
+    coarse = Image.fromarray(grey).resize((round(width / cell), round(height / cell)), Image.Resampling.BOX)
+    around = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
     return float(((grey - around) ** 3).sum()) < 0  # an even edge, such as a shadow's, has no third moment
 
 
@@ -72,7 +73,7 @@ def find_ink(grey: Plane, is_dark: bool) -> Plane:
         return np.zeros_like(grey)
     full = float(np.percentile(contrast[strokes], 70))
     ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
-    return np.where(_widest(strokes.astype(np.float32), 2) > 0, ink, np.float32(0))
+    return np.asarray(ink * _widest(strokes.astype(np.float32), 2), np.float32)
 
 
 def place_ink(ink: Plane, height: int, width: int) -> Plane:
@@ -107,7 +108,7 @@ def _contrast(grey: Plane, is_dark: bool) -> Plane:
     padded = np.pad(light, reach, mode="reflect", reflect_type="odd")  # goes on with a gradient at the edge
     ground = -_widest(-_widest(padded, reach), reach)[reach:-reach, reach:-reach]
     ink = ground - light
-    return ink / np.maximum(ground, 0.1) if is_dark else ink
+    return np.asarray(ink / np.maximum(ground, 0.1) if is_dark else ink, np.float32)
 
 
 def _widest(plane: Plane, reach: int) -> Plane:
@@ -134,6 +135,7 @@ def _box_mean(plane: Plane) -> Plane:
 def _strokes(contrast: Plane, floor: float) -> Mask:
     """Pixels of the digit: the heaviest thing that may be one, and its other strokes."""
     left, cut_off = contrast.copy(), np.zeros(contrast.shape, bool)
+    blur = max(2, min(contrast.shape) // 50)  # how far a thing's unsharp edge may reach
     for _ in range(ROUNDS):
         level = max(floor, INK_LEVEL * float(left.max()))
         if left.max() < floor:
@@ -146,7 +148,7 @@ def _strokes(contrast: Plane, floor: float) -> Mask:
         partly = large & (things.contact < 0.3 * things.sides)  # a digit cut off by the picture's edge
         if partly.any() and not cut_off.any():
             cut_off = np.isin(things.labels, _together(things, partly))
-        left[_widest((things.labels >= 0).astype(np.float32), 2) > 0] = 0
+        left[_widest((things.labels >= 0).astype(np.float32), blur) > 0] = 0
     return cut_off
 
 
@@ -173,8 +175,12 @@ def _things(mask: Mask, weight: Plane) -> Things:
         np.minimum.at(boxes[:, side], of, place)
         np.maximum.at(boxes[:, 2 + side], of, place + 1)
     on_edge = (rows % (mask.shape[0] - 1) == 0) | (columns % (mask.shape[1] - 1) == 0)
-    mass = np.bincount(of, weight[rows, columns], count)
-    return Things(labels, boxes, mass, np.bincount(of, on_edge, count).astype(np.intp))
+    return Things(
+        labels,
+        boxes,
+        mass=np.bincount(of, weight[rows, columns], count).astype(np.float64),
+        contact=np.bincount(of, on_edge, count).astype(np.intp),
+    )
 
 
 def _connected(mask: Mask) -> NDArray[np.intp]:

@@ -42,7 +42,7 @@ def to_input(
 
 
 def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
-    """The ink of a digit, light on dark unless the model takes any polarity and the picture's is the other."""
+    """The ink of a digit on its ground; dark ink stays dark for a model of any polarity."""
     scale = min(1.0, INK_SIDE_PIXELS / max(picture.size))
     width, height = (max(8, round(side * scale)) for side in picture.size)
     grey = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
@@ -53,7 +53,7 @@ def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
 
 
 def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
-    """The whole picture in the middle of the frame, around it black or, of any polarity, its border's colour."""
+    """The whole picture in the middle, around it black or, for any polarity, its border's colour."""
     border = np.median(_border(picture), axis=0).astype(int).tolist()
     ground = 0 if facts.polarity == "light-on-dark" else tuple(border)
     scale = min(facts.width / picture.width, facts.height / picture.height)

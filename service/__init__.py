@@ -1,0 +1,1 @@
+"""Serving: bundle in, answers over HTTP out. Never imports torch."""

@@ -1,0 +1,255 @@
+"""The HTTP application: routes of a few lines, and the state that the lifespan makes for them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version as installed_version
+from typing import Annotated, Any, TypedDict
+
+import orjson
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
+
+from service import classify, docs_page, errors, reconstruct
+from service.inputs import read_images, read_reconstruct
+from service.limits import BodyLimit
+from service.openapi import CLASSIFY_BODY, JSON_OR_PNG, PROBLEMS, RECONSTRUCT_BODY, UNREADY, build_document
+from service.pictures import to_png_grid
+from service.repository import Repository, StartError
+from service.schemas import (
+    ClassifyAnswer,
+    ClassifyQuery,
+    Health,
+    ModelAnswer,
+    ModelsAnswer,
+    Readiness,
+    ReconstructAnswer,
+    ReconstructQuery,
+)
+from service.settings import Settings
+from service.state import Service
+
+DESCRIPTION = "Capsule networks: class probabilities, pose vectors and reconstructions of pictures."
+
+log = logging.getLogger(__name__)
+routes = APIRouter()
+
+
+class State(TypedDict):
+    """What every request carries."""
+
+    service: Service
+
+
+# Dependencies are async because FastAPI runs the others in a thread, at a cost above that of the work.
+
+
+async def the_service(request: Request) -> Service:
+    """The running service, from the lifespan's state."""
+    service: Service = request.state.service
+    return service
+
+
+async def refuse_repeated_parameters(request: Request) -> None:
+    """A query parameter given twice is a mistake of which half would be ignored.
+
+    Raises:
+        InvalidFieldError: names the parameter.
+    """
+    names = [name for name, _ in request.query_params.multi_items()]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise errors.InvalidFieldError(f"the query parameter {errors.shown(repeated)} is given twice")
+
+
+ServiceHere = Annotated[Service, Depends(the_service)]
+OnceEach = Depends(refuse_repeated_parameters)
+
+
+@routes.post(
+    "/classify",
+    summary="Class probabilities and poses of images",
+    response_class=Response,
+    dependencies=[OnceEach],
+    responses={200: {"model": ClassifyAnswer}, **PROBLEMS},
+    openapi_extra=CLASSIFY_BODY,
+)
+async def post_classify(
+    request: Request, query: Annotated[ClassifyQuery, Query()], service: ServiceHere
+) -> Response:
+    """Multipart with one or many files in `images`, one raw image file, or a .npy array."""
+    with service.repository.use(query.model, query.version) as served:
+        classify.check_query(query, served)
+        images = await read_images(request, served.engine.manifest.preprocessing, query.preprocess, service)
+        return json_response(await classify.classify(served, images, query, service))
+
+
+@routes.post(
+    "/reconstruct",
+    summary="Pictures decoded from poses",
+    response_class=Response,
+    dependencies=[OnceEach],
+    responses={200: {"model": ReconstructAnswer, "content": JSON_OR_PNG}, **PROBLEMS},
+    openapi_extra=RECONSTRUCT_BODY,
+)
+async def post_reconstruct(
+    request: Request, query: Annotated[ReconstructQuery, Query()], service: ServiceHere
+) -> Response:
+    """A pose decoded plain, perturbed or swept; as JSON, or as one PNG grid for `Accept: image/png`."""
+    fields, picture = await read_reconstruct(request, service)
+    with service.repository.use(fields.model, fields.version) as served:
+        made = await reconstruct.reconstruct(served, fields, picture, query.preprocess, service)
+        if prefers_png(request.headers.get("accept", "")):
+            grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
+            return Response(grid, media_type="image/png", headers={"Vary": "Accept"})
+        return json_response(await service.in_pool(reconstruct.json_answer, served, made))
+
+
+@routes.get("/models", summary="What is loaded, or refused and why", responses={200: {"model": ModelsAnswer}})
+async def get_models(service: ServiceHere) -> Response:
+    """Every model and its versions, without the manifests."""
+    repository = service.repository
+    listed = [repository.describe(name, manifests=False) for name in repository.names()]
+    return json_response({"models": listed})
+
+
+@routes.get(
+    "/models/{name}", summary="One model, with manifests", responses={200: {"model": ModelAnswer}, **PROBLEMS}
+)
+async def get_model(name: str, service: ServiceHere) -> Response:
+    """The versions of a model, newest first, each with its manifest."""
+    return json_response(service.repository.describe(name, manifests=True))
+
+
+@routes.get("/healthz", summary="The process is alive", responses={200: {"model": Health}})
+@routes.head("/healthz", include_in_schema=False)
+async def get_health() -> Response:
+    """Answers as long as the event loop turns; see /readyz for more."""
+    return json_response({"status": "ok"})
+
+
+@routes.get("/readyz", summary="Requests will be answered", responses={200: {"model": Readiness}, **UNREADY})
+@routes.head("/readyz", include_in_schema=False)
+async def get_readiness(service: ServiceHere) -> Response:
+    """503 with the reason until a model is loaded and warmed, and while an inference thread is stuck."""
+    loaded = service.repository.ready()
+    devices = ", ".join(sorted({served.engine.device for served in loaded}))
+    names = sorted(f"{served.model}/{served.version}" for served in loaded)
+    return json_response({"status": "ready", "device": devices, "models": names})
+
+
+@routes.get("/", include_in_schema=False)
+async def get_root() -> Response:
+    """People who open the bare address find the documentation."""
+    return RedirectResponse("docs")
+
+
+def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | None = None) -> FastAPI:
+    """The application; models load in the background, and /readyz says when they have.
+
+    Args:
+        settings: deployment facts.
+        on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
+            anything can be served.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[State]:
+        pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="pictures")
+        repository = Repository(settings)
+        loading = asyncio.create_task(_keep_loaded(repository, on_loaded))
+        try:
+            yield {"service": Service(settings, repository, pool)}
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await repository.close()
+            pool.shutdown()
+
+    app = FastAPI(
+        title="capsnet",
+        version=installed_version("capsnet"),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # ours work without internet
+        redoc_url=None,
+    )
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    _add_error_handlers(app)
+    app.include_router(routes)
+    app.include_router(docs_page.routes)
+    document = build_document(app)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    return app
+
+
+def prefers_png(accept: str) -> bool:
+    """Whether an Accept header names image/png, and rates it above application/json."""
+    ratings = dict(_rating(part) for part in accept.split(","))
+    return ratings.get("image/png", 0) > ratings.get("application/json", 0)
+
+
+def json_response(answer: dict[str, Any]) -> Response:
+    """The answer as JSON: float32 in as few digits as give back the same float32."""
+    return Response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+async def _keep_loaded(repository: Repository, on_loaded: Callable[[Repository], None] | None) -> None:
+    try:
+        await repository.first_scan()
+        if on_loaded:
+            on_loaded(repository)
+        elif repository.failure:
+            log.error("not ready: %s", repository.failure)
+        await repository.watch()
+    except Exception as error:  # nobody awaits this task before the end: say so now
+        log.exception("looking for bundles has stopped; what is loaded serves on")
+        repository.failure = StartError(f"loading stopped: {type(error).__name__}")
+        raise
+
+
+def _rating(part: str) -> tuple[str, float]:
+    """("image/png", 0.9) of `image/png;q=0.9`."""
+    kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+    with suppress(ValueError):
+        return kind, float(quality)
+    return kind, 0.0
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error leaves as problem+json."""
+
+    @app.exception_handler(errors.ServiceError)
+    async def _ours(_: Request, error: errors.ServiceError) -> Response:
+        return errors.problem(error.status, error.slug, error.title, str(error), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _query(_: Request, error: RequestValidationError) -> Response:
+        faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
+        refusal = errors.invalid_field(faults, "the query")
+        return errors.problem(refusal.status, refusal.slug, refusal.title, str(refusal))
+
+    @app.exception_handler(HTTPException)
+    async def _framework(request: Request, error: HTTPException) -> Response:
+        path, headers = errors.shown(request.url.path), error.headers or {}
+        detail = f"{request.method} {path}: {error.detail}"
+        if error.status_code == 404:
+            detail = f"there is nothing at {path}; /docs lists what there is"
+        if error.status_code == 405:
+            detail = f"{path} answers {headers.get('Allow', 'other methods')}, not {request.method}"
+        return errors.framework_problem(error.status_code, detail, headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody is there to read it
+
+    @app.exception_handler(Exception)
+    async def _unexpected(_: Request, __: Exception) -> Response:
+        # Starlette raises the exception again after this answer, and the server logs it.
+        return errors.framework_problem(500, "something went wrong on our side; the log has the details")

@@ -1,0 +1,108 @@
+"""capsnet-serve: the service on a port."""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from service.settings import Settings, SettingsError, read_settings
+
+EXAMPLES = """\
+examples:
+  capsnet-serve                               serve the bundles in models/ on port 8000
+  capsnet-serve --models models:/srv/models   two folders of bundles, merged
+  capsnet-serve --host 0.0.0.0 --port 80      for everybody who can reach this machine
+  CAPSNET_DEVICE=cuda capsnet-serve           on the GPU, or not at all
+
+Then open http://127.0.0.1:8000/docs, or
+  curl -F images=@digit.png http://127.0.0.1:8000/classify
+
+Every setting is an environment variable CAPSNET_<NAME>; these options go before them. The README lists all.
+exit status: 0 stopped by a signal, 1 cannot serve, 2 wrong option or setting
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = read_settings(**vars(options))
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper())
+    try:
+        listener = _listen(settings)
+    except OSError as error:
+        return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
+    with listener:
+        return _serve(settings, listener)
+
+
+def _serve(settings: Settings, listener: socket.socket) -> int:
+    # Imported late, so that --help and a wrong setting answer at once.
+    import uvicorn
+
+    from service.app import create_app
+    from service.repository import Repository
+
+    failures: list[str] = []
+
+    def announce(repository: Repository) -> None:
+        if repository.failure:
+            failures.append(str(repository.failure))
+            server.should_exit = True
+            return
+        served = ", ".join(f"{one.model}/{one.version} on {one.engine.device}" for one in repository.ready())
+        print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
+
+    app = create_app(settings, on_loaded=announce)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    # Uvicorn stops gently at a signal and then raises it again; being asked to stop is no failure.
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda *_: sys.exit(0))
+    server.run(sockets=[listener])
+    return _fail(failures[0], 1) if failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="capsnet-serve",
+        description="Serve capsule network bundles over HTTP.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--host", help="address to listen on (CAPSNET_HOST, 127.0.0.1)")
+    parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
+    parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")
+    parser.add_argument("--device", help="auto, cpu, cuda or tensorrt (CAPSNET_DEVICE, auto)")
+    return parser
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A bound socket; bound here so that a port in use is one line and not a traceback."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"capsnet-serve: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""The graphs of one bundle in ONNX Runtime: the device asked for or an error, checked before use."""
+
+import logging
+import math
+import os
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Literal, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.contract.manifest import BundleError, Graph, Manifest, Tensor, read_checked, read_manifest
+from service.settings import Device
+
+# N images, H rows, W columns, C channels, J classes, D numbers of a pose
+
+Floats = NDArray[np.float32]
+UsedDevice = Literal["cpu", "cuda", "tensorrt"]
+ProviderOptions = dict[str, str]
+
+PROVIDERS: dict[UsedDevice, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+# Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
+# TensorRT besides chooses kernels by their speed and may round to TF32.
+TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+log = logging.getLogger(__name__)
+
+
+class DeviceError(RuntimeError):
+    """The device asked for cannot be had; the message says what is missing."""
+
+
+class Placement(NamedTuple):
+    """Where and how graphs run: the device asked for, images per run, and a folder for built engines."""
+
+    device: Device
+    max_batch: int
+    cache: Path
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded bundle. `encode` and `decode` block and may be called from one thread at a time."""
+
+    manifest: Manifest
+    device: UsedDevice
+    encoder: ort.InferenceSession
+    decoder: ort.InferenceSession | None
+
+    def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
+        probabilities, poses = self.encoder.run(["probabilities", "poses"], {"pixels": pixels})
+        return probabilities, poses
+
+    def decode(self, poses: Floats, mask: Floats) -> tuple[Floats]:
+        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
+
+        Raises:
+            RuntimeError: the bundle has no decoder; ask `has_decoder` first.
+        """
+        if self.decoder is None:
+            raise RuntimeError(f"{self.manifest.model} has no decoder")
+        (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
+        return (reconstruction,)
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether `decode` can be called."""
+        return self.decoder is not None
+
+
+def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
+    """Load a bundle, check it against its manifest and its samples, and warm it up with them.
+
+    Args:
+        bundle: its folder.
+        model: the name it is served under, which must be its manifest's.
+        placement: where its graphs run.
+
+    Raises:
+        BundleError: the bundle is not what its manifest says, or cannot be served.
+        DeviceError: an explicit device cannot be had.
+    """
+    manifest = read_manifest(bundle)
+    if manifest.model != model:
+        raise BundleError(f"manifest: the model is {manifest.model}, but the folder is of {model}")
+    check_contract(manifest)
+    graphs = {role: read_checked(bundle, graph) for role, graph in manifest.graphs.items()}
+    samples = _read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
+    last_error: DeviceError | None = None
+    for device in candidates(placement.device, ort.get_available_providers()):
+        try:
+            sessions = {
+                role: open_session(content, manifest.graphs[role], device, placement)
+                for role, content in graphs.items()
+            }
+        except DeviceError as error:
+            if placement.device != "auto":
+                raise
+            last_error = error
+            log.warning("%s; trying the next best device", error)
+            continue
+        engine = Engine(manifest, device, sessions["encoder"], sessions.get("decoder"))
+        check_samples(engine, samples)
+        return engine
+    raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
+
+
+def candidates(asked: Device, available: Collection[str]) -> Sequence[UsedDevice]:
+    """Devices to try, best first: for `auto` CUDA and the CPU, else only the one asked for.
+
+    Raises:
+        DeviceError: the installed onnxruntime has no provider for an explicit device.
+    """
+    if asked == "auto":
+        return ["cuda", "cpu"] if PROVIDERS["cuda"] in available else ["cpu"]
+    if PROVIDERS[asked] not in available:
+        raise DeviceError(
+            f"device {asked} needs {PROVIDERS[asked]}, but the installed onnxruntime has only "
+            f"{', '.join(available)}; install onnxruntime-gpu or set CAPSNET_DEVICE=auto"
+        )
+    return [asked]
+
+
+def open_session(
+    content: bytes, graph: Graph, device: UsedDevice, placement: Placement
+) -> ort.InferenceSession:
+    """A session of the graph on the device and no other.
+
+    Raises:
+        BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
+        DeviceError: ONNX Runtime would have used another device.
+    """
+    _refuse_external_data(content, graph.file)
+    if device != "cpu":
+        ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip installs beside Python packages
+    providers = provider_list(device, graph, placement)
+    try:
+        # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
+        session = ort.InferenceSession(content, _session_options(), providers=providers, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        if device != "cpu":
+            raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
+        raise BundleError(f"{graph.file} cannot be loaded: {_first_line(error)}") from error
+    if session.get_providers()[0] != PROVIDERS[device]:
+        raise DeviceError(
+            f"device {device} cannot be used: ONNX Runtime chose {session.get_providers()[0]} for "
+            f"{graph.file}; its messages above name the library or driver that is missing"
+        )
+    _check_interface(session, graph)
+    return session
+
+
+def provider_list(
+    device: UsedDevice, graph: Graph, placement: Placement
+) -> list[tuple[str, ProviderOptions]]:
+    """Providers in order of preference, with options; the next ones take what operators one cannot run."""
+    cpu: tuple[str, ProviderOptions] = (PROVIDERS["cpu"], {})
+    cuda = (PROVIDERS["cuda"], cuda_options())
+    if device == "tensorrt":
+        folder = placement.cache.expanduser() / "tensorrt" / graph.sha256[:16]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
+        return [(PROVIDERS["tensorrt"], tensorrt_options(graph, placement.max_batch, folder)), cuda, cpu]
+    return [cuda, cpu] if device == "cuda" else [cpu]
+
+
+def cuda_options() -> ProviderOptions:
+    """Options of the CUDA provider: full float32, memory as needed, no search per batch size."""
+    return {
+        "use_tf32": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default, EXHAUSTIVE, times every algorithm anew for each batch size it meets, in traffic.
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
+
+
+def tensorrt_options(graph: Graph, max_batch: int, folder: Path) -> ProviderOptions:
+    """Options of the TensorRT provider: built engines are kept, and made for 1 to max_batch images.
+
+    Args:
+        graph: its inputs get the profile's shapes.
+        max_batch: images per run, at most; engines are tuned for this size.
+        folder: where engines and timings are kept; one per graph content, because ONNX Runtime's own key for
+            an engine knows the graph's structure and not its weights.
+    """
+
+    def shapes(images: int) -> str:
+        return ",".join(f"{tensor.name}:{_sizes(tensor, images)}" for tensor in graph.inputs)
+
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+        "trt_fp16_enable": "0",
+        "trt_profile_min_shapes": shapes(1),
+        "trt_profile_opt_shapes": shapes(max_batch),
+        "trt_profile_max_shapes": shapes(max_batch),
+    }
+
+
+def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
+    """CPUs this process may use: those it may run on, or fewer where its control group has a quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+    except (OSError, ValueError):  # no control group of version 2
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+
+
+def check_contract(manifest: Manifest) -> None:
+    """The manifest describes graphs that this service can run.
+
+    Raises:
+        BundleError: it describes others; names the graph and the tensor.
+    """
+    if manifest.views != 1:
+        raise BundleError(f"{manifest.model} takes {manifest.views} views; this service serves models of one")
+    facts, classes = manifest.preprocessing, len(manifest.class_names)
+    picture = (None, facts.height, facts.width, facts.channels)
+    poses = (None, classes, math.prod(manifest.pose_shape))
+    expected: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
+        "encoder": ({"pixels": picture}, {"probabilities": (None, classes), "poses": poses}),
+        "decoder": ({"poses": poses, "mask": (None, classes)}, {"reconstruction": picture}),
+    }
+    for role, graph in manifest.graphs.items():
+        found = tuple({t.name: t.shape for t in tensors} for tensors in (graph.inputs, graph.outputs))
+        if found != expected[role]:
+            raise BundleError(
+                f"manifest: the {role} has {found}; with these classes it needs {expected[role]}"
+            )
+
+
+def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
+    """Run the bundle's samples; this warms the engine up, too.
+
+    Raises:
+        BundleError: an output is not what samples.npz says; names it, and the largest difference.
+    """
+    try:
+        probabilities, poses = engine.encode(samples["pixels"])
+        found = {"probabilities": probabilities, "poses": poses}
+        if engine.has_decoder:
+            (found["reconstruction"],) = engine.decode(samples["poses"], samples["mask"])
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
+    tolerance = TOLERANCE[engine.device]
+    for name, values in found.items():
+        if values.shape != samples[name].shape:
+            raise BundleError(f"samples: {name} is {values.shape}, expected {samples[name].shape}")
+        difference = float(np.abs(values - samples[name]).max())
+        if not difference <= tolerance:  # also when it is NaN
+            raise BundleError(
+                f"samples: {name} differs by {difference:.3g} on {engine.device}; "
+                f"at most {tolerance:g} is allowed"
+            )
+
+
+def _session_options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = usable_cpus()
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Threads that spin between runs starve image decoding, and burn a core while idle.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def _refuse_external_data(content: bytes, file: str) -> None:
+    """External tensors name their file under the key "location"."""
+    # Looked for as protobuf writes it, with its length in front: onnx itself is not installed here.
+    if b"\x08location" in content:
+        raise BundleError(f"{file} keeps tensors in other files (external data); export it as one file")
+
+
+def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:
+    sides = (("input", session.get_inputs(), graph.inputs), ("output", session.get_outputs(), graph.outputs))
+    for side, nodes, tensors in sides:
+        found = [(n.name, n.type, tuple(d if isinstance(d, int) else None for d in n.shape)) for n in nodes]
+        expected = [(t.name, "tensor(float)", t.shape) for t in tensors]
+        if sorted(found, key=str) != sorted(expected, key=str):
+            raise BundleError(f"{graph.file} has the {side}s {found}; the manifest says {expected}")
+
+
+def _read_samples(content: bytes, *, decoder: bool) -> dict[str, Floats]:
+    names = ["pixels", "probabilities", "poses", *(["mask", "reconstruction"] if decoder else [])]
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as archive:
+            samples = {name: archive[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+        raise BundleError(f"samples: cannot be read: {error}") from None
+    if any(len(array) == 0 or array.dtype != np.float32 for array in samples.values()):
+        raise BundleError("samples: every array must be float32 and hold at least one sample")
+    return samples
+
+
+def _sizes(tensor: Tensor, images: int) -> str:
+    return "x".join(str(images if size is None else size) for size in tensor.shape)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

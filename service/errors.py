@@ -1,0 +1,182 @@
+"""What can go wrong, as exceptions that know their HTTP status, and problem+json (RFC 9457) for all of it.
+
+The `type` of a problem is stable; programs may rely on it. The classes say when each one comes.
+
+| status | type                                                                 |
+| ------ | -------------------------------------------------------------------- |
+| 400    | /problems/malformed-body, model-required                             |
+| 404    | /problems/unknown-model, not-found (no such route)                   |
+| 405    | /problems/method-not-allowed                                         |
+| 413    | /problems/body-too-large, picture-too-large, too-many-pictures       |
+| 415    | /problems/unsupported-body, unsupported-picture                      |
+| 422    | /problems/invalid-field, unreadable-picture, wrong-array, no-decoder |
+| 500    | /problems/internal-error                                             |
+| 503    | /problems/not-ready, overloaded (both with Retry-After)              |
+| 504    | /problems/deadline-exceeded                                          |
+"""
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import Response
+
+PROBLEM_JSON = "application/problem+json"
+RETRY = {"Retry-After": "1"}  # seconds
+SHOWN = 80  # characters of a client's value that a message repeats
+
+
+class ServiceError(Exception):
+    """Something that a client is told; the message says what was expected and what came."""
+
+    status: ClassVar[int]
+    slug: ClassVar[str]
+    title: ClassVar[str]
+    headers: ClassVar[Mapping[str, str]] = {}
+
+
+class MalformedBodyError(ServiceError):
+    """No body, or broken JSON, multipart or base64."""
+
+    status, slug, title = 400, "malformed-body", "The body cannot be read"
+
+
+class ModelRequiredError(ServiceError):
+    """Several models are served and the request names none."""
+
+    status, slug, title = 400, "model-required", "Name a model"
+
+
+class UnknownModelError(ServiceError):
+    """No such model or version is served."""
+
+    status, slug, title = 404, "unknown-model", "No such model or version is served"
+
+
+class BodyTooLargeError(ServiceError):
+    """The body is over CAPSNET_MAX_BODY_BYTES."""
+
+    status, slug, title = 413, "body-too-large", "The body is too large"
+
+
+class PictureTooLargeError(ServiceError):
+    """A picture is over CAPSNET_MAX_PIXELS."""
+
+    status, slug, title = 413, "picture-too-large", "The picture has too many pixels"
+
+
+class TooManyPicturesError(ServiceError):
+    """More images or reconstructions than one request may ask for."""
+
+    status, slug, title = 413, "too-many-pictures", "Too many pictures for one request"
+
+
+class UnsupportedBodyError(ServiceError):
+    """A Content-Type that the route does not take."""
+
+    status, slug, title = 415, "unsupported-body", "This Content-Type is not taken here"
+
+
+class UnsupportedPictureError(ServiceError):
+    """A file in a format that is not read, or no picture at all."""
+
+    status, slug, title = 415, "unsupported-picture", "The picture's format is not supported"
+
+
+class UnreadablePictureError(ServiceError):
+    """A damaged picture, or one too small to show anything."""
+
+    status, slug, title = 422, "unreadable-picture", "The picture cannot be read"
+
+
+class WrongArrayError(ServiceError):
+    """A .npy array of another shape, type or range, or with objects."""
+
+    status, slug, title = 422, "wrong-array", "The array does not fit the model"
+
+
+class InvalidFieldError(ServiceError):
+    """An unknown, repeated, missing or wrong field or query parameter."""
+
+    status, slug, title = 422, "invalid-field", "A field or parameter is wrong"
+
+
+class NoDecoderError(ServiceError):
+    """A reconstruction is asked of a model without a decoder."""
+
+    status, slug, title = 422, "no-decoder", "The model has no decoder"
+
+
+class NotReadyError(ServiceError):
+    """Models are still loading, or none could be loaded."""
+
+    status, slug, title = 503, "not-ready", "Not ready"
+    headers = RETRY
+
+
+class OverloadedError(ServiceError):
+    """The queue is full, or the model is being taken down."""
+
+    status, slug, title = 503, "overloaded", "Too much to do at the moment"
+    headers = RETRY
+
+
+class DeadlineExceededError(ServiceError):
+    """No result within CAPSNET_DEADLINE_MS."""
+
+    status, slug, title = 504, "deadline-exceeded", "No result in time"
+    headers = RETRY
+
+
+# Statuses that the framework itself answers with.
+FRAMEWORK = {
+    404: ("not-found", "No such route"),
+    405: ("method-not-allowed", "This route answers other methods"),
+    500: ("internal-error", "Internal error"),
+}
+
+
+def problem(
+    status: int, slug: str, title: str, detail: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The answer of an error: one problem+json object."""
+    body = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail}
+    # A client's text may hold lone surrogates, which no JSON can carry.
+    body["detail"] = detail.encode("utf-8", "replace").decode()
+    return Response(orjson.dumps(body), status, dict(headers or {}), PROBLEM_JSON)
+
+
+def framework_problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer of an error that the framework raised."""
+    slug, title = FRAMEWORK.get(status, ("http-error", HTTPStatus(status).phrase))
+    return problem(status, slug, title, detail, headers)
+
+
+def invalid_field(faults: Iterable[Any], place: str) -> InvalidFieldError:
+    """One InvalidFieldError for what pydantic found wrong in `place`, such as "the body"."""
+    return InvalidFieldError("; ".join(_describe(fault, place) for fault in list(faults)[:5]))
+
+
+def _describe(fault: Mapping[str, Any], place: str) -> str:
+    where = _path(fault["loc"]) or place
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] in {"value_error", "missing"}:  # messages of ours say what came
+        return f"{where}: {message}"
+    return f"{where}: {message[:1].lower()}{message[1:]}, got {shown(fault['input'])}"
+
+
+def _path(location: Iterable[int | str]) -> str:
+    """("sweep", "dimensions", 3) as sweep.dimensions[3], without end for no name a client can send."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")[: 2 * SHOWN]
+
+
+def shown(value: object) -> str:
+    """The value as a message repeats it: quoted, cut where it is long."""
+    if isinstance(value, list | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    text = repr(value[: SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}..."

@@ -1,0 +1,268 @@
+"""Request bodies: what came in, as files, arrays and fields that have been checked."""
+
+import binascii
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from export.contract.arrays import ArrayError, read_array
+from export.contract.manifest import Preprocessing
+from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
+from export.contract.preprocess import to_input
+from service import errors
+from service.errors import (
+    InvalidFieldError,
+    MalformedBodyError,
+    TooManyPicturesError,
+    UnsupportedBodyError,
+    shown,
+)
+from service.schemas import Preprocess, ReconstructFields, ReconstructRequest
+from service.settings import Settings
+from service.state import Service
+
+# N images, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+MULTIPART = "multipart/form-data"
+NPY = "application/x-npy"
+JSON_FIELDS = {"pose", "version", "perturbations", "sweep"}  # in a form, which has only text
+FORM_FIELDS = 32  # more parts that are no files than any route has fields
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file as it came; `filename` is None where the client gave none."""
+
+    filename: str | None
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Images:
+    """Model input: pixels [N, H, W, C] in 0-1, and where each image came from."""
+
+    filenames: list[str | None]
+    pixels: Floats
+
+
+async def read_images(request: Request, facts: Preprocessing, rule: Preprocess, service: Service) -> Images:
+    """The images of a /classify body: files in multipart, one raw file, or an array.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    settings = service.settings
+    if media_type(request) == NPY:
+        pixels = await service.in_pool(decode_array, await _raw_body(request), facts, settings)
+        return Images([None] * len(pixels), pixels)
+    if media_type(request) == MULTIPART:
+        uploads = await _image_files(request, settings)
+    elif media_type(request) == "application/json":
+        raise UnsupportedBodyError(
+            f"/classify takes {MULTIPART} with the field images, one raw image, or {NPY}; "
+            "got application/json"
+        )
+    else:  # whatever it is called: `curl --data-binary` calls it a form
+        uploads = [Upload(None, await _raw_body(request))]
+    pixels = await service.in_pool(decode_pictures, uploads, facts, rule, settings.max_pixels)
+    return Images([upload.filename for upload in uploads], pixels)
+
+
+async def read_reconstruct(request: Request, service: Service) -> tuple[ReconstructFields, bytes | None]:
+    """The fields of a /reconstruct body, and the picture's file if there is one.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    kind = media_type(request)
+    if kind == MULTIPART:
+        return await _reconstruct_form(request, service.settings)
+    if kind not in {"application/json", ""}:
+        raise UnsupportedBodyError(f"/reconstruct takes application/json or {MULTIPART}; got {shown(kind)}")
+    return await service.in_pool(_reconstruct_json, await _raw_body(request))
+
+
+def decode_pictures(
+    uploads: Sequence[Upload], facts: Preprocessing, rule: Preprocess, max_pixels: int
+) -> Floats:
+    """Files to model input [N, H, W, C] in 0-1. Blocks.
+
+    Raises:
+        ServiceError: which file, and what is wrong with it.
+    """
+    pixels = np.empty((len(uploads), facts.height, facts.width, facts.channels), np.float32)
+    for index, upload in enumerate(uploads):
+        try:
+            pixels[index] = to_input(read_picture(upload.content, max_pixels), facts, rule)
+        except PictureError as error:
+            name = f" ({shown(upload.filename)})" if upload.filename else ""
+            raise _as_service_error(error, f"image {index + 1} of {len(uploads)}{name}: {error}") from None
+    return pixels
+
+
+def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Floats:
+    """A .npy file to model input [N, H, W, C] in 0-1. Blocks.
+
+    Raises:
+        WrongArrayError: it does not fit the model, or is none.
+        TooManyPicturesError: N is over the limit.
+    """
+    try:
+        pixels = read_array(content, facts)
+    except ArrayError as error:
+        raise errors.WrongArrayError(str(error)) from None
+    if len(pixels) > settings.max_images_per_request:
+        raise _too_many_images(len(pixels), settings)
+    return pixels
+
+
+def media_type(request: Request) -> str:
+    """The Content-Type without its parameters, "" where there is none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def parse_json(text: str | bytes, place: str) -> Any:
+    """Strict JSON: no NaN, and no name twice in an object.
+
+    Raises:
+        MalformedBodyError: it is not.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_name_once)
+    except (ValueError, RecursionError) as error:  # deep nesting is a RecursionError
+        raise MalformedBodyError(f"{place} is not valid JSON: {error}") from None
+
+
+def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
+    if isinstance(error, PictureTooLarge):
+        return errors.PictureTooLargeError(detail)
+    if isinstance(error, UnsupportedPicture):
+        return errors.UnsupportedPictureError(detail)
+    return errors.UnreadablePictureError(detail)
+
+
+async def _raw_body(request: Request) -> bytes:
+    body = await request.body()
+    if not body:
+        raise MalformedBodyError("the body is empty")
+    return body
+
+
+async def _image_files(request: Request, settings: Settings) -> list[Upload]:
+    uploads = []
+    for name, value in await _read_form(request, settings):
+        if name != "images":
+            raise InvalidFieldError(
+                f"unknown field {shown(name)}; /classify takes files in the field 'images'"
+            )
+        if isinstance(value, str):
+            raise InvalidFieldError(
+                "the field images must hold files; got text (with curl: -F images=@7.png)"
+            )
+        uploads.append(value)
+    if not uploads:
+        raise InvalidFieldError("the multipart body has no part; /classify takes files in the field 'images'")
+    return uploads
+
+
+async def _reconstruct_form(request: Request, settings: Settings) -> tuple[ReconstructFields, bytes | None]:
+    fields: dict[str, Any] = {}
+    for name, value in await _read_form(request, settings):
+        if name not in ReconstructRequest.model_fields:
+            known = ", ".join(ReconstructRequest.model_fields)
+            raise InvalidFieldError(f"unknown field {shown(name)}; the fields are {known}")
+        if name in fields:
+            raise InvalidFieldError(f"the field {name} is given twice")
+        if isinstance(value, str) == (name == "image"):
+            expected = "a file" if name == "image" else "text, not a file"
+            raise InvalidFieldError(f"the field {name} must be {expected}")
+        if isinstance(value, str) and name in JSON_FIELDS:
+            fields[name] = parse_json(value, f"the field {name}")
+        else:
+            fields[name] = value
+    picture = fields.pop("image", None)
+    checked = _validated(ReconstructFields, fields, "the form")
+    if (picture is None) == (checked.pose is None):
+        raise InvalidFieldError("give either image (a file) or pose and label")
+    return checked, picture.content if picture else None
+
+
+def _reconstruct_json(body: bytes) -> tuple[ReconstructFields, bytes | None]:
+    given = parse_json(body, "the body")
+    if not isinstance(given, dict):
+        raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")
+    checked = _validated(ReconstructRequest, given, "the body")
+    if not isinstance(checked, ReconstructRequest) or checked.image is None:
+        return checked, None
+    try:
+        return checked, b64decode(checked.image, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedBodyError(f"image must be the base64 of a picture's file: {error}") from None
+
+
+def _validated(model: type[ReconstructFields], given: dict[str, Any], place: str) -> ReconstructFields:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise errors.invalid_field(error.errors(), place) from None
+
+
+class _InMemoryParser(MultiPartParser):
+    """Keeps files in memory: the body is bounded already, and no writable /tmp is needed."""
+
+    spool_max_size = 2**62
+
+
+async def _read_form(request: Request, settings: Settings) -> list[tuple[str, str | Upload]]:
+    """The parts of a multipart body in order: text, or files."""
+    parser = _InMemoryParser(
+        request.headers,
+        request.stream(),
+        max_files=settings.max_images_per_request,
+        max_fields=FORM_FIELDS,
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            raise _too_many_images("more", settings) from None
+        raise MalformedBodyError(f"the multipart body cannot be read: {error.message}") from None
+    try:
+        return [(name, await _part(value)) for name, value in form.multi_items()]
+    finally:
+        await form.close()
+
+
+async def _part(value: str | UploadFile) -> str | Upload:
+    return value if isinstance(value, str) else Upload(value.filename or None, await value.read())
+
+
+def _too_many_images(came: int | str, settings: Settings) -> TooManyPicturesError:
+    return TooManyPicturesError(
+        f"a request may bring {settings.max_images_per_request} images "
+        f"(CAPSNET_MAX_IMAGES_PER_REQUEST), got {came}"
+    )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in names:
+            raise ValueError(f"{shown(name)} is given twice")
+        names[name] = value
+    return names

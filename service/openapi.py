@@ -1,0 +1,81 @@
+"""The OpenAPI document: what FastAPI finds in the routes, and the bodies that routes read themselves."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.errors import PROBLEM_JSON
+from service.schemas import Problem, ReconstructRequest
+
+REFERENCE = "#/components/schemas/{model}"
+FILE = {"type": "string", "format": "binary"}
+PROBLEM: dict[str, Any] = {
+    "description": "What was expected and what came",
+    "content": {PROBLEM_JSON: {"schema": {"$ref": REFERENCE.format(model="Problem")}}},
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": PROBLEM, "5XX": PROBLEM}
+UNREADY: dict[int | str, dict[str, Any]] = {503: PROBLEM}
+JSON_OR_PNG: dict[str, Any] = {"application/json": {}, "image/png": {"schema": FILE}}
+
+
+def _json_field(name: str) -> dict[str, Any]:
+    """A field of the form that holds JSON as text."""
+    described = ReconstructRequest.model_fields[name].description or "as in the JSON body"
+    return {"type": "string", "description": f"JSON; {described}"}
+
+
+CLASSIFY_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "properties": {"images": {"type": "array", "items": FILE}},
+                    "additionalProperties": False,
+                }
+            },
+            "image/*": {"schema": FILE},
+            "application/octet-stream": {"schema": FILE},
+            "application/x-npy": {"schema": FILE},
+        },
+    }
+}
+RECONSTRUCT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": REFERENCE.format(model="ReconstructRequest")}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "image": FILE,
+                        "label": {"type": "string"},
+                        "model": {"type": "string"},
+                        "version": {"type": "integer", "minimum": 1},
+                        "pose": _json_field("pose"),
+                        "perturbations": _json_field("perturbations"),
+                        "sweep": _json_field("sweep"),
+                    },
+                    "additionalProperties": False,
+                }
+            },
+        },
+    }
+}
+
+
+def build_document(app: FastAPI) -> dict[str, Any]:
+    """The document of the app's routes, with the models that only hand-written bodies name."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for model in (Problem, ReconstructRequest):
+        schema = model.model_json_schema(ref_template=REFERENCE)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    return document

@@ -1,0 +1,207 @@
+"""What requests may say and what answers look like; the OpenAPI page is made of these.
+
+Request models check. Answer models only describe: answers are written from arrays by orjson, because
+passing ten poses of 16 numbers per image through pydantic costs more than classifying the image.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+# Poses have lengths below 1; beyond this bound lie only mistakes, and float32 overflows.
+LARGEST = 1e6
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Preprocess = Annotated[
+    Literal["auto", "off"],
+    Field(description="auto: the model's own rule for pictures of other sizes; off: a plain resize"),
+]
+ModelChoice = Annotated[
+    str | None, Field(description="the model's name; default: CAPSNET_DEFAULT_MODEL, else the only one")
+]
+VersionChoice = Annotated[int | None, Field(ge=1, description="default: the newest one loaded")]
+
+
+class _Request(BaseModel):
+    """Fields of a request: an unknown one is refused with the names of those there are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_field(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (unknown := [name for name in given if name not in cls.model_fields]):
+            raise ValueError(
+                f"unknown field {unknown[0][:80]!r}; the fields are {', '.join(cls.model_fields)}"
+            )
+        return given
+
+
+class ClassifyQuery(_Request):
+    """Query parameters of /classify."""
+
+    top_k: int | None = Field(default=None, ge=1, description="the k most probable classes; default: all")
+    reconstruction: bool = Field(default=False, description="add the decoded picture of the best class")
+    model: ModelChoice = None
+    version: VersionChoice = None
+    preprocess: Preprocess = "auto"
+
+
+class ReconstructQuery(_Request):
+    """Query parameters of /reconstruct."""
+
+    preprocess: Preprocess = "auto"
+
+
+class _StrictRequest(_Request):
+    """Fields of a JSON body: `true` is no number and "3" is none either."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Perturbation(_StrictRequest):
+    """A number added to one dimension of the pose."""
+
+    dimension: int = Field(ge=0, description="index into the flat pose")
+    delta: Number
+
+
+class Sweep(_StrictRequest):
+    """One picture per dimension and delta, dimension by dimension, `stop` included."""
+
+    dimensions: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None, min_length=1, description="indices into the flat pose; default: all"
+    )
+    start: Number = -0.25
+    stop: Number = 0.25
+    step: Annotated[Number, Field(ge=1e-6)] = 0.05
+
+    @model_validator(mode="after")
+    def _runs_upwards(self) -> Self:
+        if self.start > self.stop:
+            raise ValueError(f"start must not be above stop, got start {self.start} and stop {self.stop}")
+        return self
+
+
+class ReconstructFields(_StrictRequest):
+    """Fields of /reconstruct beside the picture; in multipart the lists and numbers are JSON."""
+
+    pose: list[Number] | None = Field(default=None, description="a flat pose; needs a label")
+    label: str | None = Field(default=None, description="class to decode; default: the most probable")
+    model: ModelChoice = None
+    version: VersionChoice = None
+    perturbations: list[Perturbation] | None = Field(default=None, description="applied together")
+    sweep: Sweep | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_one_thing(self) -> Self:
+        if self.perturbations is not None and self.sweep is not None:
+            raise ValueError("give perturbations or sweep, not both")
+        if self.pose is not None and self.label is None:
+            raise ValueError("a pose needs a label: the decoder is told which class the pose is of")
+        return self
+
+
+class ReconstructRequest(ReconstructFields):
+    """JSON body of /reconstruct: `image`, or `pose` and `label`."""
+
+    image: str | None = Field(default=None, description="base64 of a picture's file")
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.image is None) == (self.pose is None):
+            raise ValueError("give either image (base64 of a picture's file) or pose and label")
+        return self
+
+
+class ClassAnswer(BaseModel):
+    """One class: each on its own, so the probabilities of an image need not sum to 1."""
+
+    label: str
+    probability: float = Field(description="length of the class's capsule, 0-1")
+    pose: list[float] = Field(description="flat, row-major")
+
+
+class ClassifyResult(BaseModel):
+    """What was seen in one image."""
+
+    filename: str | None
+    label: str = Field(description="the most probable class")
+    labels: list[str] = Field(description="as many of the best as the model expects objects per image")
+    classes: list[ClassAnswer] = Field(description="by falling probability")
+    reconstruction: str | None = Field(default=None, description="base64 PNG, when asked for")
+
+
+class ClassifyAnswer(BaseModel):
+    """Answer of /classify."""
+
+    model: str
+    version: int
+    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    results: list[ClassifyResult]
+
+
+class Reconstruction(BaseModel):
+    """One decoded pose."""
+
+    perturbations: list[Perturbation]
+    pose: list[float] = Field(description="flat, row-major, as decoded")
+    image: str = Field(description="base64 PNG")
+
+
+class ReconstructAnswer(BaseModel):
+    """Answer of /reconstruct: exactly one entry, the plain one, when nothing is perturbed."""
+
+    model: str
+    version: int
+    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    label: str
+    reconstructions: list[Reconstruction]
+
+
+class VersionAnswer(BaseModel):
+    """A version of a model: loaded, or refused and why."""
+
+    version: int
+    state: Literal["loaded", "refused"]
+    device: str | None = Field(default=None, description="cpu, cuda or tensorrt")
+    provider: str | None = Field(default=None, description="ONNX Runtime's execution provider")
+    graphs: dict[str, str] | None = Field(default=None, description="graphs in use, by role")
+    reason: str | None = Field(default=None, description="why it was refused")
+    manifest: dict[str, Any] | None = None
+
+
+class ModelAnswer(BaseModel):
+    """A model and its versions, newest first."""
+
+    name: str
+    default: bool = Field(description="answers requests that name no model")
+    versions: list[VersionAnswer]
+
+
+class ModelsAnswer(BaseModel):
+    """Answer of /models, without the manifests; /models/{name} has them."""
+
+    models: list[ModelAnswer]
+
+
+class Health(BaseModel):
+    """The process is alive."""
+
+    status: Literal["ok"]
+
+
+class Readiness(BaseModel):
+    """Requests will be answered."""
+
+    status: Literal["ready"]
+    device: str = Field(description="the device in use, not the one asked for")
+    models: list[str] = Field(description="name/version of what is loaded")
+
+
+class Problem(BaseModel):
+    """RFC 9457: what went wrong, what was expected and what came."""
+
+    type: str = Field(examples=["/problems/invalid-field"])
+    title: str
+    status: int
+    detail: str

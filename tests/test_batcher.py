@@ -1,0 +1,194 @@
+"""The batcher: greedy, bounded, and nobody is left waiting."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from service.batcher import Batcher
+from service.errors import DeadlineExceededError, OverloadedError
+
+WAIT_S = 10
+
+
+class Doubling:
+    """A graph that doubles; it notes its batches, and may be held, or fail on negative images."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.started = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(self, images: np.ndarray) -> tuple[np.ndarray]:
+        self.started.set()
+        assert self.gate.wait(WAIT_S)
+        self.batches.append(len(images))
+        if (images < 0).any():
+            raise ValueError("negative")
+        return (images * 2,)
+
+
+def make_batcher(**changes: int) -> Batcher:
+    return Batcher("test", **{"max_batch": 8, "queue_images": 100, "deadline_ms": WAIT_S * 1000, **changes})
+
+
+def images(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+async def started(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) -> list[asyncio.Task]:
+    """Hold the thread in a first run, and queue the others behind it."""
+    graph.gate.clear()
+    graph.started.clear()
+    tasks = []
+    for feed in (images(0), *waiting):
+        tasks.append(asyncio.create_task(batcher.submit(graph.run, feed)))
+        await started(graph.started.is_set)
+        await asyncio.sleep(0)
+    return tasks
+
+
+def test_each_request_gets_its_own_results():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            feeds = [images(*range(start, start + n)) for start, n in ((0, 1), (10, 3), (20, 7), (30, 2))]
+            results = await asyncio.gather(*(batcher.submit(graph.run, feed) for feed in feeds))
+            for feed, (result,) in zip(feeds, results, strict=True):
+                np.testing.assert_array_equal(result, feed * 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_runs_together_up_to_the_largest_batch():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, *[images(n) for n in range(6)])
+            graph.gate.set()
+            await asyncio.gather(*tasks)
+            assert graph.batches == [1, 4, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_a_batch_is_split_and_put_together_again():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            (result,) = await batcher.submit(graph.run, images(*range(10)))
+            np.testing.assert_array_equal(result, images(*range(10)) * 2)
+            assert max(graph.batches) <= 4
+
+    asyncio.run(scenario())
+
+
+def test_different_graphs_do_not_share_a_batch():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            first, second = Doubling(), Doubling()
+            tasks = await while_held(first, batcher, images(1))
+            tasks.append(asyncio.create_task(batcher.submit(second.run, images(2))))
+            await asyncio.sleep(0)
+            first.gate.set()
+            await asyncio.gather(*tasks)
+            assert (first.batches, second.batches) == ([1, 1], [1])
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_request_fails_alone():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1), images(-1), images(3))
+            graph.gate.set()
+            _, good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(bad, ValueError)
+            assert (good[0], also_good[0]) == (2, 6)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_at_once_and_in_images():
+    async def scenario() -> None:
+        with closing(make_batcher(queue_images=5)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3))
+            with pytest.raises(OverloadedError, match="3 images wait"):
+                await batcher.submit(graph.run, images(1, 2, 3))
+            tasks.append(asyncio.create_task(batcher.submit(graph.run, images(4, 5))))
+            await asyncio.sleep(0)
+            graph.gate.set()
+            assert len(await asyncio.gather(*tasks)) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_waited_too_long_is_told_so_and_never_run():
+    async def scenario() -> None:
+        with closing(make_batcher(deadline_ms=50)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2))
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
+            graph.gate.set()
+            await started(lambda: batcher.answering)
+        assert graph.batches == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_went_away_is_skipped():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3), images(4))
+            tasks[1].cancel()
+            await asyncio.gather(tasks[1], return_exceptions=True)
+            graph.gate.set()
+            await asyncio.gather(tasks[0], tasks[2])
+            assert graph.batches == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
+    async def scenario() -> None:
+        with closing(make_batcher(deadline_ms=50)) as batcher:
+            graph = Doubling()
+            assert batcher.answering
+            tasks = await while_held(graph, batcher)
+            await started(lambda: not batcher.answering)
+            graph.gate.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await started(lambda: batcher.answering)
+
+    asyncio.run(scenario())
+
+
+def test_closing_answers_everyone_who_waits():
+    async def scenario() -> None:
+        batcher, graph = make_batcher(), Doubling()
+        tasks = await while_held(graph, batcher, images(1), images(2))
+        closed = asyncio.create_task(asyncio.to_thread(batcher.close))
+        outcomes = await asyncio.gather(*tasks[1:], return_exceptions=True)
+        assert all(isinstance(outcome, OverloadedError) for outcome in outcomes)
+        graph.gate.set()
+        await closed
+        assert (await tasks[0])[0] == 0  # what had begun was finished
+        assert not batcher.answering
+        with pytest.raises(OverloadedError):
+            await batcher.submit(graph.run, images(1))
+
+    asyncio.run(scenario())

@@ -1,0 +1,263 @@
+"""The engine: checked against its manifest, on the device asked for or not at all."""
+
+import os
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+from tiny_bundle import (
+    SIDE,
+    decoder_model,
+    digest,
+    encoder_model,
+    make_model,
+    replace_file,
+    rewrite_manifest,
+    write_bundle,
+)
+
+from export.contract.manifest import BundleError, Graph, Tensor
+from service.engine import (
+    PROVIDERS,
+    DeviceError,
+    Engine,
+    Placement,
+    candidates,
+    cuda_options,
+    load_engine,
+    tensorrt_options,
+    usable_cpus,
+)
+
+needs_no_gpu = pytest.mark.skipif(
+    PROVIDERS["cuda"] in ort.get_available_providers(), reason="this onnxruntime has the CUDA provider"
+)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "tiny" / "1")
+
+
+def load(bundle: Path, device: str = "cpu") -> Engine:
+    return load_engine(bundle, "tiny", Placement(device, 32, bundle.parent / "cache"))
+
+
+def saved(model: onnx.ModelProto) -> bytes:
+    return model.SerializeToString()
+
+
+def test_the_graphs_give_what_the_samples_say(bundle):
+    engine = load(bundle)
+    with np.load(bundle / "samples.npz") as samples:
+        probabilities, poses = engine.encode(samples["pixels"])
+        np.testing.assert_allclose(probabilities, samples["probabilities"], atol=1e-6)
+        np.testing.assert_allclose(poses, samples["poses"], atol=1e-6)
+        (pictures,) = engine.decode(samples["poses"], samples["mask"])
+        np.testing.assert_allclose(pictures, samples["reconstruction"], atol=1e-6)
+
+
+@pytest.mark.parametrize("images", [1, 3, 32])
+def test_any_batch_size_runs(bundle, images):
+    probabilities, poses = load(bundle).encode(np.zeros((images, SIDE, SIDE, 1), np.float32))
+    assert (probabilities.shape, poses.shape) == ((images, 3), (images, 3, 4))
+
+
+def test_a_bundle_without_a_decoder_loads(tmp_path):
+    engine = load(write_bundle(tmp_path / "tiny" / "1", decoder=False))
+    assert not engine.has_decoder
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx", "decoder.onnx", "samples.npz"])
+def test_a_changed_file_is_refused_by_name(bundle, file):
+    content = bytearray((bundle / file).read_bytes())
+    content[-1] ^= 1
+    (bundle / file).write_bytes(content)
+    with pytest.raises(BundleError, match=file):
+        load(bundle)
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx", "samples.npz", "manifest.json"])
+def test_a_missing_file_is_refused_by_name(bundle, file):
+    (bundle / file).unlink()
+    with pytest.raises(BundleError, match=file):
+        load(bundle)
+
+
+def test_a_folder_of_another_name_is_refused(bundle):
+    with pytest.raises(BundleError, match="tiny"):
+        load_engine(bundle, "other", Placement("cpu", 32, bundle))
+
+
+def test_a_graph_whose_shapes_are_not_the_manifests_is_refused(bundle):
+    replace_file(bundle, "encoder", saved(encoder_model(np.random.default_rng(0), 4, 4)))
+    with pytest.raises(BundleError, match=r"encoder\.onnx has the outputs"):
+        load(bundle)
+
+
+def test_a_manifest_whose_classes_are_not_the_graphs_is_refused(bundle):
+    rewrite_manifest(bundle, class_names=("0", "1"))
+    with pytest.raises(BundleError, match="manifest: the encoder"):
+        load(bundle)
+
+
+def test_other_weights_than_the_samples_were_made_with_are_refused(bundle):
+    replace_file(bundle, "decoder", saved(decoder_model(np.random.default_rng(99), 3, 4)))
+    with pytest.raises(BundleError, match="samples: reconstruction differs"):
+        load(bundle)
+
+
+def test_a_graph_that_gives_no_numbers_is_refused(bundle):
+    nodes = [
+        helper.make_node("ReduceSum", ["pixels", "axes"], ["zero"], keepdims=0),
+        helper.make_node("Log", ["zero"], ["nothing"]),
+        helper.make_node("Reshape", ["nothing", "column"], ["one"]),
+        helper.make_node("Expand", ["one", "wide"], ["probabilities"]),
+        helper.make_node("Reshape", ["nothing", "cube"], ["deep"]),
+        helper.make_node("Expand", ["deep", "large"], ["poses"]),
+    ]
+    constants = {
+        "axes": np.array([1, 2, 3]),
+        "column": np.array([-1, 1]),
+        "wide": np.array([1, 3]),
+        "cube": np.array([-1, 1, 1]),
+        "large": np.array([1, 3, 4]),
+    }
+    outputs = {"probabilities": (None, 3), "poses": (None, 3, 4)}
+    model = make_model(nodes, constants, {"pixels": (None, SIDE, SIDE, 1)}, outputs)
+    replace_file(bundle, "encoder", saved(model))
+    with np.load(bundle / "samples.npz") as samples:
+        arrays = {**samples, "pixels": -samples["pixels"]}
+    file = BytesIO()
+    np.savez(file, **arrays)
+    replace_file(bundle, "samples", file.getvalue())
+    with pytest.raises(BundleError, match="samples: probabilities differs by nan"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("name", ["pixels", "probabilities", "mask"])
+def test_samples_without_an_array_are_refused_by_its_name(bundle, name):
+    with np.load(bundle / "samples.npz") as samples:
+        arrays = {key: samples[key] for key in samples.files if key != name}
+    file = BytesIO()
+    np.savez(file, **arrays)
+    replace_file(bundle, "samples", file.getvalue())
+    with pytest.raises(BundleError, match=name):
+        load(bundle)
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"PK\x03\x04 no archive either", b""])
+def test_samples_that_are_no_archive_are_refused(bundle, content):
+    replace_file(bundle, "samples", content)
+    with pytest.raises(BundleError, match="samples"):
+        load(bundle)
+
+
+def test_bytes_that_are_no_graph_are_refused(bundle):
+    replace_file(bundle, "encoder", b"no graph")
+    with pytest.raises(BundleError, match=r"encoder\.onnx"):
+        load(bundle)
+
+
+def test_a_graph_with_weights_in_another_file_is_refused(bundle):
+    model = onnx.load_from_string((bundle / "encoder.onnx").read_bytes())
+    onnx.save_model(
+        model, bundle / "encoder.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
+    replace_file(bundle, "encoder", (bundle / "encoder.onnx").read_bytes())
+    with pytest.raises(BundleError, match="external data"):
+        load(bundle)
+
+
+def test_a_model_of_two_views_is_refused_for_that(bundle):
+    rewrite_manifest(bundle, views=2)
+    with pytest.raises(BundleError, match="2 views"):
+        load(bundle)
+
+
+def test_auto_is_cuda_if_it_is_there_and_else_the_cpu():
+    cpu, cuda, tensorrt = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
+    assert candidates("auto", [cpu]) == ["cpu"]
+    assert candidates("auto", [tensorrt, cuda, cpu]) == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_an_explicit_device_is_the_only_candidate(device):
+    assert candidates(device, list(PROVIDERS.values())) == [device]
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_a_device_that_this_onnxruntime_has_not_is_an_error(device):
+    with pytest.raises(DeviceError, match=f"{PROVIDERS[device]}.*CPUExecutionProvider"):
+        candidates(device, ["CPUExecutionProvider"])
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_a_device_that_cannot_be_had_is_no_reason_to_use_another(bundle, device):
+    with pytest.raises(DeviceError, match=device):
+        load(bundle, device)
+
+
+@needs_no_gpu
+def test_auto_without_a_gpu_is_the_cpu_and_says_so(bundle):
+    assert load(bundle, "auto").device == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
+    if PROVIDERS[device] not in ort.get_available_providers():
+        pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
+    engine = load(bundle, device)
+    assert engine.encoder.get_providers()[0] == PROVIDERS[device]
+
+
+def two_inputs() -> Graph:
+    poses = Tensor(name="poses", shape=(None, 10, 16))
+    mask = Tensor(name="mask", shape=(None, 10))
+    picture = Tensor(name="reconstruction", shape=(None, 28, 28, 1))
+    return Graph(file="decoder.onnx", sha256=digest(b""), inputs=(poses, mask), outputs=(picture,))
+
+
+def test_tensorrt_profiles_cover_one_image_to_the_largest_batch():
+    options = tensorrt_options(two_inputs(), 32, Path("/cache"))
+    assert options["trt_profile_min_shapes"] == "poses:1x10x16,mask:1x10"
+    assert options["trt_profile_max_shapes"] == "poses:32x10x16,mask:32x10"
+    assert options["trt_profile_opt_shapes"] == "poses:32x10x16,mask:32x10"
+
+
+def test_tensorrt_keeps_its_engines_and_timings_and_full_precision():
+    options = tensorrt_options(two_inputs(), 32, Path("/cache"))
+    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
+    assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "/cache"
+    assert options["trt_fp16_enable"] == "0"
+
+
+def test_cuda_computes_in_full_float32():
+    assert cuda_options()["use_tf32"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("max 100000", None),
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("nonsense", None),
+        ("1600000 100000", None),
+    ],
+)
+def test_threads_follow_the_quota_of_the_control_group(tmp_path, content, expected):
+    (tmp_path / "cpu.max").write_text(content)
+    allowed = len(os.sched_getaffinity(0))
+    expected = min(allowed, 16) if content.startswith("16") else expected
+    assert usable_cpus(tmp_path / "cpu.max") == (expected or allowed)
+
+
+def test_without_control_groups_every_allowed_cpu_is_used(tmp_path):
+    assert usable_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))

@@ -1,0 +1,247 @@
+"""The repository: what is on disk is served, what is broken is named, and nothing else is touched."""
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from live_service import settings_for
+from tiny_bundle import SIDE, write_bundle
+
+from service.errors import ModelRequiredError, NotReadyError, OverloadedError, UnknownModelError
+from service.repository import Repository, find_bundles
+
+
+@asynccontextmanager
+async def opened(models: Path | str, **changes: object) -> AsyncIterator[Repository]:
+    repository = Repository(settings_for(Path(models), **changes))
+    try:
+        await repository.first_scan()
+        yield repository
+    finally:
+        await repository.close()
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def loaded(repository: Repository) -> list[str]:
+    return sorted(f"{one.model}/{one.version}" for one in repository.ready())
+
+
+def states(repository: Repository, model: str) -> dict[int, str]:
+    described = repository.describe(model, manifests=False)["versions"]
+    return {version["version"]: version["state"] for version in described}
+
+
+def test_the_newest_versions_are_loaded_and_the_newest_answers(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 10):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            assert loaded(repository) == ["tiny/10", "tiny/2"]
+            with repository.use("tiny", None) as served:
+                assert served.version == 10
+
+    run(scenario())
+
+
+def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_serve(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        (tmp_path / "tiny" / "3" / "encoder.onnx").write_bytes(b"no graph")
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path) as repository:
+            assert loaded(repository) == ["other/1", "tiny/1", "tiny/2"]
+            newest = repository.describe("tiny", manifests=False)["versions"][0]
+            assert (newest["version"], newest["state"]) == (3, "refused")
+            assert "sha256" in newest["reason"]
+            assert str(tmp_path) not in newest["reason"]
+            assert states(repository, "tiny") == {3: "refused", 2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_with_nothing_but_broken_bundles_the_failure_says_why(tmp_path):
+    async def scenario() -> None:
+        (write_bundle(tmp_path / "tiny" / "1") / "manifest.json").unlink()
+        async with opened(tmp_path) as repository:
+            assert "manifest.json" in str(repository.failure)
+            with pytest.raises(NotReadyError, match=r"manifest\.json"):
+                repository.ready()
+
+    run(scenario())
+
+
+def test_without_bundles_the_failure_names_the_folders(tmp_path):
+    async def scenario() -> None:
+        async with opened(tmp_path / "missing") as repository:
+            assert str(tmp_path / "missing") in str(repository.failure)
+            with pytest.raises(NotReadyError), repository.use(None, None):
+                pass
+
+    run(scenario())
+
+
+def test_folders_that_are_no_versions_are_passed_over(tmp_path):
+    for name in ("0", "01", "-1", "1.5", "v2", ".3.tmp", "latest", "1e3", "٣", "9" * 20):
+        (tmp_path / "tiny" / name).mkdir(parents=True)
+    for name in (".hidden", "lost+found", "Upper", "a b"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "tiny" / "7").write_text("a file")
+    (tmp_path / "tiny" / "12").mkdir()
+    assert find_bundles((tmp_path,)) == {"tiny": {12: tmp_path / "tiny" / "12"}}
+
+
+def test_versions_of_several_folders_are_merged_and_the_earlier_folder_wins(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (
+        first / "tiny" / "1",
+        second / "tiny" / "1",
+        second / "tiny" / "2",
+        second / "other" / "1",
+    ):
+        folder.mkdir(parents=True)
+    found = find_bundles((tmp_path / "missing", first, second))
+    assert found["tiny"] == {1: first / "tiny" / "1", 2: second / "tiny" / "2"}
+    assert found["other"] == {1: second / "other" / "1"}
+
+
+def test_a_path_list_is_served_as_one(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        write_bundle(tmp_path / "b" / "tiny" / "2")
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}") as repository:
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
+
+    run(scenario())
+
+
+def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository, opened(tmp_path, default_model="absent") as other:
+            for one in (repository, other):
+                with one.use(None, None) as served:
+                    assert served.model == "tiny"
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path) as repository:
+            with pytest.raises(ModelRequiredError, match="other, tiny"), repository.use(None, None):
+                pass
+        async with opened(tmp_path, default_model="other") as repository:
+            with repository.use(None, None) as served:
+                assert served.model == "other"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["../tiny", "tiny/1", "tiny/../tiny", "/", ".", ""])
+def test_a_name_in_a_request_is_never_a_path(tmp_path, name):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            with pytest.raises(UnknownModelError, match="tiny"), repository.use(name, None):
+                pass
+
+    run(scenario())
+
+
+def test_a_new_version_is_found_and_the_one_too_many_is_dropped(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "tiny" / "2")
+        async with opened(tmp_path) as repository:
+            with repository.use("tiny", 1) as oldest:
+                pass
+            write_bundle(tmp_path / "tiny" / "3")
+            await repository.scan()
+            assert loaded(repository) == ["tiny/2", "tiny/3"]
+            with repository.use("tiny", None) as served:
+                assert served.version == 3
+            while oldest.batcher.answering:
+                await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_a_version_in_use_is_dropped_only_after_its_request(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        pixels = np.zeros((1, SIDE, SIDE, 1), np.float32)
+        async with opened(tmp_path, versions_kept=1) as repository:
+            with repository.use("tiny", None) as served:
+                write_bundle(tmp_path / "tiny" / "2")
+                await repository.scan()
+                assert loaded(repository) == ["tiny/2"]
+                await asyncio.sleep(0.05)
+                assert (await served.encode(pixels))[0].shape == (1, 3)
+            while served.batcher.answering:
+                await asyncio.sleep(0.001)
+            with pytest.raises(OverloadedError):
+                await served.encode(pixels)
+
+    run(scenario())
+
+
+def test_removing_a_version_brings_back_the_one_before(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            shutil.rmtree(tmp_path / "tiny" / "3")
+            await repository.scan()
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
+
+    run(scenario())
+
+
+def test_a_refused_bundle_is_tried_again_when_its_files_change(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        manifest = (write_bundle(tmp_path / "tiny" / "2") / "manifest.json").read_bytes()
+        (tmp_path / "tiny" / "2" / "manifest.json").unlink()
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            (tmp_path / "tiny" / "2" / "manifest.json").write_bytes(manifest)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_watching_finds_what_is_published_while_running(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, rescan_s=0.01) as repository:
+            watching = asyncio.create_task(repository.watch())
+            aside = write_bundle(tmp_path / "aside" / "tiny" / ".2.tmp")
+            aside.rename(tmp_path / "tiny" / "2")
+            async with asyncio.timeout(10):
+                while loaded(repository) != ["tiny/1", "tiny/2"]:
+                    await asyncio.sleep(0.01)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    run(scenario())
+
+
+def test_closing_leaves_no_thread_behind(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path):
+            assert inference_threads()
+        assert not inference_threads()
+
+    run(scenario())
+
+
+def inference_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("inference-")]

@@ -1,0 +1,431 @@
+"""capsnet-score: rows are what /classify answers, in order, and bad files cost nothing but themselves."""
+
+import asyncio
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from live_service import live_service, settings_for, wait_until
+from PIL import Image
+from tiny_bundle import CLASSES, SIDE, write_bundle
+
+from service.score import Row, Skipped, in_batches, in_order, main, walk
+
+PYTHON = [sys.executable, "-W", "error"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_bundle(root / "tiny" / "1", seed=1)
+    write_bundle(root / "tiny" / "2", seed=2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def service(models: Path) -> Iterator[httpx.Client]:
+    with live_service(settings_for(models, max_batch=4)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten pictures in a folder and its subfolders: nine of the model's size, and a pen's stroke on paper."""
+    folder = tmp_path_factory.mktemp("digits")
+    for index in range(9):
+        write_picture(folder / f"{index % 3}" / f"{index}.png", seed=index)
+    paper = np.full((60, 60), 240, np.uint8)
+    paper[20:45, 30:36] = 20
+    Image.fromarray(paper).save(folder / "photograph.jpg")
+    return folder
+
+
+def write_picture(path: Path, *, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    levels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
+    Image.fromarray(levels).save(path)
+
+
+def score(*arguments: object) -> int:
+    """The exit status of the command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(path.read_text())))
+
+
+def classified(service: httpx.Client, path: Path, **query: object) -> dict[str, object]:
+    answer = service.post("/classify", params=query, files={"images": path.read_bytes()})
+    return answer.raise_for_status().json()["results"][0]
+
+
+@contextmanager
+def in_front_of(service: httpx.Client, refuse: Callable[[int], int | None]) -> Iterator[str]:
+    """A proxy that may answer the n-th POST with a status of its own and Retry-After: 0; gives its URL."""
+    posts = iter(range(1, 1000))
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.forward(b"")
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if status := refuse(next(posts)):
+                self.answer(status, b"", {"Retry-After": "0"})
+            else:
+                self.forward(body)
+
+        def forward(self, body: bytes):
+            kind = {"content-type": self.headers.get("content-type", "")}
+            answer = service.request(self.command, self.path, content=body, headers=kind)
+            self.answer(answer.status_code, answer.content, {})
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str]):
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# Rows
+
+
+def test_csv_rows_are_what_classify_answers_in_the_order_of_the_names(service, digits, tmp_path):
+    assert score(digits, "--out", tmp_path / "scores.csv", "--url", service.base_url, "--batch", 3) == 0
+    rows = read_csv(tmp_path / "scores.csv")
+    assert [row["path"] for row in rows] == [str(path) for path in sorted(digits.rglob("*.*"))]
+    for row in rows:
+        result = classified(service, Path(row["path"]))
+        assert list(row) == ["path", "label", "probability", *CLASSES]
+        assert row["label"] == result["label"]
+        assert float(row["probability"]) == pytest.approx(result["classes"][0]["probability"], abs=1e-6)
+        expected = {c["label"]: c["probability"] for c in result["classes"]}
+        assert {name: float(row[name]) for name in CLASSES} == pytest.approx(expected, abs=1e-6)
+
+
+def test_json_lines_hold_the_classes_by_falling_probability(service, digits, tmp_path):
+    assert score(digits, "--out", tmp_path / "scores.jsonl", "--url", service.base_url) == 0
+    rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert len(rows) == 10
+    for row in rows:
+        best = row["classes"][0]
+        assert list(row) == ["path", "label", "probability", "classes"]
+        assert (row["label"], row["probability"]) == (best["label"], best["probability"])
+        assert {c["label"] for c in row["classes"]} == set(CLASSES)
+        assert row["classes"] == sorted(row["classes"], key=lambda c: -c["probability"])
+
+
+@pytest.mark.parametrize("options", [[], ["--top-k", "2"], ["--preprocess", "off"], ["--version", "1"]])
+def test_in_process_and_over_http_the_rows_are_the_same(service, models, digits, tmp_path, options):
+    remote, local = tmp_path / "remote.csv", tmp_path / "local.csv"
+    assert score(digits, "--out", remote, "--url", service.base_url, *options) == 0
+    assert score(digits, "--out", local, "--local", "--models", models, *options) == 0
+    numbers = ["probability", *CLASSES]
+    for one, other in zip(read_csv(remote), read_csv(local), strict=True):
+        assert (one["path"], one["label"]) == (other["path"], other["label"])
+        for name in numbers:
+            assert (one[name] == "") == (other[name] == "")
+            assert float(one[name] or 0) == pytest.approx(float(other[name] or 0), abs=1e-6)
+
+
+def test_the_newest_version_answers_unless_another_is_asked_for(service, digits, tmp_path):
+    picture = digits / "0" / "0.png"
+    for options, version in (([], 2), (["--model", "tiny", "--version", "1"], 1)):
+        assert score(picture, "--out", tmp_path / "a.csv", "--url", service.base_url, *options) == 0
+        (row,) = read_csv(tmp_path / "a.csv")
+        expected = classified(service, picture, version=version)["classes"][0]["probability"]
+        assert float(row["probability"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_preprocess_off_reaches_the_model(service, digits, tmp_path):
+    picture = digits / "photograph.jpg"
+    score(picture, "--out", tmp_path / "a.csv", "--url", service.base_url, "--preprocess", "off")
+    (row,) = read_csv(tmp_path / "a.csv")
+    plain, ruled = (classified(service, picture, preprocess=rule)["classes"] for rule in ("off", "auto"))
+    assert float(row["probability"]) == pytest.approx(plain[0]["probability"], abs=1e-6)
+    assert plain != ruled
+
+
+def test_top_k_leaves_the_cells_of_the_other_classes_empty(service, digits, tmp_path):
+    assert score(digits, "--out", tmp_path / "a.csv", "--url", service.base_url, "--top-k", 1) == 0
+    for row in read_csv(tmp_path / "a.csv"):
+        assert {name: row[name] for name in CLASSES if row[name]} == {row["label"]: row["probability"]}
+
+
+def test_stdout_holds_only_rows(models, digits, capsys):
+    assert score(digits / "0", "--local", "--models", models) == 0
+    header, *rows, rest = capsys.readouterr().out.split("\n")
+    assert (header, rest) == ("path,label,probability,0,1,2", "")
+    assert [row.split(",")[0] for row in rows] == [str(digits / "0" / f"{n}.png") for n in (0, 3, 6)]
+    assert not any("\r" in row for row in rows)
+
+
+def test_a_name_that_is_no_text_is_written_as_its_bytes(service, digits, tmp_path):
+    name = os.fsencode(tmp_path) + b'/caf\xe9, "7"\n.png'
+    shutil.copy(digits / "0" / "0.png", name)
+    for out in ("a.csv", "a.jsonl"):
+        assert score(os.fsdecode(name), "--out", tmp_path / out, "--url", service.base_url) == 0
+    with (tmp_path / "a.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        assert [os.fsencode(row["path"]) for row in csv.DictReader(file)] == [name]
+    line = (tmp_path / "a.jsonl").read_text(encoding="utf-8", errors="surrogateescape")
+    assert os.fsencode(json.loads(line)["path"]) == name
+
+
+# Bad files
+
+
+@pytest.mark.parametrize("where", ["remote", "local"])
+def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, digits, tmp_path, capsys, where):
+    folder = tmp_path / "some"
+    shutil.copytree(digits, folder)
+    (folder / "0" / "empty.png").touch()
+    (folder / "1" / "text.jpg").write_text("not a picture")
+    (folder / "2" / "gone.png").symlink_to("nowhere")
+    reached = ["--url", service.base_url] if where == "remote" else ["--local", "--models", models]
+    assert score(folder, "--out", tmp_path / "a.csv", *reached) == 1
+    good = sorted(folder / path.relative_to(digits) for path in digits.rglob("*.*"))
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [str(path) for path in good]
+    *skipped, summary = capsys.readouterr().err.splitlines()
+    for line, name in zip(skipped, ["0/empty.png", "1/text.jpg", "2/gone.png"], strict=True):
+        assert line.startswith(f"capsnet-score: skipped {folder / name}: ")
+    assert summary == "capsnet-score: 10 scored with tiny/2, 3 skipped"
+
+
+def test_when_no_picture_can_be_scored_the_status_is_2(service, tmp_path):
+    (tmp_path / "7.png").write_text("not a picture")
+    assert score(tmp_path, "--out", tmp_path / "a.csv", "--url", service.base_url) == 2
+
+
+def test_a_folder_that_vanishes_while_it_is_walked_is_reported(tmp_path):
+    write_picture(tmp_path / "a.png", seed=0)
+    write_picture(tmp_path / "b" / "c.png", seed=0)
+    found = walk(tmp_path)
+    assert next(found) == tmp_path / "a.png"
+    shutil.rmtree(tmp_path / "b")
+    assert list(found) == [tmp_path / "b"]
+
+
+# Paths
+
+
+def test_folders_give_their_pictures_and_nothing_else(tmp_path):
+    for name in ("10.png", "9.JPEG", "b/x.webp", "a/y.tiff"):
+        write_picture(tmp_path / name, seed=0)
+    for name in ("scores.csv", "._9.png", "b/notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "7.png").touch()
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "a" / "round").symlink_to(tmp_path)
+    assert list(walk(tmp_path)) == [tmp_path / name for name in ("10.png", "9.JPEG", "a/y.tiff", "b/x.webp")]
+
+
+def test_a_pattern_reaches_into_subfolders(models, digits, tmp_path):
+    assert score(f"{digits}/**/*.png", "--out", tmp_path / "a.csv", "--local", "--models", models) == 0
+    expected = [str(path) for path in sorted(digits.rglob("*.png"))]
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == expected
+
+
+def test_a_file_named_like_a_pattern_is_a_file_whatever_its_suffix(models, digits, tmp_path):
+    shutil.copy(digits / "0" / "0.png", tmp_path / "[7].data")
+    named = tmp_path / "[7].data"
+    assert score(named, "--out", tmp_path / "a.csv", "--local", "--models", models) == 0
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [str(named)]
+
+
+@pytest.mark.parametrize("argument", ["digts", "*.pngg", "empty", ""])
+def test_a_path_without_pictures_is_named_and_overwrites_nothing(tmp_path, capsys, monkeypatch, argument):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "scores.csv").write_text("from yesterday")
+    assert score(argument, "--out", "scores.csv") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert argument in line
+    assert (tmp_path / "scores.csv").read_text() == "from yesterday"
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--out", "scores.txt"], "scores.txt ends neither in .csv nor in .jsonl"),
+        (["--top-k", "4"], "--top-k must be 1 to 3, the classes of tiny; got 4"),
+        (["--model", "nine"], "'nine'"),
+        (["--version", "9"], "tiny has no version 9; there are 1, 2"),
+        (["--out", "nowhere/scores.csv"], "nowhere/scores.csv"),
+    ],
+)
+@pytest.mark.parametrize("where", ["remote", "local"])
+def test_a_choice_that_cannot_be_had_is_told_in_one_line(
+    service, models, digits, tmp_path, capsys, monkeypatch, options, told, where
+):
+    monkeypatch.chdir(tmp_path)
+    reached = ["--url", service.base_url] if where == "remote" else ["--local", "--models", models]
+    assert score(digits, *reached, *options) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert told in line
+    assert captured.out == ""
+
+
+def test_several_models_without_a_default_must_be_chosen_from(models, digits, tmp_path, capsys):
+    shutil.copytree(models / "tiny", tmp_path / "tiny")
+    write_bundle(tmp_path / "other" / "1")
+    with live_service(settings_for(tmp_path)) as service:
+        for reached in (["--url", service.base_url], ["--local", "--models", tmp_path]):
+            assert score(digits, *reached) == 2
+            assert "--model from other, tiny" in capsys.readouterr().err
+            assert score(digits, *reached, "--model", "other") == 0
+
+
+def test_a_service_that_is_not_there_is_one_line_with_its_address_and_the_remedy(digits, capsys):
+    assert score(digits, "--url", "http://127.0.0.1:9") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "http://127.0.0.1:9" in line
+    assert "make serve" in line
+
+
+def test_an_address_that_is_none_is_told_before_it_is_tried(digits, capsys):
+    assert score(digits, "--url", "localhost:8000") == 2
+    assert "'localhost:8000'" in capsys.readouterr().err
+
+
+def test_help_shows_examples_and_needs_neither_torch_nor_onnxruntime():
+    without = "import sys; sys.modules |= {'torch': None, 'onnxruntime': None}"
+    program = f"{without}; from service.score import main; main()"
+    ran = subprocess.run([*PYTHON, "-c", program, "--help"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "capsnet-score digits/ --out scores.csv" in ran.stdout
+
+
+# Trouble on the way
+
+
+def test_an_overloaded_service_is_asked_again(service, digits, tmp_path):
+    with in_front_of(service, lambda post: 503 if post % 2 else None) as url:
+        assert score(digits, "--out", tmp_path / "a.csv", "--url", url, "--batch", 2) == 0
+    assert len(read_csv(tmp_path / "a.csv")) == 10
+
+
+def test_a_service_that_stays_overloaded_is_given_up_with_the_rows_before_kept(
+    service, digits, tmp_path, capsys
+):
+    with in_front_of(service, lambda post: 503 if post > 2 else None) as url:
+        arguments = ["--out", tmp_path / "a.csv", "--url", url, "--batch", 3, "--concurrency", 1]
+        assert score(digits, *arguments) == 2
+    assert len(read_csv(tmp_path / "a.csv")) == 6
+    assert "gave up after 10 attempts" in capsys.readouterr().err
+
+
+def test_a_table_keeps_to_the_version_it_began_with(digits, tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1", seed=1)
+    aside = write_bundle(tmp_path / "aside" / "tiny" / "2", seed=2)
+
+    def publish_before_the_second(post: int) -> None:
+        if post == 2:
+            aside.rename(tmp_path / "models" / "tiny" / "2")
+            wait_until(lambda: service.get("/models/tiny").json()["versions"][0]["version"] == 2)
+
+    with live_service(settings_for(tmp_path / "models", rescan_s=0.05)) as service:
+        with in_front_of(service, publish_before_the_second) as url:
+            arguments = ["--batch", 5, "--concurrency", 1, "--out", tmp_path / "a.csv"]
+            assert score(digits, "--url", url, *arguments) == 0
+        for row in read_csv(tmp_path / "a.csv"):
+            first, second = (classified(service, Path(row["path"]), version=version) for version in (1, 2))
+            assert float(row["probability"]) == pytest.approx(first["classes"][0]["probability"], abs=1e-6)
+            assert first["classes"] != second["classes"]
+
+
+def test_a_batch_over_the_services_limits_goes_in_smaller_parts(models, digits, tmp_path):
+    limits = {"max_images_per_request": 4, "max_body_bytes": 3000}  # a picture has some 900 bytes
+    with live_service(settings_for(models, **limits)) as service:
+        names = [digits / str(n % 3) / f"{n}.png" for n in range(9)]
+        assert score(*names, "--out", tmp_path / "a.csv", "--url", service.base_url, "--batch", 9) == 0
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [str(name) for name in names]
+
+
+def test_ctrl_c_leaves_whole_rows_and_status_130(service, digits, tmp_path):
+    out, released = tmp_path / "a.jsonl", threading.Event()
+
+    def hold_the_third(post: int) -> None:
+        if post == 3:
+            released.wait(30)
+
+    program = [*PYTHON, "-m", "service.score", str(digits), "--out", str(out), "--batch", "2"]
+    with in_front_of(service, hold_the_third) as url:
+        command = [*program, "--concurrency", "1", "--url", url]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            wait_until(lambda: out.exists() and out.read_text().count("\n") == 4)
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=30)
+        released.set()
+    assert running.returncode == 130
+    assert told == "capsnet-score: interrupted; the rows written so far stay\n"
+    assert [len(json.loads(line)["classes"]) for line in out.read_text().splitlines()] == [3, 3, 3, 3]
+
+
+def test_a_reader_that_has_had_enough_ends_it_quietly(models, digits):
+    command = [*PYTHON, "-m", "service.score", str(digits), "--local", "--models", str(models)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.close()
+        told = running.stderr.read()
+    assert (running.returncode, told) == (141, "")
+
+
+def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
+    taken, running, most = 0, 0, 0
+
+    def pictures() -> Iterator[Path]:
+        nonlocal taken
+        for index in range(100):
+            taken += 1
+            yield Path(str(index))
+
+    async def later_ones_first(batch: list[Path]) -> list[Row | Skipped]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002 * (3 - int(batch[0].name) // 10 % 4))
+        running -= 1
+        return [Skipped(path, "") for path in batch]
+
+    async def names_of_all() -> list[str]:
+        names: list[str] = []
+        async for outcomes in in_order(later_ones_first, in_batches(pictures(), 10), 4):
+            names += [outcome.path.name for outcome in outcomes]
+            assert taken <= len(names) + 4 * 10
+        return names
+
+    assert asyncio.run(names_of_all()) == [str(index) for index in range(100)]
+    assert most == 4

@@ -1,0 +1,100 @@
+"""capsnet-serve: one line at the start, one line when it cannot, and a gentle end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import onnxruntime as ort
+import pytest
+from tiny_bundle import write_bundle
+
+from service.cli import main
+
+LIMIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings but the test's, and the signal handlers of before afterwards."""
+    for name in list(os.environ):
+        if name.startswith("CAPSNET_"):
+            monkeypatch.delenv(name)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def assert_one_line(captured: pytest.CaptureFixture[str], *said: str) -> None:
+    printed = captured.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("capsnet-serve: ")
+    assert len(printed.err.splitlines()) == 1
+    for words in said:
+        assert words in printed.err
+
+
+def test_it_says_where_what_and_on_which_device_and_ends_gently_on_sigterm(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    arguments = ["--models", str(tmp_path), "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            address = next(word for word in line.split() if word.startswith("http://"))
+            assert "tiny/1 on cpu" in line
+            assert httpx.get(f"{address}/readyz").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            process.kill()
+
+
+def test_a_port_in_use_is_one_line(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--models", str(tmp_path), "--port", port]) == 1
+    assert_one_line(capsys, port, "in use")
+
+
+def test_a_host_that_is_not_ours_is_one_line(tmp_path, capsys):
+    assert main(["--models", str(tmp_path), "--host", "no such host"]) == 1
+    assert_one_line(capsys, "no such host")
+
+
+def test_no_models_is_one_line(tmp_path, capsys):
+    assert main(["--models", str(tmp_path), "--port", "0"]) == 1
+    assert_one_line(capsys, str(tmp_path), "CAPSNET_MODELS")
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA can be had here")
+def test_a_device_that_cannot_be_had_stops_the_start(tmp_path: Path, capsys):
+    write_bundle(tmp_path / "tiny" / "1")
+    assert main(["--models", str(tmp_path), "--port", "0", "--device", "cuda"]) == 1
+    assert_one_line(capsys, "cuda", "CUDAExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--port", "eighty"], "CAPSNET_PORT"), (["--device", "gpu"], "CAPSNET_DEVICE")]
+)
+def test_a_wrong_option_is_one_line(capsys, arguments, said):
+    assert main(arguments) == 2
+    assert_one_line(capsys, said, arguments[1])
+
+
+def test_a_wrong_variable_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("CAPSNET_DEVICE", "gpu")
+    assert main([]) == 2
+    assert_one_line(capsys, "CAPSNET_DEVICE", "gpu")
+
+
+def test_help_shows_examples(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "examples:" in capsys.readouterr().out

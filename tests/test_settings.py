@@ -1,0 +1,67 @@
+"""Settings: from the environment, with errors that name the variable."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service.settings import SettingsError, read_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("CAPSNET_"):
+            monkeypatch.delenv(name)
+
+
+def test_every_setting_has_a_default():
+    settings = read_settings()
+    assert (settings.port, settings.device, settings.default_model) == (8000, "auto", "capsnet-mnist")
+    assert (settings.max_body_bytes, settings.max_pixels) == (32 * 2**20, 50_000_000)
+    assert settings.roots == (Path("models"),)
+
+
+def test_the_environment_sets_them(monkeypatch):
+    monkeypatch.setenv("CAPSNET_PORT", "9000")
+    monkeypatch.setenv("CAPSNET_MODELS", os.pathsep.join(["models", "/srv/models"]))
+    settings = read_settings()
+    assert settings.port == 9000
+    assert settings.roots == (Path("models"), Path("/srv/models"))
+
+
+def test_an_option_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("CAPSNET_PORT", "9000")
+    assert read_settings(port="9001", host=None).port == 9001
+
+
+def test_the_variables_of_other_parts_do_not_upset_the_service(monkeypatch):
+    monkeypatch.setenv("CAPSNET_DATA", "/data")
+    read_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CAPSNET_PORT", "eighty"),
+        ("CAPSNET_PORT", "70000"),
+        ("CAPSNET_DEVICE", "gpu"),
+        ("CAPSNET_MAX_BATCH", "0"),
+        ("CAPSNET_RESCAN_S", "nan"),
+        ("CAPSNET_VERSIONS_KEPT", ""),
+        ("CAPSNET_MODELS", ""),
+        ("CAPSNET_LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_one_line_that_names_the_variable(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert f"{name}={value!r}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_request_that_could_never_fit_the_queue_is_a_wrong_setting(monkeypatch):
+    monkeypatch.setenv("CAPSNET_QUEUE_IMAGES", "10")
+    with pytest.raises(SettingsError, match="CAPSNET_QUEUE_IMAGES"):
+        read_settings()
