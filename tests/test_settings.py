@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import SettingsError, read_settings
+from service.settings import Settings, SettingsError, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,9 @@ def test_a_request_that_could_never_fit_the_queue_is_a_wrong_setting(monkeypatch
     monkeypatch.setenv("CAPSNET_QUEUE_IMAGES", "10")
     with pytest.raises(SettingsError, match="CAPSNET_QUEUE_IMAGES"):
         read_settings()
+
+
+def test_the_readme_lists_every_setting_with_its_default():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for name, field in Settings.model_fields.items():
+        assert f"| `CAPSNET_{name.upper()}` | `{field.default}` |" in readme

@@ -205,8 +205,8 @@ def _measure_test(run: Path, root: Path, device: "torch.device") -> None:
     from training.data.load import load_split
     from training.loop import evaluate
 
-    best = checkpoint.best_checkpoint(run)
     config = checkpoint.read_config(run)
+    best = checkpoint.best_checkpoint(run)
     test = Images.of(load_split(config.data.name, "test", root))
     found = evaluate(checkpoint.load_model(run, best, device), test, config.loss)
     result = {

@@ -6,6 +6,7 @@ from the ground by enough is ink, unless it is a speck or runs along the edge of
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ GROUND_WINDOW = 1 / 3  # of the shorter side; strokes are thinner, shadows are w
 NOISE_DEVIATIONS = 6.0  # ink stands out from the paper by this many standard deviations of its noise
 LEAST_CONTRAST = 0.15  # and by this share of the paper's brightness
 INK_LEVEL = 0.4  # a pixel is ink from this share of the darkest ink's contrast
-LEAST_SIZE = 0.04  # of the shorter side; smaller things are specks
+LEAST_SIZE = 0.06  # of the shorter side; smaller things are specks
+CUT_OFF = 0.3  # a thing this share of whose length is on the picture's edge is a table, not a digit
 ROUNDS = 4  # how often what is no digit is taken away and the rest looked at again
 
 BOX = 20 / 28  # MNIST fits the ink's box into 20 of 28 pixels
@@ -105,10 +107,22 @@ def _contrast(grey: Plane, is_dark: bool) -> Plane:
     """How much a pixel stands out from its ground, 0-1; on paper as a share of the paper's brightness."""
     light = grey if is_dark else 1 - grey
     reach = max(2, round(GROUND_WINDOW * min(grey.shape) / 2))
-    padded = np.pad(light, reach, mode="reflect", reflect_type="odd")  # goes on with a gradient at the edge
-    ground = -_widest(-_widest(padded, reach), reach)[reach:-reach, reach:-reach]
+    ground = np.minimum(*(_closed(light, reach, go_on) for go_on in ("straight", "level")))
     ink = ground - light
     return np.asarray(ink / np.maximum(ground, 0.1) if is_dark else ink, np.float32)
+
+
+def _closed(light: Plane, reach: int, go_on: Literal["straight", "level"]) -> Plane:
+    """Paint over dark things narrower than 2 x reach.
+
+    Beyond the edge the picture goes on, or else what is dark at the edge would be painted over too: falling
+    light straight on, and a shadow or a table at the level it has.
+    """
+    if go_on == "straight":
+        padded = np.pad(light, reach, mode="reflect", reflect_type="odd")
+    else:
+        padded = np.pad(light, reach, mode="edge")
+    return -_widest(-_widest(padded, reach), reach)[reach:-reach, reach:-reach]
 
 
 def _widest(plane: Plane, reach: int) -> Plane:
@@ -134,39 +148,35 @@ def _box_mean(plane: Plane) -> Plane:
 
 def _strokes(contrast: Plane, floor: float) -> Mask:
     """Pixels of the digit: the heaviest thing that may be one, and its other strokes."""
-    left, cut_off = contrast.copy(), np.zeros(contrast.shape, bool)
+    left = contrast.copy()
     blur = max(2, min(contrast.shape) // 50)  # how far a thing's unsharp edge may reach
     for _ in range(ROUNDS):
-        level = max(floor, INK_LEVEL * float(left.max()))
         if left.max() < floor:
             break
-        things = _things(left > level, left)
-        large = things.sides >= max(3.0, LEAST_SIZE * min(contrast.shape))
-        inside = large & (things.contact == 0)
-        if inside.any():
-            return np.isin(things.labels, _together(things, inside))
-        partly = large & (things.contact < 0.3 * things.sides)  # a digit cut off by the picture's edge
-        if partly.any() and not cut_off.any():
-            cut_off = np.isin(things.labels, _together(things, partly))
+        things = _things(left > max(floor, INK_LEVEL * float(left.max())), left)
+        is_large = things.sides >= max(3.0, LEAST_SIZE * min(contrast.shape))
+        digits = is_large & (things.contact < CUT_OFF * things.sides)
+        if digits.any():
+            return np.isin(things.labels, _together(things, digits))
         left[_widest((things.labels >= 0).astype(np.float32), blur) > 0] = 0
-    return cut_off
+    return np.zeros(contrast.shape, bool)
 
 
-def _together(things: Things, candidates: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The heaviest candidate and what lies so near that it must be a stroke of the same digit."""
-    main = int(np.argmax(np.where(candidates, things.mass, -1)))
+def _together(things: Things, digits: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """The heaviest digit, rather one that is not cut off, and the things near enough to be its strokes."""
+    weight = things.mass * np.where(things.contact > 0, CUT_OFF, 1)
+    main = int(np.argmax(np.where(digits, weight, -1)))
     top_left, bottom_right = things.boxes[:, :2], things.boxes[:, 2:]
     gaps = np.maximum(top_left - bottom_right[main], top_left[main] - bottom_right).max(axis=1)
-    near = (gaps < 0.3 * things.sides[main]) & (things.mass > 0.02 * things.mass[main])
-    return np.flatnonzero(near & ((things.contact == 0) | candidates))
+    is_near = (gaps < 0.3 * things.sides[main]) & (things.mass > 0.02 * things.mass[main])
+    return np.flatnonzero(is_near & ((things.contact == 0) | digits))
 
 
 def _things(mask: Mask, weight: Plane) -> Things:
     """Tell connected regions apart; gaps of two pixels do not part them."""
-    labels = np.where(mask, _connected(_widest(mask.astype(np.float32), 1) > 0), -1)
-    names, labels = np.unique(labels, return_inverse=True)
-    labels = labels.reshape(mask.shape) - (names[0] == -1)
-    count = len(names) - (names[0] == -1)
+    labels = _connected(_widest(mask.astype(np.float32), 1) > 0)
+    count = int(labels.max()) + 1
+    labels[~mask] = -1
     rows, columns = np.nonzero(mask)
     of = labels[rows, columns]
     boxes = np.empty((count, 4), np.intp)
@@ -184,25 +194,23 @@ def _things(mask: Mask, weight: Plane) -> Things:
 
 
 def _connected(mask: Mask) -> NDArray[np.intp]:
-    """Number the regions of 8-connected pixels; [H, W], -1 outside. Union-find, all pairs at once."""
-    index = np.full(mask.shape, -1, np.intp)
-    index[mask] = np.arange(mask.sum())
-    pairs = (
-        (index[:, :-1], index[:, 1:]),
-        (index[:-1], index[1:]),
-        (index[:-1, :-1], index[1:, 1:]),
-        (index[:-1, 1:], index[1:, :-1]),
-    )
-    edges = np.stack([np.concatenate([side.ravel() for side in sides]) for sides in zip(*pairs, strict=True)])
-    a, b = edges[:, (edges >= 0).all(axis=0)]  # [E]
-    root = np.arange(mask.sum())
+    """Number the regions of 8-connected pixels from 0; [H, W], -1 outside. Union-find, all pairs at once."""
+    rows, columns = np.nonzero(mask)
+    index = np.full((mask.shape[0] + 1, mask.shape[1] + 2), -1, np.intp)  # a margin: neighbours exist
+    index[rows, columns + 1] = np.arange(len(rows))
+    neighbours = ((0, 1), (1, -1), (1, 0), (1, 1))
+    right = np.concatenate([index[rows + down, columns + 1 + across] for down, across in neighbours])
+    left = np.tile(np.arange(len(rows)), len(neighbours))
+    a, b = left[right >= 0], right[right >= 0]  # [E]
+    root = np.arange(len(rows))
     while (root[a] != root[b]).any():
         low, high = np.minimum(root[a], root[b]), np.maximum(root[a], root[b])
         np.minimum.at(root, high, low)
         while (root[root] != root).any():
             root = root[root]
-    index[mask] = root
-    return index
+    labels = np.full(mask.shape, -1, np.intp)
+    labels[rows, columns] = (np.cumsum(root == np.arange(len(rows))) - 1)[root]
+    return labels
 
 
 def _scaled(plane: Plane, scale: float) -> Plane:

@@ -1,0 +1,163 @@
+"""capsnet-train as a user meets it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import checkpoint
+from training.checkpoint import Progress
+from training.cli import main
+from training.config import CapsNetConfig, load_preset
+from training.models.capsnet import CapsNet
+
+TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
+
+
+def status(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def stored_run(folder: Path, seed: int = 0) -> Path:
+    """A run with one checkpoint, as if it had just begun."""
+    config = replace(load_preset("drawn"), seed=seed, model=TINY)
+    checkpoint.write_config(folder, config)
+    model = CapsNet(TINY)
+    optimiser = torch.optim.Adam(model.parameters())
+    model(torch.rand(2, 1, 28, 28)).sum().backward()
+    optimiser.step()
+    checkpoint.save(folder, model, optimiser, Progress(step=1))
+    return folder
+
+
+def test_a_finished_run_has_a_result_measured_once_on_all_test_images(tiny_run):
+    result = json.loads((tiny_run / "result.json").read_text())
+    assert result["images"] == 1000
+    assert result["error_percent"] == result["errors"] / 10
+    assert result["error_percent"] < 5
+
+
+def test_evaluate_measures_the_same_again(tiny_run, capsys):
+    before = json.loads((tiny_run / "result.json").read_text())
+    assert status("evaluate", tiny_run, "--device", "cpu") == 0
+    assert f"{before['errors']} of 1000" in capsys.readouterr().out
+    assert json.loads((tiny_run / "result.json").read_text()) == before
+
+
+def test_a_checkpoint_says_where_it_comes_from(tiny_run):
+    progress = checkpoint.read_progress(checkpoint.best_checkpoint(tiny_run))
+    assert "torch" in progress.hardware
+    assert progress.source_commit
+    assert progress.train_seconds > 0
+
+
+def test_max_minutes_ends_with_a_checkpoint_and_status_0(tmp_path, capsys):
+    assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--max-minutes", "0.0001") == 0
+    assert "go on with: capsnet-train fit --out" in capsys.readouterr().out
+    assert checkpoint.newest_checkpoint(tmp_path / "run") is not None
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run, tmp_path):
+    run = tmp_path / "second"
+    arguments = ["fit", "--preset", "drawn", "--start-from", tiny_run, "--out", run, "--max-minutes", "1e-9"]
+    assert status(*arguments) == 0
+    origin = checkpoint.read_config(run).started_from
+    assert origin["step"] == checkpoint.read_progress(checkpoint.newest_checkpoint(tiny_run)).step
+    assert origin["config"] == json.loads((tiny_run / "config.json").read_text())
+    [first] = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert first["margin_loss"] < 0.2, "random weights begin near 0.8"
+
+
+def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
+    first = stored_run(tmp_path / "first", seed=1)
+    arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]
+    assert status(*arguments) == 2
+    assert "has another seed or other data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["fit", "--preset", "nmist", "--out", "x"],
+            "no preset 'nmist'; there are drawn, mnist, mnist-short",
+        ),
+        (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
+        (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),
+        (["fit", "--preset", "mnist", "--out", "x", "--data", "nowhere"], "capsnet-train download mnist"),
+        (["fit", "--preset", "drawn", "--out", "x", "--start-from", "nowhere"], "nowhere has no checkpoint"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert status(*arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("capsnet-train: ")
+    assert message in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == [], "a failed start leaves nothing behind"
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys):
+    run = stored_run(tmp_path / "run")
+    assert status("fit", "--preset", "drawn", "--out", run) == 2
+    assert "holds a run already; go on with --resume" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_what_it_was_started_with(tmp_path, capsys):
+    run = stored_run(tmp_path / "run")
+    assert status("fit", "--out", run, "--resume", "--seed", "3") == 2
+    assert "--seed: a resumed run keeps what it was started with" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_an_error_never_another_one(tmp_path, capsys):
+    assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--device", "cuda") == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_minutes_must_be_a_positive_number(value, capsys):
+    assert status("fit", "--out", "x", "--max-minutes", value) == 2
+    assert "--max-minutes" in capsys.readouterr().err
+
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, NoTorch())
+from {module}.cli import main
+main({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("training", ["--help"], "capsnet-train fit --preset mnist"),
+        ("training", ["fit", "--help"], "--max-minutes"),
+        ("training", ["download", "--help"], "--mirror"),
+        ("export", ["--help"], "capsnet-export bundle"),
+    ],
+)
+def test_help_works_without_torch(module, arguments, said):
+    script = WITHOUT_TORCH.format(module=module, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said in done.stdout
+
+
+def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
+    script = WITHOUT_TORCH.format(module="training", arguments=["fit", "--out", str(tmp_path / "x")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "capsnet-train: this command needs torch: pip install -e '.[train,cpu]'\n"
