@@ -22,7 +22,9 @@ from live_service import live_service, settings_for, wait_until
 from PIL import Image
 from tiny_bundle import CLASSES, SIDE, write_bundle
 
-from service.score import Row, Skipped, in_batches, in_order, main, walk
+from service.score import in_order, main
+from service.score_files import in_batches, walk
+from service.score_query import Row, Skipped
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -200,6 +202,42 @@ def test_a_name_that_is_no_text_is_written_as_its_bytes(service, digits, tmp_pat
     assert os.fsencode(json.loads(line)["path"]) == name
 
 
+# Broken versions
+
+
+@pytest.fixture
+def newest_broken(tmp_path) -> Path:
+    """Versions 1 to 3 of a model, of which only 1 can be used."""
+    for version in (1, 2, 3):
+        write_bundle(tmp_path / "models" / "tiny" / str(version), seed=version)
+    (tmp_path / "models" / "tiny" / "2" / "manifest.json").unlink()
+    (tmp_path / "models" / "tiny" / "3" / "encoder.onnx").write_bytes(b"cut short")
+    return tmp_path / "models"
+
+
+def test_in_process_the_newest_version_that_can_be_used_answers(newest_broken, digits, tmp_path):
+    program = [*PYTHON, "-m", "service.score", str(digits), "--local", "--models", str(newest_broken)]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0
+    third, second, summary = ran.stderr.splitlines()
+    assert third.startswith("capsnet-score: tiny/3 cannot be used: ")
+    assert third.endswith("; falling back to tiny/2")
+    assert second.startswith("capsnet-score: tiny/2 cannot be used: ")
+    assert second.endswith("; falling back to tiny/1")
+    assert summary == "capsnet-score: 10 scored with tiny/1, 0 skipped"
+    with live_service(settings_for(newest_broken)) as service:
+        assert score(digits, "--out", tmp_path / "a.csv", "--url", service.base_url) == 0
+    assert list(csv.DictReader(StringIO(ran.stdout))) == read_csv(tmp_path / "a.csv")
+
+
+def test_a_broken_version_that_is_asked_for_is_not_replaced_by_another(newest_broken, digits, capsys):
+    assert score(digits, "--local", "--models", newest_broken, "--version", 3) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("capsnet-score: tiny/3 cannot be used: ")
+    assert captured.out == ""
+
+
 # Bad files
 
 
@@ -346,6 +384,24 @@ def test_a_service_that_stays_overloaded_is_given_up_with_the_rows_before_kept(
         assert score(digits, *arguments) == 2
     assert len(read_csv(tmp_path / "a.csv")) == 6
     assert "gave up after 10 attempts" in capsys.readouterr().err
+
+
+def test_a_picture_that_breaks_the_service_costs_no_other_its_row(service, digits, tmp_path, capsys):
+    names = [digits / str(n % 3) / f"{n}.png" for n in range(9)]
+    arguments = ["--out", tmp_path / "a.csv", "--batch", 3, "--concurrency", 1]
+    with in_front_of(service, lambda post: 500 if post in {2, 3} else None) as url:  # 3 to 5, then 3 alone
+        assert score(*names, *arguments, "--url", url) == 1
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [
+        str(names[n]) for n in range(9) if n != 3
+    ]
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"capsnet-score: skipped {names[3]}: Internal Server Error"
+    assert told[1] == "capsnet-score: 8 scored with tiny/2, 1 skipped"
+
+
+def test_a_service_that_fails_on_every_picture_is_status_2(service, digits, tmp_path):
+    with in_front_of(service, lambda _: 500) as url:
+        assert score(digits, "--out", tmp_path / "a.csv", "--url", url) == 2
 
 
 def test_a_table_keeps_to_the_version_it_began_with(digits, tmp_path):

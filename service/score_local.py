@@ -1,0 +1,141 @@
+"""Scoring in this process: the model that a service over the same folders would answer with."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from export.contract.manifest import BundleError
+from export.contract.pictures import PictureError, read_picture
+from export.contract.preprocess import to_input
+from service.engine import DeviceError, Engine, Placement, load_engine
+from service.repository import find_bundles
+from service.score_files import read_file
+from service.score_query import (
+    Outcome,
+    Query,
+    Row,
+    ScoreError,
+    Skipped,
+    check_top_k,
+    only_model,
+    usable_versions,
+)
+from service.settings import Settings, SettingsError, read_settings
+
+# N images, H rows, W columns, C channels, J classes
+
+Floats = NDArray[np.float32]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LocalScorer:
+    """One version of a model in this process; pictures are decoded in threads while others are classified."""
+
+    engine: Engine
+    model: str
+    version: int
+    class_names: Sequence[str]
+    query: Query
+    max_pixels: int
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def score(self, paths: Sequence[Path]) -> list[Outcome]:
+        """One outcome per path, in one run of the model."""
+        decoded = await asyncio.to_thread(lambda: [self._decode(path) for path in paths])
+        pixels = [picture for picture in decoded if not isinstance(picture, Skipped)]
+        if not pixels:
+            return [picture for picture in decoded if isinstance(picture, Skipped)]
+        async with self.turn:  # an engine may be called from one thread at a time
+            probabilities, _ = await asyncio.to_thread(self.engine.encode, np.stack(pixels))  # [N, J]
+        classes = iter(self._classes(probabilities))
+        return [
+            picture if isinstance(picture, Skipped) else Row(path, next(classes))
+            for path, picture in zip(paths, decoded, strict=True)
+        ]
+
+    def _decode(self, path: Path) -> Floats | Skipped:
+        """The model's input [H, W, C] in 0-1."""
+        content = read_file(path)
+        if isinstance(content, Skipped):
+            return content
+        try:
+            picture = read_picture(content, self.max_pixels)
+            return to_input(picture, self.engine.manifest.preprocessing, self.query.preprocess)
+        except PictureError as error:
+            return Skipped(path, str(error))
+
+    def _classes(self, probabilities: Floats) -> list[list[tuple[str, float]]]:
+        """Probabilities [N, J] as the service answers them."""
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.query.top_k]  # [N, k]
+        # The service's way of writing float32 gives the same digits here as over HTTP.
+        written = orjson.loads(orjson.dumps(probabilities, option=orjson.OPT_SERIALIZE_NUMPY))
+        return [
+            [(self.class_names[j], values[j]) for j in ranks]
+            for values, ranks in zip(written, order.tolist(), strict=True)
+        ]
+
+
+@asynccontextmanager
+async def open_local(models: str | None, query: Query, batch: int) -> AsyncIterator[LocalScorer]:
+    """The model that a service over the same folders would answer the query with.
+
+    Args:
+        models: folders of bundles, separated as in PATH; default: CAPSNET_MODELS.
+        query: which of them, and what is asked.
+        batch: pictures per run, at most.
+
+    Raises:
+        ScoreError: there is no such model, or it cannot be loaded.
+    """
+    try:
+        settings = read_settings(models=models)
+        model, bundles = _find(settings, query.model)
+        versions = usable_versions(model, query.version, bundles)
+        placement = Placement(settings.device, batch, settings.cache)
+        version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
+    except (SettingsError, DeviceError) as error:
+        raise ScoreError(str(error)) from None
+    class_names = engine.manifest.class_names
+    check_top_k(query, model, class_names)
+    yield LocalScorer(engine, model, version, class_names, query, settings.max_pixels)
+
+
+def _find(settings: Settings, asked: str | None) -> tuple[str, Mapping[int, Path]]:
+    """The model asked for, or the default, or the only one, and the bundles of its versions."""
+    found = find_bundles(settings.roots)
+    if not found:
+        raise ScoreError(f"no bundle <model>/<version>/ in {settings.models}; say where with --models")
+    if asked is not None and asked not in found:
+        raise ScoreError(f"no model {asked!r} in {settings.models}; there are {', '.join(sorted(found))}")
+    default = settings.default_model if settings.default_model in found else None
+    model = asked or default or only_model(sorted(found))
+    return model, found[model]
+
+
+def _load_first(
+    model: str, versions: Sequence[int], bundles: Mapping[int, Path], placement: Placement
+) -> tuple[int, Engine]:
+    """The first of the versions that can be used, and its engine; those before it are logged.
+
+    Raises:
+        ScoreError: none can; the message is the last one's fault.
+        DeviceError: an explicit device cannot be had.
+    """
+    first, *rest = versions
+    try:
+        return first, load_engine(bundles[first], model, placement)
+    except (BundleError, OSError) as error:
+        fault = f"{model}/{first} cannot be used: {error}"
+    if not rest:
+        raise ScoreError(fault)
+    log.warning("%s; falling back to %s/%d", fault, model, rest[0])
+    return _load_first(model, rest, bundles, placement)
