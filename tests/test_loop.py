@@ -190,3 +190,16 @@ def test_evaluation_does_not_depend_on_its_batches(tmp_path, monkeypatch):
     parts = evaluate(trainer.model, images(), CONFIG.loss)
     assert parts.errors == whole.errors
     np.testing.assert_allclose(parts.reconstruction_loss, whole.reconstruction_loss, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_training_on_cuda_follows_the_cpu_up_to_bfloat16(tmp_path):
+    for name in ("cpu", "cuda"):
+        checkpoint.write_config(tmp_path / name, CONFIG)
+        trainer = Trainer(tmp_path / name, CONFIG, torch.device(name), Progress())
+        assert trainer.fit(images(), images(8), Limits())
+    for (name, on_cpu), on_cuda in zip(
+        weights(tmp_path / "cpu").items(), weights(tmp_path / "cuda").values(), strict=True
+    ):
+        torch.testing.assert_close(on_cuda, on_cpu, rtol=0, atol=0.02, msg=name)
