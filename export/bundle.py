@@ -2,9 +2,8 @@
 
 # N samples, J classes, D class pose, C channels, H and W height and width
 
-import hashlib
-import os
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from export.contract.manifest import (
     Preprocessing,
     Tensor,
     model_name,
+    sha256_of,
 )
 from export.evaluate import TestError, evaluate_encoder
 from export.model_card import model_card
@@ -64,6 +64,8 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
     """
     name = model_name(out.resolve().name)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; expected the model's folder")
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
     model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
@@ -73,14 +75,13 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
     test = evaluate_encoder(graphs.encoder.SerializeToString(), config.data.name, root)
 
     out.mkdir(parents=True, exist_ok=True)
-    aside = out / f".{os.getpid()}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
         manifest = _write_bundle(aside, name, config, best, model, graphs, parity_error, test)
         (aside / "MODEL_CARD.md").write_text(model_card(manifest))
         (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
-        _sync(aside)
+        aside.chmod(0o755)  # mkdtemp lets nobody else in
+        checkpoint.sync(aside)
         return Publication(_rename_to_next_version(aside, out), parity_error, test)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -110,7 +111,7 @@ def _write_bundle(
         class_names=facts.class_names,
         pose_shape=(model.config.class_dim,),
         graphs={role: _describe(folder, role, graph) for role, graph in graphs.by_role().items()},
-        samples=File(file="samples.npz", sha256=_hash(folder / "samples.npz")),
+        samples=File(file="samples.npz", sha256=sha256_of(folder / "samples.npz")),
         preprocessing=Preprocessing(
             height=model.config.image_size,
             width=model.config.image_size,
@@ -156,7 +157,7 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
     file = f"{role}.onnx"
     return Graph(
         file=file,
-        sha256=_hash(folder / file),
+        sha256=sha256_of(folder / file),
         inputs=tuple(map(tensor, graph.graph.input)),
         outputs=tuple(map(tensor, graph.graph.output)),
     )
@@ -175,27 +176,16 @@ def _samples(graphs: Graphs) -> dict[str, NDArray[np.float32]]:
     return samples
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Make the files durable before their folder gets its name."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _rename_to_next_version(aside: Path, out: Path) -> Path:
     """Give the finished folder its number; the next one if another publisher was faster."""
     version = 1 + max((int(p.name) for p in out.iterdir() if p.name.isdecimal()), default=0)
     while True:
         try:
-            return aside.rename(out / str(version))
+            published = aside.rename(out / str(version))
         except OSError:  # a version's folder is never empty, so rename cannot replace one
             if not (out / str(version)).exists():
                 raise
             version += 1
+        else:
+            checkpoint.sync(out)
+            return published

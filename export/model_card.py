@@ -1,5 +1,7 @@
 """The model card: the manifest's facts in prose, for people."""
 
+from typing import Any
+
 from export.contract.manifest import Manifest
 
 
@@ -27,22 +29,40 @@ def _summary(manifest: Manifest) -> list[str]:
 def _training(manifest: Manifest) -> list[str]:
     training, config = manifest.training, manifest.training["config"]
     optimiser, data = config["optimiser"], config["data"]
-    rate = f"{optimiser['learning_rate']} x {optimiser['decay_rate']}^(step / {optimiser['decay_steps']})"
     rows = {
+        "preset": config["preset"],
+        "started from": _origin(config["started_from"]),
         "data": f"{data['name']} training set, {data['validation_images']} images of it held out",
         "augmentation": f"shifts of up to {data['max_shift_pixels']} pixels",
         "loss": f"margin loss + {config['loss']['reconstruction_weight']} x summed squared pixel error",
-        "optimiser": f"Adam, rate {rate}, batch {optimiser['batch_size']}",
+        "optimiser": f"Adam, {_rate(optimiser)}",
+        "cooldown": f"to 0 over the last {optimiser['cooldown_epochs']} epochs",
         "trained": f"{training['step']} steps, {training['epochs']:g} of {optimiser['epochs']} epochs, "
         f"{training['train_seconds'] / 3600:.2f} hours",
         "validation error": f"{_percent(training['best_error_percent'])}, the lowest of the run",
         "seed": config["seed"],
         "hardware": training["hardware"],
         "command": f"`{training['command']}`",
+        "resumed": "; ".join(training["resumed"]) or "never",
         "source commit": manifest.source_commit,
     }
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
+
+
+def _rate(optimiser: dict[str, Any]) -> str:
+    rate, decay, steps = (optimiser[name] for name in ("learning_rate", "decay_rate", "decay_steps"))
+    return f"rate {rate} x {decay}^(step / {steps}), batch {optimiser['batch_size']}"
+
+
+def _origin(origin: dict[str, Any] | None) -> str:
+    """The run whose weights this one began with, in a line."""
+    if origin is None:
+        return "random weights"
+    return (
+        f"step {origin['step']} of another run ({origin['train_seconds'] / 3600:.2f} hours, "
+        f"{_rate(origin['config']['optimiser'])}): `{origin['command']}` at commit {origin['source_commit']}"
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -42,6 +42,7 @@ class Served:
     model: str
     version: int
     path: Path
+    fingerprint: Fingerprint
     engine: Engine
     batcher: Batcher
     users: int = 0
@@ -78,7 +79,7 @@ class Repository:
     """What is served. All methods belong to the event loop; loading happens in threads.
 
     Attributes:
-        failure: why nothing can be served, once the first scan has found that out.
+        failure: why nothing can be served, as the last scan has found out.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -87,6 +88,8 @@ class Repository:
         self._served: dict[str, dict[int, Served]] = {}
         self._refused: dict[str, dict[int, Refused]] = {}
         self._retiring: dict[asyncio.Task[None], Served] = {}
+        self._roots_seen: set[Path] = set()
+        self._is_looked_through = False
         self.failure: StartError | None = None
 
     @contextmanager
@@ -113,8 +116,7 @@ class Repository:
             await self.scan()
         except (OSError, DeviceError) as error:
             self.failure = StartError(str(error))
-        if not self._served and self.failure is None:
-            self.failure = StartError(self._nothing_to_serve())
+        self._is_looked_through = True
 
     async def watch(self) -> None:
         """Look for new bundles for ever."""
@@ -122,32 +124,34 @@ class Repository:
             await asyncio.sleep(self._settings.rescan_s)
             try:
                 await self.scan()
-            except (
-                OSError,
-                DeviceError,
-            ) as error:  # a volume may be away for a while; what is loaded serves on
+            except (OSError, DeviceError) as error:  # a volume may be away; what is loaded serves on
                 log.warning("looking for new bundles failed: %s", error)
 
     async def scan(self) -> None:
         """Bring what is served in line with what is on disk.
 
         Raises:
+            OSError: a folder of CAPSNET_MODELS that was there is not; nothing has been changed.
             DeviceError: an explicit device cannot be had.
         """
         found = await asyncio.to_thread(find_bundles, self._settings.roots)
+        await asyncio.to_thread(self._check_roots)
         self._refused = {
             model: {v: refused for v, refused in versions.items() if v in found.get(model, {})}
             for model, versions in self._refused.items()
         }
         for model in sorted(found.keys() | self._served.keys()):
             await self._update(model, found.get(model, {}))
+        self.failure = None if self._served else StartError(self._nothing_to_serve())
 
     def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is loaded of a model, or refused and why, newest first.
 
         Raises:
+            NotReadyError: the first scan is not over.
             UnknownModelError: there is no such model.
         """
+        self._check_looked_through()
         loaded, refused = self._served.get(model, {}), self._refused.get(model, {})
         if not loaded and not refused:
             raise UnknownModelError(f"no model {shown(model)}; there are {self._names()}")
@@ -156,12 +160,17 @@ class Repository:
             for v, served in loaded.items():
                 versions[v]["manifest"] = served.engine.manifest.model_dump(mode="json")
         for v, broken in refused.items():
-            versions[v] = {"version": v, "state": "refused", "reason": broken.reason}
+            versions.setdefault(v, {"version": v, "state": "refused", "reason": broken.reason})
         newest_first = [versions[v] for v in sorted(versions, reverse=True)]
         return {"name": model, "default": model == self._default(), "versions": newest_first}
 
     def names(self) -> list[str]:
-        """Every model that has a loaded or a refused version."""
+        """Every model that has a loaded or a refused version.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+        """
+        self._check_looked_through()
         return sorted(self._served.keys() | {model for model, versions in self._refused.items() if versions})
 
     def ready(self) -> list[Served]:
@@ -196,7 +205,7 @@ class Repository:
         for version in sorted(found, reverse=True):
             if len(wanted) == self._settings.versions_kept:
                 break
-            served = loaded.get(version) or await self._load(model, version, found[version])
+            served = await self._load(model, version, found[version], loaded.get(version))
             if served:
                 wanted[version] = served
                 # At once, not after the older ones: a version that is loaded serves.
@@ -205,25 +214,26 @@ class Repository:
             self._served[model] = wanted
         else:
             self._served.pop(model, None)
-        for version in loaded.keys() - wanted.keys():
-            self._retire(loaded[version])
+        for version, served in loaded.items():
+            if wanted.get(version) is not served:
+                self._retire(served)
 
-    async def _load(self, model: str, version: int, path: Path) -> Served | None:
-        """Load a version; None when it is refused, now or before with the same files."""
-        before = self._refused.get(model, {}).get(version)
+    async def _load(self, model: str, version: int, path: Path, loaded: Served | None) -> Served | None:
+        """Load a version unless it is loaded with the same files; one that is refused replaces nothing."""
         fingerprint = await asyncio.to_thread(_fingerprint, path)
-        if before and (before.path, before.fingerprint) == (path, fingerprint):
-            return None
+        for known in (loaded, self._refused.get(model, {}).get(version)):
+            if known and (known.path, known.fingerprint) == (path, fingerprint):
+                return loaded
         try:
             engine = await asyncio.to_thread(load_engine, path, model, self._placement)
         except (BundleError, OSError) as error:
             reason = str(error).replace(f"{path}/", "")
             log.error("refused %s/%d in %s: %s", model, version, path, reason)  # noqa: TRY400 the reason is all
             self._refused.setdefault(model, {})[version] = Refused(path, fingerprint, reason)
-            return None
+            return loaded
         self._refused.get(model, {}).pop(version, None)
         log.info("loaded %s/%d from %s on %s", model, version, path, engine.device)
-        return Served(model, version, path, engine, self._batcher(f"{model}/{version}"))
+        return Served(model, version, path, fingerprint, engine, self._batcher(f"{model}/{version}"))
 
     def _batcher(self, name: str) -> Batcher:
         settings = self._settings
@@ -260,6 +270,21 @@ class Repository:
             return self._settings.default_model
         return next(iter(self._served)) if len(self._served) == 1 else None
 
+    def _check_looked_through(self) -> None:
+        if not self._is_looked_through:
+            raise NotReadyError(str(self.failure or "models are still loading"))
+
+    def _check_roots(self) -> None:
+        """A folder that has never been there may still come; one that was is a volume that is away."""
+        for root in self._settings.roots:
+            try:
+                next(root.iterdir(), None)
+            except OSError:
+                if root in self._roots_seen:
+                    raise
+            else:
+                self._roots_seen.add(root)
+
     def _names(self) -> str:
         return ", ".join(sorted(self._served)) or "none"
 
@@ -295,17 +320,25 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    with suppress(FileNotFoundError, NotADirectoryError):
+    try:
         return sorted(path for path in parent.iterdir() if path.is_dir())
-    return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        log.warning("passed over %s: %s", parent, error)
+        return []
 
 
 def _fingerprint(bundle: Path) -> Fingerprint:
-    """Changes when a file of the bundle does, so that one copied while we looked is tried again."""
+    """Changes when a file of the bundle does, so that one copied while we looked is tried again.
+
+    Where the folder cannot be looked through it is cut short; loading says why.
+    """
     files = []
-    for path in sorted(bundle.iterdir()):
-        status = path.stat()
-        files.append((path.name, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        for path in sorted(bundle.iterdir()):
+            status = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
+            files.append((path.name, status.st_size, status.st_mtime_ns))
     return tuple(files)
 
 

@@ -72,6 +72,8 @@ class LocalScorer:
             return to_input(picture, self.engine.manifest.preprocessing, self.query.preprocess)
         except PictureError as error:
             return Skipped(path, str(error))
+        except Exception as error:  # a fault of ours costs this picture its row, not the job its end
+            return Skipped(path, f"cannot be processed: {type(error).__name__}: {error}")
 
     def _classes(self, probabilities: Floats) -> list[list[tuple[str, float]]]:
         """Probabilities [N, J] as the service answers them."""

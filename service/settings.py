@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "CAPSNET_"
+MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 
 
@@ -32,7 +33,7 @@ class Settings(BaseSettings):
         queue_images: images that may wait for their run, per model version; beyond that requests get 503.
         deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
-        max_pixels: largest picture, in pixels, judged before it is decoded.
+        max_pixels: largest picture, in pixels, judged before it is decoded; at most 178 million.
         max_images_per_request: images in one request, at most.
         max_reconstructions: pictures that one sweep may ask for, at most.
         decode_threads: threads that decode and encode pictures.
@@ -53,7 +54,7 @@ class Settings(BaseSettings):
     queue_images: int = Field(default=1024, ge=1)
     deadline_ms: int = Field(default=30_000, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
-    max_pixels: int = Field(default=50_000_000, ge=1)
+    max_pixels: int = Field(default=50_000_000, ge=1, le=MAX_PIXELS)
     max_images_per_request: int = Field(default=256, ge=1)
     max_reconstructions: int = Field(default=512, ge=1)
     decode_threads: int = Field(default=2, ge=1, le=64)
@@ -64,6 +65,16 @@ class Settings(BaseSettings):
     def roots(self) -> tuple[Path, ...]:
         """The folders of `models`, in order of precedence."""
         return tuple(Path(part).expanduser() for part in self.models.split(os.pathsep) if part)
+
+    @field_validator("models", "cache")
+    @classmethod
+    def _homes_are_known(cls, folders: str | Path) -> str | Path:
+        for part in str(folders).split(os.pathsep):
+            try:
+                Path(part).expanduser()
+            except RuntimeError:
+                raise ValueError(f"{part} begins with ~ and the name of no user's home") from None
+        return folders
 
     @model_validator(mode="after")
     def _one_request_fits_the_queue(self) -> Self:
@@ -91,6 +102,7 @@ def read_settings(**overrides: object) -> Settings:
 
 
 def _describe(location: tuple[int | str, ...], message: str, value: object) -> str:
+    message = message.removeprefix("Value error, ")  # pydantic's word for what our validators raise
     if not location:
-        return message.removeprefix("Value error, ")
+        return message
     return f"{PREFIX}{str(location[0]).upper()}={value!r}: {message}"

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.data.augment import random_shift
+from training.data.augment import blank_some, random_shift
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -93,3 +93,13 @@ def test_shifting_on_the_gpu_never_waits_for_it():
         random_shift(images, 2, source)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_blank_images_are_empty_and_hold_no_class():
+    pixels, present = torch.rand(1000, 1, 4, 4) + 0.1, torch.eye(10).repeat(100, 1)
+    found, left = blank_some(pixels, present, 0.25, torch.Generator().manual_seed(0))
+    blank = left.sum(dim=1) == 0
+    assert 200 < int(blank.sum()) < 300
+    assert (found[blank] == 0).all()
+    assert torch.equal(found[~blank], pixels[~blank])
+    assert torch.equal(left[~blank], present[~blank])

@@ -20,7 +20,7 @@ from tiny_bundle import (
     write_bundle,
 )
 
-from export.contract.manifest import BundleError, Graph, Tensor
+from export.contract.manifest import BundleError, Graph, Tensor, read_manifest
 from service.engine import (
     PROVIDERS,
     DeviceError,
@@ -176,6 +176,13 @@ def test_a_graph_with_weights_in_another_file_is_refused(bundle):
 def test_a_model_of_two_views_is_refused_for_that(bundle):
     rewrite_manifest(bundle, views=2)
     with pytest.raises(BundleError, match="2 views"):
+        load(bundle)
+
+
+def test_a_model_of_one_view_and_two_channels_is_refused_for_that(bundle):
+    manifest = read_manifest(bundle)
+    rewrite_manifest(bundle, preprocessing=manifest.preprocessing.model_copy(update={"channels": 2}))
+    with pytest.raises(BundleError, match=r"channels is 2; .* 1 channel \(grey\) or 3"):
         load(bundle)
 
 

@@ -203,3 +203,14 @@ def test_training_on_cuda_follows_the_cpu_up_to_bfloat16(tmp_path):
         weights(tmp_path / "cpu").items(), weights(tmp_path / "cuda").values(), strict=True
     ):
         torch.testing.assert_close(on_cuda, on_cpu, rtol=0, atol=0.02, msg=name)
+
+
+def test_a_share_of_blank_images_teaches_that_nothing_is_there(tmp_path):
+    longest = {}
+    for share in (0.0, 0.5):
+        data = replace(CONFIG.data, blank_share=share)
+        schedule = replace(CONFIG.optimiser, epochs=40, learning_rate=0.01, decay_steps=1000)
+        trainer, _ = fit(tmp_path / str(share), replace(CONFIG, data=data, optimiser=schedule))
+        with torch.no_grad():
+            longest[share] = float(trainer.model(torch.zeros(1, 1, 28, 28)).norm(dim=-1).max())
+    assert longest[0.5] < 0.2 < longest[0.0]

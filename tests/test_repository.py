@@ -17,6 +17,8 @@ from tiny_bundle import SIDE, write_bundle
 from service.errors import ModelRequiredError, NotReadyError, OverloadedError, UnknownModelError
 from service.repository import Repository, find_bundles
 
+needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+
 
 @asynccontextmanager
 async def opened(models: Path | str, **changes: object) -> AsyncIterator[Repository]:
@@ -87,6 +89,51 @@ def test_without_bundles_the_failure_names_the_folders(tmp_path):
             assert str(tmp_path / "missing") in str(repository.failure)
             with pytest.raises(NotReadyError), repository.use(None, None):
                 pass
+
+    run(scenario())
+
+
+def test_a_dangling_link_costs_its_version_alone(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        encoder = write_bundle(tmp_path / "tiny" / "2") / "encoder.onnx"
+        encoder.unlink()
+        encoder.symlink_to("nowhere")
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            refused = repository.describe("tiny", manifests=False)["versions"][0]
+            assert "encoder.onnx" in refused["reason"]
+            write_bundle(tmp_path / "tiny" / "3")
+            await repository.scan()
+            assert loaded(repository) == ["tiny/1", "tiny/3"]
+
+    run(scenario())
+
+
+@needs_permissions
+@pytest.mark.parametrize("folder", ["tiny/2", "other"])
+def test_an_unreadable_folder_costs_itself_alone(tmp_path, folder):
+    async def scenario() -> None:
+        for bundle in ("tiny/1", "tiny/2", "other/1"):
+            write_bundle(tmp_path / bundle)
+        (tmp_path / folder).chmod(0)
+        try:
+            async with opened(tmp_path) as repository:
+                assert "tiny/1" in loaded(repository)
+                assert len(loaded(repository)) == 2
+        finally:
+            (tmp_path / folder).chmod(0o755)
+
+    run(scenario())
+
+
+def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
+            await repository._update("tiny", found)
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
 
     run(scenario())
 
@@ -213,6 +260,104 @@ def test_a_refused_bundle_is_tried_again_when_its_files_change(tmp_path):
             (tmp_path / "tiny" / "2" / "manifest.json").write_bytes(manifest)
             await repository.scan()
             assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_republished_version_is_loaded_anew(tmp_path):
+    async def scenario() -> None:
+        pixels = np.random.default_rng(0).random((1, SIDE, SIDE, 1), np.float32)
+        folder = write_bundle(tmp_path / "tiny" / "1", seed=1)
+        async with opened(tmp_path) as repository:
+            with repository.use("tiny", 1) as old:
+                before, _ = await old.encode(pixels)
+            shutil.rmtree(folder)
+            write_bundle(folder, seed=2)
+            await repository.scan()
+            with repository.use("tiny", 1) as new:
+                after, _ = await new.encode(pixels)
+            assert np.abs(after - before).max() > 1e-3
+            while old.batcher.answering:
+                await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_an_unchanged_version_is_not_loaded_again(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            (before,) = repository.ready()
+            await repository.scan()
+            assert repository.ready() == [before]
+
+    run(scenario())
+
+
+def test_a_loaded_version_serves_on_until_what_replaces_it_is_whole(tmp_path):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            (before,) = repository.ready()
+            whole = (folder / "encoder.onnx").read_bytes()
+            (folder / "encoder.onnx").write_bytes(whole[:100])
+            await repository.scan()
+            assert repository.ready() == [before]
+            assert states(repository, "tiny") == {1: "loaded"}
+            (folder / "encoder.onnx").write_bytes(whole)
+            await repository.scan()
+            (after,) = repository.ready()
+            assert after is not before
+
+    run(scenario())
+
+
+def test_a_folder_of_models_that_is_away_for_a_while_keeps_what_was_loaded_from_it(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        write_bundle(tmp_path / "b" / "other" / "1")
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}") as repository:
+            before = repository.ready()
+            (tmp_path / "b").rename(tmp_path / "away")
+            with pytest.raises(OSError, match=str(tmp_path / "b")):
+                await repository.scan()
+            assert repository.ready() == before
+            (tmp_path / "away").rename(tmp_path / "b")
+            await repository.scan()
+            assert repository.ready() == before
+
+    run(scenario())
+
+
+def test_removing_the_last_version_leaves_a_failure_that_says_so_until_there_is_another(tmp_path):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            shutil.rmtree(folder)
+            await repository.scan()
+            with pytest.raises(NotReadyError, match="no bundle"):
+                repository.ready()
+            with pytest.raises(NotReadyError, match="no bundle"), repository.use(None, None):
+                pass
+            write_bundle(folder)
+            await repository.scan()
+            assert repository.failure is None
+            assert loaded(repository) == ["tiny/1"]
+
+    run(scenario())
+
+
+def test_until_the_first_scan_is_over_nobody_is_told_that_there_are_no_models(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        repository = Repository(settings_for(tmp_path))
+        with pytest.raises(NotReadyError, match="still loading"):
+            repository.names()
+        with pytest.raises(NotReadyError, match="still loading"):
+            repository.describe("tiny", manifests=True)
+        await repository.first_scan()
+        assert repository.names() == ["tiny"]
+        await repository.close()
 
     run(scenario())
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
@@ -22,9 +23,11 @@ from live_service import live_service, settings_for, wait_until
 from PIL import Image
 from tiny_bundle import CLASSES, SIDE, write_bundle
 
+from service.engine import Placement, load_engine
 from service.score import in_order, main
 from service.score_files import in_batches, walk
-from service.score_query import Row, Skipped
+from service.score_local import LocalScorer
+from service.score_query import Query, Row, Skipped
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -256,6 +259,16 @@ def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, dig
     for line, name in zip(skipped, ["0/empty.png", "1/text.jpg", "2/gone.png"], strict=True):
         assert line.startswith(f"capsnet-score: skipped {folder / name}: ")
     assert summary == "capsnet-score: 10 scored with tiny/2, 3 skipped"
+
+
+def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits):
+    engine = load_engine(models / "tiny" / "1", "tiny", Placement("cpu", 32, models / "cache"))
+    facts = engine.manifest.preprocessing.model_copy(update={"channels": 2})  # which nothing can make
+    engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
+    scorer = LocalScorer(engine, "tiny", 1, CLASSES, Query(None, None, None, "auto"), 50_000_000)
+    (outcome,) = asyncio.run(scorer.score([digits / "0" / "0.png"]))
+    assert isinstance(outcome, Skipped)
+    assert outcome.reason.startswith("cannot be processed: ValueError: ")
 
 
 def test_when_no_picture_can_be_scored_the_status_is_2(service, tmp_path):

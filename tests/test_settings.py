@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from service.settings import Settings, SettingsError, read_settings
+from service.settings import MAX_PIXELS, Settings, SettingsError, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,11 @@ def test_the_variables_of_other_parts_do_not_upset_the_service(monkeypatch):
     read_settings()
 
 
+def test_pillows_own_limit_lies_above_every_limit_that_can_be_set():
+    read_settings(max_pixels=MAX_PIXELS)
+    assert 2 * Image.MAX_IMAGE_PIXELS >= MAX_PIXELS  # at twice this Pillow refuses instead of warning
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -50,6 +56,9 @@ def test_the_variables_of_other_parts_do_not_upset_the_service(monkeypatch):
         ("CAPSNET_RESCAN_S", "nan"),
         ("CAPSNET_VERSIONS_KEPT", ""),
         ("CAPSNET_MODELS", ""),
+        ("CAPSNET_MODELS", "~nobody-of-this-name/models"),
+        ("CAPSNET_CACHE", "~nobody-of-this-name/cache"),
+        ("CAPSNET_MAX_PIXELS", "180000000"),
         ("CAPSNET_LOG_LEVEL", "loud"),
     ],
 )

@@ -23,8 +23,7 @@ PER_REQUEST = 250
 
 @pytest.fixture(scope="module")
 def bundle() -> Path:
-    [newest] = MODEL.iterdir()  # only the newest version stays in the tree
-    return newest
+    return max(MODEL.iterdir(), key=lambda version: int(version.name))
 
 
 @pytest.fixture(scope="module")

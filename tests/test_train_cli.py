@@ -79,7 +79,7 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     first = stored_run(tmp_path / "first", seed=1)
     arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]
     assert status(*arguments) == 2
-    assert "has another seed or other data" in capsys.readouterr().err
+    assert "would be held out here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     [
         (
             ["fit", "--preset", "nmist", "--out", "x"],
-            "no preset 'nmist'; there are drawn, mnist, mnist-short",
+            "no preset 'nmist'; there are drawn, mnist, mnist-blanks, mnist-short",
         ),
         (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
         (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),

@@ -10,14 +10,19 @@ A run is a folder:
 A checkpoint is written aside and renamed, so a folder of that name is always whole.
 """
 
+import fcntl
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,6 +30,10 @@ from training.config import RunConfig, from_dict, to_dict
 from training.models.capsnet import CapsNet
 
 KEPT = 2  # newest checkpoints, beside the one with the best validation error
+
+
+class NotFiniteError(ValueError):
+    """A weight is infinite or no number at all."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,10 @@ class Progress:
         best_step: the step with the lowest validation error so far; 0 before the first validation.
         best_error_percent: validation error at that step; None before the first validation.
         train_seconds: time spent in training, over all sessions of the run.
-        hardware: what the last session ran on.
-        source_commit: the code's commit, with `-dirty` if the working tree differed from it.
-        command: the command line of the last session.
+        hardware: what the run was started on.
+        source_commit: commit of the code it was started with, `-dirty` if the working tree differed from it.
+        command: the command line that started it.
+        resumed: one line for each later session: from which step, command, commit, hardware.
     """
 
     step: int = 0
@@ -50,6 +60,15 @@ class Progress:
     hardware: str = ""
     source_commit: str = ""
     command: str = ""
+    resumed: tuple[str, ...] = ()
+
+    def resumed_by(self, session: "Progress") -> "Progress":
+        """This progress, with a note of the session that goes on from here."""
+        note = f"from step {self.step}: {session.command}, {session.source_commit}, {session.hardware}"
+        return replace(self, resumed=(*self.resumed, note))
+
+
+_PROGRESS = TypeAdapter(Progress)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -78,7 +97,26 @@ def read_config(run: Path) -> RunConfig:
     path = run / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run of capsnet-train: it has no config.json")
-    return from_dict(json.loads(path.read_text()))
+    try:
+        return from_dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder.
+
+    Raises:
+        ValueError: another one does.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {run}") from None
+        yield
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -113,12 +151,12 @@ def save(run: Path, model: CapsNet, optimiser: torch.optim.Optimizer, progress: 
     """Write a checkpoint whole or not at all; older ones beyond the newest two and the best are removed.
 
     Raises:
-        ValueError: a weight is not finite; nothing is written.
+        NotFiniteError: a weight is not finite; nothing is written.
     """
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if broken:
-        raise ValueError(f"weights are not finite at step {progress.step}: {', '.join(broken)}")
+        raise NotFiniteError(f"weights are not finite at step {progress.step}: {broken[0]} and others")
     folder = checkpoint_at(run, progress.step)
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -126,8 +164,9 @@ def save(run: Path, model: CapsNet, optimiser: torch.optim.Optimizer, progress: 
     save_file(weights, aside / "model.safetensors")
     save_file(_optimiser_tensors(model, optimiser), aside / "optimiser.safetensors")
     write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)  # only when a validation rewrites the step it stands at
+    sync(aside)
     aside.rename(folder)
+    sync(folder.parent)
     keep = {*checkpoints(run)[-KEPT:], checkpoint_at(run, progress.best_step)}
     for old in checkpoints(run):
         if old not in keep:
@@ -136,8 +175,16 @@ def save(run: Path, model: CapsNet, optimiser: torch.optim.Optimizer, progress: 
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the run had come at a checkpoint."""
-    return Progress(**json.loads((checkpoint / "progress.json").read_text()))
+    """How far the run had come at a checkpoint.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = checkpoint / "progress.json"
+    try:
+        return _PROGRESS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> CapsNet:
@@ -151,22 +198,40 @@ def load_weights(model: CapsNet, checkpoint: Path) -> None:
     """Give a model the weights of a checkpoint, of its own run or of another.
 
     Raises:
-        ValueError: they are those of another architecture.
+        ValueError: they are those of another architecture, or the file is damaged.
     """
+    weights = _load_tensors(checkpoint / "model.safetensors")
     try:
-        model.load_state_dict(load_file(checkpoint / "model.safetensors"))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{checkpoint} holds the weights of another architecture: {error}") from None
 
 
 def load_optimiser(checkpoint: Path, model: CapsNet, optimiser: torch.optim.Adam) -> None:
     """Put Adam's moments and step counts back."""
-    stored = load_file(checkpoint / "optimiser.safetensors")
+    stored = _load_tensors(checkpoint / "optimiser.safetensors")
     for name, parameter in model.named_parameters():
         optimiser.state[parameter] = {
             key: stored[f"{name}.{key}"].to("cpu" if key == "step" else parameter.device)
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
+
+
+def sync(folder: Path) -> None:
+    """Make a folder and the files in it durable."""
+    for path in (*(child for child in folder.iterdir() if child.is_file()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _optimiser_tensors(model: CapsNet, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

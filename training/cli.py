@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config import RunConfig, load_preset, presets
-from training.data.sources import SOURCES, data_root, download
+from training.data.sources import SOURCES, DownloadError, data_root, download
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,10 @@ def main(arguments: list[str] | None = None) -> None:
         if error.name not in {"torch", "safetensors", "tensorboard"}:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, DownloadError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(STOPPED_BY_SIGNAL)
 
 
 def _fail(message: str) -> None:
@@ -99,8 +101,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _whole(least: int) -> Any:
     def whole_number(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        if not text.isdecimal() or not least <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text}")
         return int(text)
 
     return whole_number
@@ -133,17 +135,17 @@ def _fit(options: argparse.Namespace) -> int:
     root = data_root(options.data)
     images = Images.of(load_split(config.data.name, "train", root))
     train, validation = hold_out(images, config.data.validation_images, config.seed)
-    if not options.resume:
-        checkpoint.write_config(options.out, config)
     session = checkpoint.Progress(
         hardware=provenance.hardware(device),
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
-    start = checkpoint.newest_checkpoint(options.start_from) if options.start_from else None
+    start = options.start_from / "checkpoints" / _started_at(config) if options.start_from else None
     trainer = Trainer(options.out, config, device, session, start)
-    print(f"{config.preset}: {len(train)} training images, {len(validation)} held out, on {session.hardware}")
-    finished = trainer.fit(train, validation, Limits(options.max_minutes, options.checkpoint_minutes))
+    with checkpoint.locked(options.out):
+        checkpoint.write_config(options.out, config)
+        print(f"{config.preset}: {len(train)} images, {len(validation)} held out, on {session.hardware}")
+        finished = trainer.fit(train, validation, Limits(options.max_minutes, options.checkpoint_minutes))
     if not finished:
         step = trainer.progress.step
         print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
@@ -161,25 +163,23 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     if options.resume:
         changed = [
             f"--{name.replace('_', '-')}"
-            for name in ("preset", "seed", "start_from")
+            for name in ("preset", "seed", "epochs", "start_from")
             if getattr(options, name) is not None
         ]
         if changed:
             raise ValueError(f"{', '.join(changed)}: a resumed run keeps what it was started with")
         config = checkpoint.read_config(options.out)
-    else:
-        if checkpoint.newest_checkpoint(options.out):
-            raise ValueError(
-                f"{options.out} holds a run already; go on with --resume, or choose another --out"
-            )
-        config = load_preset(options.preset or "mnist")
-        if options.start_from:
-            config = replace(config, started_from=_origin(options.start_from, config))
+        if checkpoint.newest_checkpoint(options.out) is None:
+            raise ValueError(f"{options.out} has no checkpoint to go on from; start it without --resume")
+        return config
+    if checkpoint.newest_checkpoint(options.out):
+        raise ValueError(f"{options.out} holds a run already; go on with --resume, or choose another --out")
+    config = load_preset(options.preset or "mnist")
     if options.seed is not None:
         config = replace(config, seed=options.seed)
     if options.epochs is not None:
         config = replace(config, optimiser=replace(config.optimiser, epochs=options.epochs))
-    return config
+    return replace(config, started_from=_origin(options.start_from, config)) if options.start_from else config
 
 
 def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
@@ -193,9 +193,23 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     if newest is None:
         raise FileNotFoundError(f"{run} has no checkpoint to start from")
     first = checkpoint.read_config(run)
-    if (first.seed, first.data) != (config.seed, config.data):
-        raise ValueError(f"{run} has another seed or other data: it was trained on images held out here")
+    if _held_out(first) != _held_out(config):
+        raise ValueError(
+            f"{run} was trained on images that would be held out here: "
+            f"data set, seed and validation_images are {_held_out(first)} there, {_held_out(config)} here"
+        )
     return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
+
+
+def _held_out(config: RunConfig) -> tuple[str, int, int]:
+    """What decides which images are held out."""
+    return config.data.name, config.seed, config.data.validation_images
+
+
+def _started_at(config: RunConfig) -> str:
+    """Name of the checkpoint that `_origin` found."""
+    assert config.started_from is not None
+    return str(config.started_from["checkpoint"])
 
 
 def _measure_test(run: Path, root: Path, device: "torch.device") -> None:

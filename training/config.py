@@ -3,12 +3,12 @@
 import tomllib
 from dataclasses import field
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -43,16 +43,16 @@ class CapsNetConfig:
     learned_priors: bool = False
     none_of_the_above: bool = False
     capsule_bias: bool = False
-    decoder_hidden: tuple[int, ...] = (512, 1024)
+    decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = (512, 1024)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class LossConfig:
     """Margin loss (Eq. 4) and the weight of the summed squared pixel error (Sec. 4.1)."""
 
-    present_margin: float = 0.9
-    absent_margin: float = 0.1
-    absent_weight: float = 0.5
+    present_margin: float = Field(default=0.9, ge=0, le=1)
+    absent_margin: float = Field(default=0.1, ge=0, le=1)
+    absent_weight: float = Field(default=0.5, ge=0)
     reconstruction_weight: float = Field(default=0.0005, ge=0)
 
 
@@ -64,11 +64,14 @@ class DataConfig:
         name: the data set.
         max_shift_pixels: each image moves by up to this much per axis, zero padded.
         validation_images: taken from the training set by a seeded permutation, never trained on.
+        blank_share: of the training images, shown blank with no class present (0 in the paper). A network
+            that has never seen an empty image may take it for one of its classes with confidence.
     """
 
     name: Literal["mnist", "drawn"] = "mnist"
-    max_shift_pixels: int = Field(default=2, ge=0)
+    max_shift_pixels: int = Field(default=2, ge=0, le=16)
     validation_images: int = Field(default=5000, ge=1)
+    blank_share: float = Field(default=0.0, ge=0, lt=1)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -99,7 +102,7 @@ class RunConfig:
     """
 
     preset: str = "mnist"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     model: CapsNetConfig = field(default_factory=CapsNetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)

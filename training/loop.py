@@ -25,7 +25,7 @@ from tqdm import tqdm
 from training import checkpoint
 from training.checkpoint import Progress
 from training.config import LossConfig, OptimiserConfig, RunConfig
-from training.data.augment import random_shift
+from training.data.augment import blank_some, random_shift
 from training.data.images import Images
 from training.losses import margin_loss, reconstruction_loss
 from training.models.capsnet import CapsNet, lengths
@@ -34,8 +34,8 @@ LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is 
 EVALUATION_BATCH = 250
 
 
-class TrainingDivergedError(RuntimeError):
-    """The loss is not finite any more; names the step and the last good checkpoint."""
+class TrainingDivergedError(ValueError):
+    """The loss or a weight is not finite; names the step and the last good checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def evaluate(model: CapsNet, images: Images, config: LossConfig) -> Evaluation:
     losses = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, len(images), EVALUATION_BATCH):
         batch = images[start : start + EVALUATION_BATCH].to(device)
-        v, _, margin, reconstruction = _forward(model, to_pixels(batch.pixels), batch.labels, config)
+        present = F.one_hot(batch.labels, model.config.classes).float()
+        v, margin, reconstruction = _forward(model, to_pixels(batch.pixels), present, config)
         errors += (lengths(v).argmax(dim=1) != batch.labels).sum()
         losses += torch.stack([margin, reconstruction]) * len(batch)
     margin_mean, reconstruction_mean = (losses / len(images)).tolist()
@@ -140,10 +141,7 @@ class Trainer:
         self.interrupted = False  # by a signal
         if newest:
             checkpoint.load_optimiser(newest, self.model, self.optimiser)
-            done = checkpoint.read_progress(newest)
-            self.progress = replace(
-                done, hardware=session.hardware, command=session.command, source_commit=session.source_commit
-            )
+            self.progress = checkpoint.read_progress(newest).resumed_by(session)
 
     def fit(self, train: Images, validation: Images, limits: Limits) -> bool:
         """Train to the last epoch, or until a limit or a signal stops it; either way leave a checkpoint.
@@ -152,7 +150,7 @@ class Trainer:
             Whether the run is finished.
 
         Raises:
-            TrainingDivergedError: the loss is not finite.
+            TrainingDivergedError: the loss or a weight is not finite.
         """
         train, validation = train.to(self.device), validation.to(self.device)
         per_epoch = steps_per_epoch(self.config.optimiser, len(train))
@@ -179,27 +177,39 @@ class Trainer:
                     saved = now
                 if out_of_time:
                     break
+            if losses:
+                self._log_losses(losses, per_epoch, log, bar)
             self.interrupted = bool(stop)
-        self.save()
+        if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
+            self.save()
         return self.progress.step >= last
 
     def save(self) -> Path:
-        """Write a checkpoint of this moment."""
-        return checkpoint.save(self.run, self.model, self.optimiser, self.progress)
+        """Write a checkpoint of this moment.
+
+        Raises:
+            TrainingDivergedError: a weight is not finite.
+        """
+        try:
+            return checkpoint.save(self.run, self.model, self.optimiser, self.progress)
+        except checkpoint.NotFiniteError as error:
+            raise self._diverged(str(error)) from None
 
     def _step(self, train: Images, per_epoch: int) -> Tensor:
         """One optimiser step; returns margin and reconstruction loss, [2], on the device."""
         step = self.progress.step
         batch = train[self._batch_index(len(train), per_epoch)]
         generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, step))
-        shifted = random_shift(batch.pixels, self.config.data.max_shift_pixels, generator)
+        data = self.config.data
+        pixels = to_pixels(random_shift(batch.pixels, data.max_shift_pixels, generator))
+        present = F.one_hot(batch.labels, self.config.model.classes).float()
+        if data.blank_share:
+            pixels, present = blank_some(pixels, present, data.blank_share, generator)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.config.optimiser, step, per_epoch)
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            _, _, margin, reconstruction = _forward(
-                self.model, to_pixels(shifted), batch.labels, self.config.loss
-            )
+            _, margin, reconstruction = _forward(self.model, pixels, present, self.config.loss)
         (margin + self.config.loss.reconstruction_weight * reconstruction).backward()
         self.optimiser.step()
         return torch.stack([margin, reconstruction]).detach()
@@ -224,7 +234,7 @@ class Trainer:
         first = self.progress.step - len(losses) + 1
         finite = fetched.isfinite().all(dim=1)
         if not finite.all():
-            self._diverged(first + int((~finite).int().argmax()))
+            raise self._diverged(f"loss is not finite at step {first + int((~finite).int().argmax())}")
         margin, reconstruction = fetched.mean(dim=0).tolist()
         total = margin + self.config.loss.reconstruction_weight * reconstruction
         rate = learning_rate(self.config.optimiser, self.progress.step - 1, per_epoch)
@@ -238,12 +248,10 @@ class Trainer:
         )
         bar.set_postfix(loss=f"{total:.4f}")
 
-    def _diverged(self, step: int) -> None:
+    def _diverged(self, what: str) -> TrainingDivergedError:
         good = checkpoint.newest_checkpoint(self.run)
         where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
-        raise TrainingDivergedError(
-            f"loss is not finite at step {step}; {where}. Try a lower learning rate or another seed."
-        )
+        return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
 
     def _validate(self, validation: Images, log: "_Log", bar: "tqdm[Any]") -> None:
         found = evaluate(self.model, validation, self.config.loss)
@@ -263,16 +271,15 @@ class Trainer:
 
 
 def _forward(
-    model: CapsNet, pixels: Tensor, labels: Tensor, config: LossConfig
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Class capsules [B, J, D], one-hot labels [B, J], margin loss and reconstruction loss."""
+    model: CapsNet, pixels: Tensor, present: Tensor, config: LossConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Class capsules [B, J, D], margin and reconstruction loss; `present` [B, J] masks the decoder."""
     v = model(pixels)
-    present = F.one_hot(labels, model.config.classes).float()
     margin = margin_loss(lengths(v), present, config)
     if model.decoder is None:
-        return v, present, margin, torch.zeros_like(margin)
+        return v, margin, torch.zeros_like(margin)
     reconstruction = model.decoder(v, present).float()
-    return v, present, margin, reconstruction_loss(reconstruction, pixels)
+    return v, margin, reconstruction_loss(reconstruction, pixels)
 
 
 def _mix(seed: int, index: int) -> int:
@@ -308,8 +315,9 @@ class _Log:
 def _drop_rows_after(path: Path, step: int) -> None:
     """Forget what a killed session logged beyond the checkpoint that the run goes on from."""
     if path.exists():
-        rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-        checkpoint.write_atomically(path, "".join(f"{row}\n" for row in rows))
+        whole = path.read_text().splitlines(keepends=True)
+        rows = [row for row in whole if row.endswith("\n") and json.loads(row)["step"] <= step]
+        checkpoint.write_atomically(path, "".join(rows))
 
 
 @contextmanager

@@ -9,11 +9,14 @@ import struct
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
 MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
-WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, to no less than this
+MAX_SIDE_PIXELS = 65_535  # as far as JPEG goes; nobody means a longer picture
+WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the shorter side to no less
+LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less than this
+STRIP_ROWS = 64  # rows of the shrunk picture that are made at once
 ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -44,7 +47,8 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
     Transparency is filled with white or black: a drawing on a transparent sheet (less than half of it
     opaque) gets the one that its ink stands out from, any other picture the one it resembles. Grey of 16
     bits is scaled from 0-65535, floats from 0-1; other integers and floats from their smallest to their
-    largest value. A picture whose shorter side is at least twice 1024 pixels is shrunk by a whole factor.
+    largest value. A picture whose shorter side is at least twice 1024 pixels, or its longer side twice 4096,
+    is shrunk by a whole factor.
 
     Args:
         content: a PNG, JPEG, WebP, BMP, TIFF or GIF file.
@@ -55,7 +59,7 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
 
     Raises:
         UnsupportedPicture: empty, or not one of the formats.
-        PictureTooLarge: the header declares more than `max_pixels`.
+        PictureTooLarge: the header declares more than `max_pixels`, or a side longer than 65,535.
         PictureError: damaged, cut short, smaller than 8x8, or of a colour mode that cannot be read.
     """
     image_format = _format_of(content)
@@ -113,6 +117,10 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise PictureTooLarge(
             f"picture is {width}x{height}, {width * height} pixels; at most {max_pixels} are read"
         )
+    if max(width, height) > MAX_SIDE_PIXELS:
+        raise PictureTooLarge(
+            f"picture is {width}x{height}; a side may have at most {MAX_SIDE_PIXELS} pixels"
+        )
     if min(width, height) < MIN_SIDE_PIXELS:
         raise PictureError(
             f"picture is {width}x{height}; expected at least {MIN_SIDE_PIXELS}x{MIN_SIDE_PIXELS} pixels"
@@ -122,38 +130,46 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 def _flatten(picture: Image.Image) -> Image.Image:
     """Make a loaded picture L or RGB, 8 bits, opaque and of a working size."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        return _shrink(Image.fromarray(_eight_bits(np.asarray(picture), picture.mode)))
+        return Image.fromarray(_eight_bits(np.asarray(_shrunk(picture, "F")), picture.mode))
     if picture.has_transparency_data:
-        return _on_a_ground(_shrink(picture.convert("RGBA")))
-    if picture.mode in {"1", "L"}:
-        return _shrink(picture.convert("L"))
-    return _shrink(picture.convert("RGB"))
+        return _on_a_ground(_shrunk(picture, "RGBA"))
+    return _shrunk(picture, "L" if picture.mode in {"1", "L"} else "RGB")
 
 
-def _shrink(picture: Image.Image) -> Image.Image:
-    factor = min(picture.size) // WORKING_SIDE_PIXELS
-    return picture.reduce(factor) if factor > 1 else picture
+def _shrunk(picture: Image.Image, mode: str) -> Image.Image:
+    """The picture in the mode and of a working size; strip by strip, because a converted whole costs much."""
+    factor = max(min(picture.size) // WORKING_SIDE_PIXELS, max(picture.size) // LONG_SIDE_PIXELS)
+    if factor < 2:
+        return picture.convert(mode)
+    width, height = picture.size
+    small = Image.new(mode, (-(-width // factor), -(-height // factor)))
+    for row in range(0, small.height, STRIP_ROWS):
+        strip = picture.crop((0, row * factor, width, min((row + STRIP_ROWS) * factor, height)))
+        small.paste(strip.convert(mode).reduce(factor), (0, row))
+    return small
 
 
-def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
+def _eight_bits(values: NDArray[np.float32], mode: str) -> NDArray[np.uint8]:
     """Scale a deep picture to 0-255 by its range instead of clipping it. [H, W] to uint8 [H, W]."""
-    deep = values.astype(np.float32)
-    if not np.isfinite(deep).all():
+    if not np.isfinite(values).all():
         raise PictureError("picture has pixels that are not finite numbers")
+    deep = values.astype(np.float64)  # in float32 the widest ranges overflow
     low, high = float(deep.min()), float(deep.max())
     full = 1.0 if mode == "F" else 65535.0
     if low >= 0 and high <= full:
         low, high = 0.0, full
-    return np.asarray(np.rint((deep - low) * (255 / (high - low))), np.uint8)
+    span = (high - low) or 1.0  # a flat picture has none
+    return np.asarray(np.rint((deep - low) / span * 255), np.uint8)
 
 
 def _on_a_ground(picture: Image.Image) -> Image.Image:
     """Lay an RGBA picture on white or black, see `read_picture`."""
-    grey = np.asarray(picture.convert("L"), np.float32)
-    alpha = np.asarray(picture.getchannel("A"), np.float32) / 255
-    is_light = float((grey * alpha).sum()) >= 127.5 * float(alpha.sum())
-    is_drawing = float(alpha.mean()) < 0.5
-    ground = "white" if is_light != is_drawing or not alpha.any() else "black"
+    alpha = picture.getchannel("A")
+    shown = ImageChops.multiply(picture.convert("L"), alpha)
+    (opacity,), (light,) = ImageStat.Stat(alpha).sum, ImageStat.Stat(shown).sum
+    is_light = light >= opacity / 2
+    is_drawing = opacity / (picture.width * picture.height) < 127.5
+    ground = "white" if is_light != is_drawing or opacity == 0 else "black"
     opaque = Image.new("RGB", picture.size, ground)
-    opaque.paste(picture, mask=picture.getchannel("A"))
+    opaque.paste(picture, mask=alpha)
     return opaque

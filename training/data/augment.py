@@ -40,3 +40,21 @@ def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> 
         rows[:, None, :, None],
         columns[:, None, None, :],
     ]
+
+
+def blank_some(
+    pixels: Tensor, present: Tensor, share: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Replace a random share of the images by empty ones, in which no class is present.
+
+    Args:
+        pixels: images, 0 where there is nothing, [B, C, H, W].
+        present: 1 where a class is in the image, [B, J].
+        share: of the images, 0 to 1.
+        generator: source of the choice, on the images' device.
+
+    Returns:
+        Images and what is present in them, same shapes and dtypes.
+    """
+    kept = torch.rand(len(pixels), generator=generator, device=pixels.device) >= share
+    return pixels * kept[:, None, None, None], present * kept[:, None]

@@ -323,13 +323,20 @@ def _written(
     return np.stack([(x - 0.5) * hand.width + (0.5 - y) * hand.slant, y], axis=1)
 
 
-def _ink(points: NDArray[np.float64], thickness: float, size: int) -> NDArray[np.uint8]:
+def _ink(points: Stroke, thickness: float, size: int) -> NDArray[np.uint8]:
     """Ink evenly spaced points with a round pen; thickness in pixels. uint8 [size, size]."""
-    extent = (points.max(axis=0) - points.min(axis=0)).max()
-    pixels = points * (BOX * size - thickness) / extent
-    pixels += CENTRE * size - pixels.mean(axis=0)  # evenly spaced: their mean is the ink's centre of mass
-    centres = np.arange(size) + 0.5
-    across, down = (np.square(centres[:, None] - pixels[:, axis]) for axis in (0, 1))  # [size, P]
-    distance = np.sqrt((down[:, None] + across[None]).min(axis=-1))
-    coverage = np.clip(thickness / 2 - distance + 0.5, 0, 1)
+    pixels = points * (BOX * size - thickness) / np.ptp(points, axis=0).max()
+    pixels += CENTRE * size - pixels.mean(axis=0)
+    first = _coverage(pixels, thickness, size)  # ink on ink weighs nothing: weigh it, move it, draw again
+    middles = np.arange(size) + 0.5
+    centre = np.array([first.sum(axis=0) @ middles, first.sum(axis=1) @ middles]) / first.sum()
+    coverage = _coverage(pixels + CENTRE * size - centre, thickness, size)
     return np.asarray(np.rint(coverage * 255), np.uint8)
+
+
+def _coverage(pixels: Stroke, thickness: float, size: int) -> NDArray[np.float64]:
+    """How much of each pixel lies under the pen, 0-1, [size, size]."""
+    middles = np.arange(size) + 0.5
+    across, down = (np.square(middles[:, None] - pixels[:, axis]) for axis in (0, 1))  # [size, P]
+    distance = np.sqrt((down[:, None] + across[None]).min(axis=-1))
+    return np.clip(thickness / 2 - distance + 0.5, 0, 1)

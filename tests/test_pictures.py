@@ -1,0 +1,104 @@
+"""Pictures from strangers: whatever their size and depth, reading them takes bounded memory."""
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from export.contract.pictures import LONG_SIDE_PIXELS, PictureTooLarge, read_picture
+
+MAX_PIXELS = 50_000_000
+GREY, RGB, RGBA = 0, 2, 6  # PNG's colour types
+# Pillow holds RGB in four bytes a pixel, as RGBA; 16 bits in two.
+READ = """
+import resource, sys
+from pathlib import Path
+from export.contract.pictures import read_picture
+
+def peak_kib():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+content = Path(sys.argv[1]).read_bytes()
+before = peak_kib()
+read_picture(content, 50_000_000)
+print((peak_kib() - before) * 1024)
+"""
+
+
+def blank_png(width: int, height: int, colour_type: int, bits: int) -> bytes:
+    """Zeros, in a few kilobytes."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    channels = {GREY: 1, RGB: 3, RGBA: 4}[colour_type]
+    packer = zlib.compressobj()
+    rows = b"".join(packer.compress(bytes(1 + width * channels * bits // 8)) for _ in range(height))
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", rows + packer.flush()) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def saved(picture: Image.Image, image_format: str) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, image_format)
+    return file.getvalue()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize(
+    ("colour_type", "bits", "bytes_per_pixel"),
+    [(RGBA, 8, 4), (GREY, 16, 2)],
+)
+@pytest.mark.parametrize(("width", "height"), [(7071, 7071), (65_535, 762), (762, 65_535)])
+def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
+    tmp_path, width, height, colour_type, bits, bytes_per_pixel
+):
+    (tmp_path / "a.png").write_bytes(blank_png(width, height, colour_type, bits))
+    command = [sys.executable, "-c", READ, str(tmp_path / "a.png")]
+    peak_bytes = int(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert peak_bytes < width * height * bytes_per_pixel + 64 * 2**20
+
+
+@pytest.mark.parametrize("size", [(8, 65_536), (65_536, 8), (8, 6_249_999)])
+def test_a_side_longer_than_jpeg_allows_is_too_large(size):
+    with pytest.raises(PictureTooLarge, match="at most 65535"):
+        read_picture(blank_png(*size, GREY, 8), MAX_PIXELS)
+
+
+def test_a_long_picture_is_shrunk_and_keeps_its_shape():
+    content = blank_png(3 * LONG_SIDE_PIXELS, 600, GREY, 8)
+    assert read_picture(content, MAX_PIXELS).size == (LONG_SIDE_PIXELS, 200)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "I;16"])
+@pytest.mark.parametrize("size", [(2048, 2048), (2051, 3001)])
+def test_shrinking_by_strips_shows_the_same_as_shrinking_at_once(mode, size):
+    down = np.linspace(0, 255, size[1])[:, None]
+    across = np.linspace(-40, 40, size[0])[None, :]
+    levels = np.clip(down + across, 0, 255).astype(np.uint8)
+    whole = Image.fromarray(levels)
+    picture = Image.fromarray(levels.astype(np.uint16) * 257) if mode == "I;16" else whole.convert(mode)
+    shown = read_picture(saved(picture, "PNG"), MAX_PIXELS).convert("L")
+    expected = whole.reduce(2)
+    assert shown.size == expected.size
+    assert np.abs(np.asarray(shown, int) - np.asarray(expected, int)).max() <= 1
+
+
+@pytest.mark.parametrize("level", [5.0, -3.0, 0.5])
+def test_a_flat_picture_of_floats_is_read_and_flat(level):
+    content = saved(Image.fromarray(np.full((20, 30), level, np.float32)), "TIFF")
+    assert len(np.unique(np.asarray(read_picture(content, MAX_PIXELS)))) == 1
+
+
+def test_floats_of_the_widest_range_are_scaled():
+    widest = np.full((20, 30), -3e38, np.float32)
+    widest[5:10] = 3e38
+    picture = read_picture(saved(Image.fromarray(widest), "TIFF"), MAX_PIXELS)
+    assert set(np.unique(np.asarray(picture))) == {0, 255}
