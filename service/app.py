@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any, TypedDict
 
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from service import classify, docs_page, errors, reconstruct
-from service.inputs import read_images, read_reconstruct
+from service.inputs import check_reconstruct, decode_images, read_classify, read_reconstruct
 from service.limits import BodyLimit
 from service.openapi import CLASSIFY_BODY, JSON_OR_PNG, PROBLEMS, RECONSTRUCT_BODY, UNREADY, build_document
 from service.pictures import to_png_grid
@@ -35,6 +36,9 @@ from service.settings import Settings
 from service.state import Service
 
 DESCRIPTION = "Capsule networks: class probabilities, pose vectors and reconstructions of pictures."
+
+VARY = {"Vary": "Accept"}
+QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")  # RFC 9110, 12.4.2
 
 log = logging.getLogger(__name__)
 routes = APIRouter()
@@ -83,10 +87,13 @@ async def post_classify(
     request: Request, query: Annotated[ClassifyQuery, Query()], service: ServiceHere
 ) -> Response:
     """Multipart with one or many files in `images`, one raw image file, or a .npy array."""
-    with service.repository.use(query.model, query.version) as served:
-        classify.check_query(query, served)
-        images = await read_images(request, served.engine.manifest.preprocessing, query.preprocess, service)
-        return json_response(await classify.classify(served, images, query, service))
+    body = await read_classify(request, service.settings)  # no version is kept loaded by a slow sender
+    async with service.while_wanted(request):
+        with service.repository.use(query.model, query.version) as served:
+            classify.check_query(query, served)
+            facts = served.engine.manifest.preprocessing
+            images = await decode_images(body, facts, query.preprocess, service)
+            return json_response(await classify.classify(served, images, query, service))
 
 
 @routes.post(
@@ -101,13 +108,15 @@ async def post_reconstruct(
     request: Request, query: Annotated[ReconstructQuery, Query()], service: ServiceHere
 ) -> Response:
     """A pose decoded plain, perturbed or swept; as JSON, or as one PNG grid for `Accept: image/png`."""
-    fields, picture = await read_reconstruct(request, service)
-    with service.repository.use(fields.model, fields.version) as served:
-        made = await reconstruct.reconstruct(served, fields, picture, query.preprocess, service)
-        if prefers_png(request.headers.get("accept", "")):
-            grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
-            return Response(grid, media_type="image/png", headers={"Vary": "Accept"})
-        return json_response(await service.in_pool(reconstruct.json_answer, served, made))
+    body = await read_reconstruct(request, service.settings)
+    async with service.while_wanted(request):
+        fields, picture = await check_reconstruct(body, service)
+        with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
+            made = await reconstruct.reconstruct(served, fields, picture, query.preprocess, service)
+            if prefers_png(", ".join(request.headers.getlist("accept"))):
+                grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
+                return Response(grid, media_type="image/png", headers=VARY)
+            return json_response(await service.in_pool(reconstruct.json_answer, served, made), VARY)
 
 
 @routes.get("/models", summary="What is loaded, or refused and why", responses={200: {"model": ModelsAnswer}})
@@ -126,15 +135,17 @@ async def get_model(name: str, service: ServiceHere) -> Response:
     return json_response(service.repository.describe(name, manifests=True))
 
 
+# One route answers both methods, so that a 405 lists both; the other is for the documentation, which
+# would have one operation twice.
 @routes.get("/healthz", summary="The process is alive", responses={200: {"model": Health}})
-@routes.head("/healthz", include_in_schema=False)
+@routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
 async def get_health() -> Response:
     """Answers as long as the event loop turns; see /readyz for more."""
     return json_response({"status": "ok"})
 
 
 @routes.get("/readyz", summary="Requests will be answered", responses={200: {"model": Readiness}, **UNREADY})
-@routes.head("/readyz", include_in_schema=False)
+@routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
 async def get_readiness(service: ServiceHere) -> Response:
     """503 with the reason until a model is loaded and warmed, and while an inference thread is stuck."""
     loaded = service.repository.ready()
@@ -194,9 +205,10 @@ def prefers_png(accept: str) -> bool:
     return ratings.get("image/png", 0) > ratings.get("application/json", 0)
 
 
-def json_response(answer: dict[str, Any]) -> Response:
+def json_response(answer: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """The answer as JSON: float32 in as few digits as give back the same float32."""
-    return Response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 async def _keep_loaded(repository: Repository, on_loaded: Callable[[Repository], None] | None) -> None:
@@ -217,9 +229,7 @@ def _rating(part: str) -> tuple[str, float]:
     """("image/png", 0.9) of `image/png;q=0.9`."""
     kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
     quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-    with suppress(ValueError):
-        return kind, float(quality)
-    return kind, 0.0
+    return kind, float(quality) if QUALITY.fullmatch(quality) else 0.0
 
 
 def _add_error_handlers(app: FastAPI) -> None:

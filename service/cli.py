@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import signal
 import socket
 import sys
@@ -58,7 +59,15 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
         print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
 
     app = create_app(settings, on_loaded=announce)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(
+            settings.deadline_ms / 1000
+        ),  # seconds; then slow senders are cut
+    )
+    server = uvicorn.Server(config)
     # Uvicorn stops gently at a signal and then raises it again; being asked to stop is no failure.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: sys.exit(0))

@@ -2,6 +2,7 @@
 
 import binascii
 import json
+import threading
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +37,13 @@ Floats = NDArray[np.float32]
 
 MULTIPART = "multipart/form-data"
 NPY = "application/x-npy"
+NPY_SIGNATURE = b"\x93NUMPY"
 JSON_FIELDS = {"pose", "version", "perturbations", "sweep"}  # in a form, which has only text
 FORM_FIELDS = 32  # more parts that are no files than any route has fields
+JSON_COMMAS = (
+    32_768  # a pose and 4096 perturbations and dimensions have 16,384; as objects, commas weigh 70 times
+)
+SPACE = b" \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,17 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class ClassifyBody:
+    """A /classify body as it came: picture files, or one .npy file."""
+
+    files: list[Upload]
+    is_array: bool
+
+
+ReconstructBody = bytes | list[tuple[str, str | Upload]]  # JSON, or the parts of a form in order
+
+
+@dataclass(frozen=True)
 class Images:
     """Model input: pixels [N, H, W, C] in 0-1, and where each image came from."""
 
@@ -56,53 +73,107 @@ class Images:
     pixels: Floats
 
 
-async def read_images(request: Request, facts: Preprocessing, rule: Preprocess, service: Service) -> Images:
-    """The images of a /classify body: files in multipart, one raw file, or an array.
-
-    Raises:
-        ServiceError: what was expected and what came.
-    """
-    settings = service.settings
-    if media_type(request) == NPY:
-        pixels = await service.in_pool(decode_array, await _raw_body(request), facts, settings)
-        return Images([None] * len(pixels), pixels)
-    if media_type(request) == MULTIPART:
-        uploads = await _image_files(request, settings)
-    elif media_type(request) == "application/json":
-        raise UnsupportedBodyError(
-            f"/classify takes {MULTIPART} with the field images, one raw image, or {NPY}; "
-            "got application/json"
-        )
-    else:  # whatever it is called: `curl --data-binary` calls it a form
-        uploads = [Upload(None, await _raw_body(request))]
-    pixels = await service.in_pool(decode_pictures, uploads, facts, rule, settings.max_pixels)
-    return Images([upload.filename for upload in uploads], pixels)
-
-
-async def read_reconstruct(request: Request, service: Service) -> tuple[ReconstructFields, bytes | None]:
-    """The fields of a /reconstruct body, and the picture's file if there is one.
+async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
+    """The whole /classify body: files in multipart, one raw file, or an array.
 
     Raises:
         ServiceError: what was expected and what came.
     """
     kind = media_type(request)
     if kind == MULTIPART:
-        return await _reconstruct_form(request, service.settings)
+        return ClassifyBody(await _image_files(request, settings), is_array=False)
+    if kind == "application/json":
+        raise UnsupportedBodyError(
+            f"/classify takes {MULTIPART} with the field images, one raw image, or {NPY}; "
+            "got application/json"
+        )
+    content = await _raw_body(request)  # whatever it is called: `curl --data-binary` calls it a form
+    if kind != NPY and content.startswith(NPY_SIGNATURE):
+        raise UnsupportedBodyError(
+            f"the body is a .npy array: send it with the header Content-Type: {NPY}; got {shown(kind)}"
+        )
+    return ClassifyBody([Upload(None, content)], is_array=kind == NPY)
+
+
+async def decode_images(
+    body: ClassifyBody, facts: Preprocessing, rule: Preprocess, service: Service
+) -> Images:
+    """The images of a /classify body.
+
+    Raises:
+        ServiceError: what was expected and what came, or that there is too much to do.
+    """
+    if body.is_array:
+        with service.room_for(1):
+            pixels = await service.in_pool(decode_array, body.files[0].content, facts, service.settings)
+        return Images([None] * len(pixels), pixels)
+    return Images(
+        [file.filename for file in body.files], await decode_files(body.files, facts, rule, service)
+    )
+
+
+async def read_reconstruct(request: Request, settings: Settings) -> ReconstructBody:
+    """The whole /reconstruct body.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    kind = media_type(request)
+    if kind == MULTIPART:
+        return await _read_form(request, settings)
     if kind not in {"application/json", ""}:
         raise UnsupportedBodyError(f"/reconstruct takes application/json or {MULTIPART}; got {shown(kind)}")
-    return await service.in_pool(_reconstruct_json, await _raw_body(request))
+    return await _raw_body(request)
+
+
+async def check_reconstruct(
+    body: ReconstructBody, service: Service
+) -> tuple[ReconstructFields, bytes | None]:
+    """The fields of a /reconstruct body, and the picture's file if there is one.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    if isinstance(body, bytes):
+        return await service.in_pool(_reconstruct_json, body)
+    return await service.in_pool(_reconstruct_form, body)
+
+
+async def decode_files(
+    files: Sequence[Upload], facts: Preprocessing, rule: Preprocess, service: Service
+) -> Floats:
+    """Files to model input [N, H, W, C] in 0-1, in a thread that stops once nobody waits for it.
+
+    Raises:
+        ServiceError: which file, and what is wrong with it, or that there is too much to do.
+    """
+    given_up = threading.Event()
+    try:
+        with service.room_for(len(files)):
+            return await service.in_pool(
+                decode_pictures, files, facts, rule, service.settings.max_pixels, given_up
+            )
+    finally:
+        given_up.set()
 
 
 def decode_pictures(
-    uploads: Sequence[Upload], facts: Preprocessing, rule: Preprocess, max_pixels: int
+    uploads: Sequence[Upload],
+    facts: Preprocessing,
+    rule: Preprocess,
+    max_pixels: int,
+    given_up: threading.Event,
 ) -> Floats:
     """Files to model input [N, H, W, C] in 0-1. Blocks.
 
     Raises:
         ServiceError: which file, and what is wrong with it.
+        DeadlineExceededError: `given_up` was set; looked at before each file.
     """
     pixels = np.empty((len(uploads), facts.height, facts.width, facts.channels), np.float32)
     for index, upload in enumerate(uploads):
+        if given_up.is_set():
+            raise errors.DeadlineExceededError(f"given up after {index} of {len(uploads)} images")
         try:
             pixels[index] = to_input(read_picture(upload.content, max_pixels), facts, rule)
         except PictureError as error:
@@ -137,7 +208,11 @@ def parse_json(text: str | bytes, place: str) -> Any:
 
     Raises:
         MalformedBodyError: it is not.
+        InvalidFieldError: it lists more values than any request needs.
     """
+    commas = text.count("," if isinstance(text, str) else b",")
+    if commas > JSON_COMMAS:
+        raise InvalidFieldError(f"{place} may hold {JSON_COMMAS} commas and no more values, got {commas}")
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_name_once)
     except (ValueError, RecursionError) as error:  # deep nesting is a RecursionError
@@ -176,9 +251,9 @@ async def _image_files(request: Request, settings: Settings) -> list[Upload]:
     return uploads
 
 
-async def _reconstruct_form(request: Request, settings: Settings) -> tuple[ReconstructFields, bytes | None]:
+def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[ReconstructFields, bytes | None]:
     fields: dict[str, Any] = {}
-    for name, value in await _read_form(request, settings):
+    for name, value in parts:
         if name not in ReconstructRequest.model_fields:
             known = ", ".join(ReconstructRequest.model_fields)
             raise InvalidFieldError(f"unknown field {shown(name)}; the fields are {known}")
@@ -206,7 +281,8 @@ def _reconstruct_json(body: bytes) -> tuple[ReconstructFields, bytes | None]:
     if not isinstance(checked, ReconstructRequest) or checked.image is None:
         return checked, None
     try:
-        return checked, b64decode(checked.image, validate=True)
+        # Line breaks are how base64 commands write it.
+        return checked, b64decode(checked.image.encode().translate(None, SPACE), validate=True)
     except (binascii.Error, ValueError) as error:
         raise MalformedBodyError(f"image must be the base64 of a picture's file: {error}") from None
 
@@ -219,9 +295,18 @@ def _validated(model: type[ReconstructFields], given: dict[str, Any], place: str
 
 
 class _InMemoryParser(MultiPartParser):
-    """Keeps files in memory: the body is bounded already, and no writable /tmp is needed."""
+    """Keeps files in memory: the body is bounded already, and no writable /tmp is needed.
+
+    Attributes:
+        is_complete: the closing boundary came; without it Starlette drops the last part in silence.
+    """
 
     spool_max_size = 2**62
+    is_complete = False
+
+    def on_end(self) -> None:
+        """Called at the closing boundary."""
+        self.is_complete = True
 
 
 async def _read_form(request: Request, settings: Settings) -> list[tuple[str, str | Upload]]:
@@ -239,6 +324,8 @@ async def _read_form(request: Request, settings: Settings) -> list[tuple[str, st
             raise _too_many_images("more", settings) from None
         raise MalformedBodyError(f"the multipart body cannot be read: {error.message}") from None
     try:
+        if not parser.is_complete:
+            raise MalformedBodyError("the multipart body ends before its closing boundary")
         return [(name, await _part(value)) for name, value in form.multi_items()]
     finally:
         await form.close()

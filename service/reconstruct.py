@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from service.classify import heading, one_hot, require_decoder
 from service.errors import InvalidFieldError, TooManyPicturesError, shown
-from service.inputs import Upload, decode_pictures
+from service.inputs import Upload, decode_files
 from service.pictures import to_base64_pngs
 from service.repository import Served
-from service.schemas import Perturbation, Preprocess, ReconstructFields, Sweep
+from service.schemas import Perturbation, Preprocess, ReconstructFields, ReconstructQuery, Sweep
 from service.state import Service
 
 # P pictures, J classes, D numbers of a pose, H rows, W columns, C channels
@@ -57,28 +57,35 @@ async def reconstruct(
     require_decoder(served)
     manifest = served.engine.manifest
     wanted = _class_index(fields.label, manifest)
+    pose = None if fields.pose is None else _given_pose(fields.pose, manifest)
     variants, columns = plan(fields, pose_size(manifest), service.settings.max_reconstructions)
-    if fields.pose is not None:
-        pose = _given_pose(fields.pose, manifest)
-    else:
-        pixels = await service.in_pool(
-            decode_pictures,
-            [Upload(None, picture or b"")],
-            manifest.preprocessing,
-            rule,
-            service.settings.max_pixels,
-        )
+    if pose is None or wanted is None:  # a given pose has a label: the fields were checked
+        files = [Upload(None, picture or b"")]
+        pixels = await decode_files(files, manifest.preprocessing, rule, service)
         probabilities, poses = await served.encode(pixels)  # [1, J], [1, J, D]
         wanted = int(probabilities[0].argmax()) if wanted is None else wanted
         pose = poses[0, wanted]
-    if wanted is None:
-        raise InvalidFieldError("a pose needs a label")
     perturbed = pose + offsets(variants, len(pose))  # [P, D]
     classes = np.full(len(perturbed), wanted)
     everywhere = np.zeros((len(perturbed), len(manifest.class_names), len(pose)), np.float32)
     everywhere[:, wanted] = perturbed  # [P, J, D]; the mask hides the others
     pictures = await served.decode(everywhere, one_hot(classes, manifest))
     return Reconstructions(manifest.class_names[wanted], variants, perturbed, pictures, columns)
+
+
+def chosen_version(fields: ReconstructFields, query: ReconstructQuery) -> tuple[str | None, int | None]:
+    """The model and version that the body or the query names.
+
+    Raises:
+        InvalidFieldError: both name the same one of the two.
+    """
+    for name in ("model", "version"):
+        if getattr(fields, name) is not None and getattr(query, name) is not None:
+            raise InvalidFieldError(f"{name} stands in the query and in the body; give it in one of them")
+    return (
+        query.model if fields.model is None else fields.model,
+        query.version if fields.version is None else fields.version,
+    )
 
 
 def json_answer(served: Served, made: Reconstructions) -> dict[str, Any]:

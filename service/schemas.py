@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # Poses have lengths below 1; beyond this bound lie only mistakes, and float32 overflows.
 LARGEST = 1e6
+# More than any pose has; with fail_fast a list of millions of mistakes is told at its first.
+MOST = 4096
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Preprocess = Annotated[
     Literal["auto", "off"],
@@ -47,8 +49,10 @@ class ClassifyQuery(_Request):
 
 
 class ReconstructQuery(_Request):
-    """Query parameters of /reconstruct."""
+    """Query parameters of /reconstruct; model and version may stand in the body instead."""
 
+    model: ModelChoice = None
+    version: VersionChoice = None
     preprocess: Preprocess = "auto"
 
 
@@ -69,7 +73,11 @@ class Sweep(_StrictRequest):
     """One picture per dimension and delta, dimension by dimension, `stop` included."""
 
     dimensions: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None, min_length=1, description="indices into the flat pose; default: all"
+        default=None,
+        min_length=1,
+        max_length=MOST,
+        fail_fast=True,
+        description="indices into the flat pose; default: all",
     )
     start: Number = -0.25
     stop: Number = 0.25
@@ -85,11 +93,15 @@ class Sweep(_StrictRequest):
 class ReconstructFields(_StrictRequest):
     """Fields of /reconstruct beside the picture; in multipart the lists and numbers are JSON."""
 
-    pose: list[Number] | None = Field(default=None, description="a flat pose; needs a label")
+    pose: list[Number] | None = Field(
+        default=None, max_length=MOST, fail_fast=True, description="a flat pose; needs a label"
+    )
     label: str | None = Field(default=None, description="class to decode; default: the most probable")
     model: ModelChoice = None
     version: VersionChoice = None
-    perturbations: list[Perturbation] | None = Field(default=None, description="applied together")
+    perturbations: list[Perturbation] | None = Field(
+        default=None, max_length=MOST, fail_fast=True, description="applied together"
+    )
     sweep: Sweep | None = None
 
     @model_validator(mode="after")

@@ -1,11 +1,16 @@
 """What the lifespan makes and every route is handed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
+from starlette.requests import ClientDisconnect, Request
+
+from service.errors import DeadlineExceededError, OverloadedError
 from service.repository import Repository
 from service.settings import Settings
 
@@ -13,18 +18,69 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """The parts of a running service.
+    """The parts of a running service. All methods belong to the event loop.
 
     Attributes:
         pool: threads for pictures, which take milliseconds that the event loop does not have.
+        decoding: images that are being decoded, or wait for it.
     """
 
     settings: Settings
     repository: Repository
     pool: ThreadPoolExecutor
+    decoding: int = 0
 
     async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function on a thread of the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, lambda: function(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self.pool, partial(function, *args, **kwargs))
+
+    @contextmanager
+    def room_for(self, images: int) -> Iterator[None]:
+        """Count the images as being decoded.
+
+        Raises:
+            OverloadedError: with them there would be more than CAPSNET_QUEUE_IMAGES.
+        """
+        if self.decoding + images > self.settings.queue_images:
+            raise OverloadedError(
+                f"{self.decoding} images are being decoded or wait for it, at most "
+                f"{self.settings.queue_images} may; there is no room for {images} more"
+            )
+        self.decoding += images
+        try:
+            yield
+        finally:
+            self.decoding -= images
+
+    @asynccontextmanager
+    async def while_wanted(self, request: Request) -> AsyncIterator[None]:
+        """Work on the answer to a request that has been read, for as long as somebody may want it.
+
+        Raises:
+            DeadlineExceededError: it took longer than CAPSNET_DEADLINE_MS.
+            ClientDisconnect: the client has hung up.
+        """
+        limit_ms = self.settings.deadline_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000) as timer:
+                hung_up = asyncio.create_task(_end_when_gone(request, timer))
+                try:
+                    yield
+                finally:
+                    gone = hung_up.done()
+                    hung_up.cancel()
+        except TimeoutError:
+            if gone:
+                raise ClientDisconnect from None
+            raise DeadlineExceededError(
+                f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.decoding} images are being "
+                "decoded or wait for it"
+            ) from None
+
+
+async def _end_when_gone(request: Request, timer: asyncio.Timeout) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    timer.reschedule(asyncio.get_running_loop().time())

@@ -66,7 +66,7 @@ def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
     assert peak_bytes < width * height * bytes_per_pixel + 64 * 2**20
 
 
-@pytest.mark.parametrize("size", [(8, 65_536), (65_536, 8), (8, 6_249_999)])
+@pytest.mark.parametrize("size", [(8, 65_536), (65_536, 8)])
 def test_a_side_longer_than_jpeg_allows_is_too_large(size):
     with pytest.raises(PictureTooLarge, match="at most 65535"):
         read_picture(blank_png(*size, GREY, 8), MAX_PIXELS)

@@ -16,7 +16,7 @@ MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
 MAX_SIDE_PIXELS = 65_535  # as far as JPEG goes; nobody means a longer picture
 WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the shorter side to no less
 LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less than this
-STRIP_ROWS = 64  # rows of the shrunk picture that are made at once
+STRIP_PIXELS = 2**20  # converted and shrunk at once
 ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -143,8 +143,9 @@ def _shrunk(picture: Image.Image, mode: str) -> Image.Image:
         return picture.convert(mode)
     width, height = picture.size
     small = Image.new(mode, (-(-width // factor), -(-height // factor)))
-    for row in range(0, small.height, STRIP_ROWS):
-        strip = picture.crop((0, row * factor, width, min((row + STRIP_ROWS) * factor, height)))
+    rows = max(1, STRIP_PIXELS // (width * factor))  # of the small picture
+    for row in range(0, small.height, rows):
+        strip = picture.crop((0, row * factor, width, min((row + rows) * factor, height)))
         small.paste(strip.convert(mode).reduce(factor), (0, row))
     return small
 
