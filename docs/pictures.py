@@ -10,12 +10,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from training.data.photographs import photograph
 
 from export.contract.manifest import read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.data.drawn import draw_digits
+from training.data.photographs import photograph
 
 DOCS = Path(__file__).parent
 PHOTOGRAPH_SEED = 7

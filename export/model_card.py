@@ -1,5 +1,6 @@
 """The model card: the manifest's facts in prose, for people."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from export.contract.manifest import Manifest
@@ -31,21 +32,23 @@ def _training(manifest: Manifest) -> list[str]:
     optimiser, data = config["optimiser"], config["data"]
     rows = {
         "preset": config["preset"],
-        "started from": _origin(config["started_from"]),
         "data": f"{data['name']} training set, {data['validation_images']} images of it held out",
-        "augmentation": f"shifts of up to {data['max_shift_pixels']} pixels",
+        "augmentation": f"shifts of up to {data['max_shift_pixels']} pixels; "
+        f"{data['blank_share']:.2%} of the images shown blank, with no class present",
         "loss": f"margin loss + {config['loss']['reconstruction_weight']} x summed squared pixel error",
         "optimiser": f"Adam, {_rate(optimiser)}",
         "cooldown": f"to 0 over the last {optimiser['cooldown_epochs']} epochs",
-        "trained": f"{training['step']} steps, {training['epochs']:g} of {optimiser['epochs']} epochs, "
+        "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimiser['epochs']} epochs, "
         f"{training['train_seconds'] / 3600:.2f} hours",
-        "validation error": f"{_percent(training['best_error_percent'])}, the lowest of the run",
+        "validation error": f"{_percent(training['best_error_percent'])}",
         "seed": config["seed"],
         "hardware": training["hardware"],
         "command": f"`{training['command']}`",
         "resumed": "; ".join(training["resumed"]) or "never",
         "source commit": manifest.source_commit,
     }
+    for stage, origin in enumerate(_origins(config["started_from"]), start=1):
+        rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
 
@@ -55,13 +58,18 @@ def _rate(optimiser: dict[str, Any]) -> str:
     return f"rate {rate} x {decay}^(step / {steps}), batch {optimiser['batch_size']}"
 
 
-def _origin(origin: dict[str, Any] | None) -> str:
-    """The run whose weights this one began with, in a line."""
-    if origin is None:
-        return "random weights"
+def _origins(origin: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The run whose weights this one began with, the one before that, and so on."""
+    while origin:
+        yield origin
+        origin = origin["config"].get("started_from")
+
+
+def _stage(origin: dict[str, Any]) -> str:
+    """An earlier run in a line."""
     return (
-        f"step {origin['step']} of another run ({origin['train_seconds'] / 3600:.2f} hours, "
-        f"{_rate(origin['config']['optimiser'])}): `{origin['command']}` at commit {origin['source_commit']}"
+        f"{origin['step']} steps, {origin['train_seconds'] / 3600:.2f} hours, "
+        f"{_rate(origin['config']['optimiser'])}: `{origin['command']}` at commit {origin['source_commit']}"
     )
 
 

@@ -3,19 +3,28 @@
 import asyncio
 import gzip
 import re
+import socket
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from live_service import live_service, settings_for, wait_until
+from PIL import Image
+from starlette.requests import ClientDisconnect, Request
 from tiny_bundle import write_bundle
 
+from export.contract.manifest import Preprocessing
 from service import errors
 from service.app import create_app
+from service.inputs import Upload, decode_pictures
+from service.repository import Repository
+from service.state import Service
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
 
@@ -27,6 +36,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = write_bundle(root / "tiny" / "2")
     (broken / "samples.npz").write_bytes(b"")
     return root
+
+
+def large_png() -> bytes:
+    """A file of a few kilobytes that takes tens of milliseconds to decode."""
+    file = BytesIO()
+    Image.new("L", (3000, 3000)).save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +58,13 @@ def test_ready_says_what_is_loaded_and_on_which_device(client):
 def test_alive_is_alive(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.head("/healthz").status_code == client.head("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_405_lists_every_method_of_the_route(client, path):
+    answer = client.post(path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_a_service_without_models_is_alive_but_not_ready_and_says_why(tmp_path):
@@ -171,6 +194,72 @@ def test_a_full_queue_answers_503_with_retry_after(models):
     for answer in refused:
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")
         assert answer.headers["retry-after"].isdigit()
+
+
+def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
+    settings = settings_for(models, queue_images=4, max_images_per_request=4, max_reconstructions=4)
+    answers: list[httpx.Response] = []
+
+    def ask(client: httpx.Client) -> None:
+        answers.append(client.post("/classify", files=[("images", large_png())] * 3))
+
+    with live_service(settings) as client:
+        threads = [threading.Thread(target=ask, args=(client,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.post("/classify", files=[("images", large_png())] * 4).status_code == 200
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert refused, "four clients of three large pictures each fit a queue of four"
+    for answer in refused:
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")
+        assert "decoded" in answer.json()["detail"]
+
+
+def test_decoding_is_part_of_what_the_deadline_bounds(models):
+    with live_service(settings_for(models, deadline_ms=100, decode_threads=1)) as client:
+        answer = client.post("/classify", files=[("images", large_png())] * 64)
+        assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
+        assert answer.headers["retry-after"].isdigit()
+
+
+def test_decoding_ends_between_pictures_once_nobody_waits():
+    given_up = threading.Event()
+    given_up.set()
+    facts = Preprocessing(height=28, width=28, channels=1, polarity="light-on-dark", placement="digit")
+    with pytest.raises(errors.DeadlineExceededError, match="after 0 of 1"):
+        decode_pictures([Upload(None, large_png())], facts, "auto", 10**8, given_up)
+
+
+def test_work_ends_when_the_client_has_hung_up(models):
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def work_for_ever(pool: ThreadPoolExecutor) -> None:
+        settings = settings_for(models)
+        service = Service(settings, Repository(settings), pool)
+        async with service.while_wanted(Request({"type": "http"}, receive)):
+            await asyncio.sleep(3600)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ClientDisconnect):
+        asyncio.run(work_for_ever(pool))
+
+
+def test_an_upload_under_way_keeps_no_version_loaded(tmp_path):
+    root = tmp_path / "models"
+    write_bundle(root / "lone" / "1")
+    picture = large_png()
+    with live_service(settings_for(root, rescan_s=0.05, versions_kept=1)) as client:
+        address = (client.base_url.host, client.base_url.port)
+        head = f"POST /classify HTTP/1.1\r\nHost: test\r\nContent-Length: {len(picture)}\r\n"
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            assert connection.recv(1000).startswith(b"HTTP/1.1 100")  # the service reads the body now
+            write_bundle(tmp_path / "aside" / "lone" / "2").rename(root / "lone" / "2")
+            wait_until(lambda: "inference-lone/1" not in [thread.name for thread in threading.enumerate()])
+            connection.sendall(picture)
+            assert b'"version":2' in connection.recv(10_000)
 
 
 def test_many_clients_at_once_each_get_their_own_answer(client):

@@ -110,6 +110,24 @@ def test_a_multipart_body_without_parts(client, route, body):
     assert_problem(answer, answer.status_code, answer.json()["type"].removeprefix("/problems/"))
 
 
+@pytest.mark.parametrize("cut", [2, 40, 200])
+def test_a_form_that_ends_before_its_closing_boundary_is_refused_whole(client, cut):
+    files = [("images", ("a.png", png())), ("images", ("b.png", png()))]
+    whole = httpx.Request("POST", client.base_url.join("/classify"), files=files)
+    content, headers = whole.read(), {"Content-Type": whole.headers["Content-Type"]}
+    assert client.post("/classify", content=content, headers=headers).status_code == 200
+    answer = client.post("/classify", content=content.rstrip()[:-cut], headers=headers)
+    assert_problem(answer, 400, "malformed-body", "closing boundary")
+
+
+def test_a_form_cut_in_its_sweep_is_not_answered_without_it(client):
+    parts = {"pose": (None, "[0,0,0,0]"), "label": (None, "1"), "sweep": (None, '{"dimensions": [0]}')}
+    whole = httpx.Request("POST", client.base_url.join("/reconstruct"), files=parts)
+    content, headers = whole.read(), {"Content-Type": whole.headers["Content-Type"]}
+    answer = client.post("/reconstruct", content=content[:-45], headers=headers)
+    assert_problem(answer, 400, "malformed-body", "closing boundary")
+
+
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "x" * 5000, "; boundary=ä"])
 def test_a_multipart_body_without_a_usable_boundary(client, boundary):
     headers = {"Content-Type": f"multipart/form-data{boundary}".encode()}
@@ -238,7 +256,11 @@ def test_an_array_of_too_many_images(client):
         ({"label": "7"}, "0, 1, 2"),
         ({"label": 1}, "label"),
         ({"pose": [0.1]}, "4 numbers"),
-        ({"pose": [0.1] * 100_000}, "4 numbers"),
+        ({"pose": [0.1] * 100_000}, "32768 values"),
+        ({"pose": [0.1] * 5000}, "4096"),
+        ({"pose": [0.1], "sweep": {"step": 1e-6}}, "4 numbers"),
+        ({"perturbations": [{}] * 5000}, "perturbations[0]"),
+        ({"sweep": {"dimensions": [0] * 5000}}, "4096"),
         ({"pose": [[0.1, 0.2], [0.3, 0.4]]}, "number"),
         ({"pose": None}, "image"),
         ({"image": ""}, "either"),
@@ -253,6 +275,42 @@ def test_a_wrong_reconstruction(client, change, said):
     content = json.dumps({**POSE, **change})
     answer = client.post("/reconstruct", content=content, headers={"Content-Type": "application/json"})
     assert_problem(answer, 422, "invalid-field", said)
+
+
+@pytest.mark.parametrize("wrong", [b"[]", b"{}", b'""', b"1"])
+def test_a_pose_of_300_000_wrong_elements_is_refused_by_its_count(client, wrong):
+    body = b'{"label": "1", "pose": [%s]}' % b",".join([wrong] * 300_000)
+    headers = {"Content-Type": "application/json"}
+    assert_problem(client.post("/reconstruct", content=body, headers=headers), 422, "invalid-field", "300001")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pose": [[]] * 4000},
+        {"perturbations": [{"dimension": "x"}] * 4000},
+        {"sweep": {"dimensions": ["x"] * 4000}},
+    ],
+    ids=["pose", "perturbations", "dimensions"],
+)
+def test_of_4000_wrong_elements_the_first_is_told(client, change):
+    answer = client.post("/reconstruct", json={**POSE, **change})
+    assert_problem(answer, 422, "invalid-field", "[0]")
+    assert "[1]" not in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["model", "version"])
+def test_a_model_named_in_the_query_and_in_the_body(client, name):
+    given = {"model": "tiny", "version": 1}[name]
+    answer = client.post(f"/reconstruct?{name}={given}", json={**POSE, name: given})
+    assert_problem(answer, 422, "invalid-field", name, "query")
+
+
+def test_an_array_called_something_else_is_told_its_content_type(client):
+    content = npy(np.zeros((1, SIDE, SIDE), np.uint8))
+    for kind in ("application/octet-stream", "application/x-www-form-urlencoded"):
+        answer = client.post("/classify", content=content, headers={"Content-Type": kind})
+        assert_problem(answer, 415, "unsupported-body", "application/x-npy")
 
 
 @pytest.mark.parametrize("sweep", [{"step": 1e-6}, {"start": -1e6, "stop": 1e6, "step": 1e-6}])

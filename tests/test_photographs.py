@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from photographs import photograph
+from training.data.photographs import photograph
 
 from export.contract.manifest import read_manifest
 from export.contract.pictures import read_picture

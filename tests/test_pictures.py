@@ -38,25 +38,24 @@ def blank_png(width: int, height: int, colour_type: int, bits: int) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
     channels = {GREY: 1, RGB: 3, RGBA: 4}[colour_type]
-    packer = zlib.compressobj()
+    packer = zlib.compressobj(1)
     rows = b"".join(packer.compress(bytes(1 + width * channels * bits // 8)) for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", rows + packer.flush()) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def saved(picture: Image.Image, image_format: str) -> bytes:
+def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
     file = io.BytesIO()
-    picture.save(file, image_format)
+    picture.save(file, image_format, **options)
     return file.getvalue()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize(
-    ("colour_type", "bits", "bytes_per_pixel"),
-    [(RGBA, 8, 4), (GREY, 16, 2)],
+    ("width", "height", "colour_type", "bits", "bytes_per_pixel"),
+    [(7071, 7071, RGBA, 8, 4), (65_535, 762, RGBA, 8, 4), (7071, 7071, GREY, 16, 2)],
 )
-@pytest.mark.parametrize(("width", "height"), [(7071, 7071), (65_535, 762), (762, 65_535)])
 def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
     tmp_path, width, height, colour_type, bits, bytes_per_pixel
 ):
@@ -75,6 +74,20 @@ def test_a_side_longer_than_jpeg_allows_is_too_large(size):
 def test_a_long_picture_is_shrunk_and_keeps_its_shape():
     content = blank_png(3 * LONG_SIDE_PIXELS, 600, GREY, 8)
     assert read_picture(content, MAX_PIXELS).size == (LONG_SIDE_PIXELS, 200)
+
+
+def test_a_very_long_picture_keeps_the_fewest_pixels_across():
+    assert read_picture(blank_png(65_535, 20, GREY, 8), MAX_PIXELS).size == (32_768, 10)
+
+
+@pytest.mark.parametrize("mode", ["P", "RGB", "L"])
+def test_a_transparent_colour_is_transparent_in_every_strip(mode):
+    page = Image.new("L", (2500, 2500), 0)
+    page.paste(120, (100, 100, 1000, 2400))
+    content = saved(page.convert(mode), "PNG", transparency=(0, 0, 0) if mode == "RGB" else 0)
+    shown = read_picture(content, MAX_PIXELS).convert("L")
+    assert {shown.getpixel((10, y)) for y in range(1250)} == {255}
+    assert {shown.getpixel((300, y)) for y in range(60, 1190)} == {120}
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "I;16"])

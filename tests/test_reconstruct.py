@@ -1,7 +1,7 @@
 """/reconstruct: perturbations, sweeps, and the grid of them."""
 
 import json
-from base64 import b64decode, b64encode
+from base64 import b64decode, b64encode, encodebytes
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import pairwise
@@ -78,6 +78,28 @@ def test_a_form_gets_the_answer_of_the_same_json(client):
     ]
     assert answers[0].json() == answers[1].json()
     assert len(answers[0].json()["reconstructions"]) == 2
+
+
+def test_base64_may_have_line_breaks(client):
+    bodies = [{"image": encode(picture()).decode()} for encode in (b64encode, encodebytes)]
+    assert "\n" in bodies[1]["image"]
+    answers = [client.post("/reconstruct", json=body) for body in bodies]
+    assert answers[0].status_code == 200
+    assert answers[0].json() == answers[1].json()
+
+
+def test_model_and_version_may_stand_in_the_query(client):
+    assert client.post("/reconstruct?model=tiny&version=1", json=POSE).json()["model"] == "tiny"
+    assert client.post("/reconstruct?model=blind", json=POSE).json()["type"] == "/problems/no-decoder"
+    assert client.post("/reconstruct?version=7", json=POSE).json()["type"] == "/problems/unknown-model"
+
+
+def test_both_kinds_of_answer_vary_by_accept_and_every_line_of_it_is_read(client):
+    plain = client.post("/reconstruct", json=POSE)
+    lines = [("Accept", "application/json;q=0.5"), ("Accept", "image/png")]
+    png = client.post("/reconstruct", json=POSE, headers=lines)
+    assert (plain.headers["vary"], png.headers["vary"]) == ("Accept", "Accept")
+    assert png.headers["content-type"] == "image/png"
 
 
 def test_perturbations_are_applied_together(client):
@@ -159,6 +181,9 @@ def test_a_sweep_of_whole_steps_includes_its_stop(steps, step, below):
         ("*/*", False),
         ("", False),
         ("image/png;q=nonsense", False),
+        ("image/png;q=1e400", False),
+        ("image/png;q=2", False),
+        ("image/png;q=0.999, application/json;q=0.5", True),
     ],
 )
 def test_a_png_is_given_to_those_who_prefer_it(accept, png):

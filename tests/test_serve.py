@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import onnxruntime as ort
 import pytest
+from live_service import wait_until
 from tiny_bundle import write_bundle
 
 from service.cli import main
@@ -37,6 +39,50 @@ def assert_one_line(captured: pytest.CaptureFixture[str], *said: str) -> None:
     assert len(printed.err.splitlines()) == 1
     for words in said:
         assert words in printed.err
+
+
+@contextmanager
+def upload_under_way(
+    models: Path, **settings: str
+) -> Iterator[tuple[subprocess.Popen, socket.socket, bytes]]:
+    """A service process, a connection on which it waits for a body, and that body."""
+    body = b"BM" + bytes(1000)
+    command = [sys.executable, "-m", "service.cli", "--models", str(models), "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, **settings}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            port = int(process.stdout.readline().split("http://127.0.0.1:")[1].split()[0])
+            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
+                lines = ["POST /classify HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
+                connection.sendall("\r\n".join([*lines, "Expect: 100-continue", "", ""]).encode())
+                assert connection.recv(1000).startswith(b"HTTP/1.1 100")  # the service reads the body now
+                yield process, connection, body
+        finally:
+            process.kill()
+
+
+def is_closed(address: tuple[str, int]) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(address) != 0
+
+
+def test_a_stalled_upload_holds_the_end_up_no_longer_than_the_deadline(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    with upload_under_way(tmp_path, CAPSNET_DEADLINE_MS="1000") as (process, connection, body):
+        connection.sendall(body[:10])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_request_under_way_is_answered_after_sigterm(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    with upload_under_way(tmp_path) as (process, connection, body):
+        address = connection.getpeername()
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: is_closed(address))  # it has heard the signal
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 422")
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_it_says_where_what_and_on_which_device_and_ends_gently_on_sigterm(tmp_path):

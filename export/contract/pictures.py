@@ -15,7 +15,7 @@ FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
 MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
 MAX_SIDE_PIXELS = 65_535  # as far as JPEG goes; nobody means a longer picture
 WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the shorter side to no less
-LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less than this
+LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less
 STRIP_PIXELS = 2**20  # converted and shrunk at once
 ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 UPRIGHT = {
@@ -138,7 +138,8 @@ def _flatten(picture: Image.Image) -> Image.Image:
 
 def _shrunk(picture: Image.Image, mode: str) -> Image.Image:
     """The picture in the mode and of a working size; strip by strip, because a converted whole costs much."""
-    factor = max(min(picture.size) // WORKING_SIDE_PIXELS, max(picture.size) // LONG_SIDE_PIXELS)
+    short, long = sorted(picture.size)
+    factor = max(short // WORKING_SIDE_PIXELS, min(long // LONG_SIDE_PIXELS, short // MIN_SIDE_PIXELS))
     if factor < 2:
         return picture.convert(mode)
     width, height = picture.size

@@ -1,0 +1,71 @@
+# Each target first makes the `.venv` that it needs, and makes it again only when pyproject.toml or
+# constraints.txt has changed.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+
+VENV := .venv
+PIP := -m pip --disable-pip-version-check
+PINNED := pyproject.toml constraints.txt
+
+.PHONY: help serve test dev docker-test constraints clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo 'PYTHON=python3.12 chooses the Python that .venv is made of: 3.11 or later.'
+	@echo 'TORCH_INDEX=URL is a package index to look for torch in as well, such as one of builds for the CPU.'
+
+serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, no torch
+	@exec $(VENV)/bin/capsnet-serve
+
+test: $(VENV)/.dev ## run every check that CI runs
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pytest
+
+dev: $(VENV)/.dev ## install all that tests, benchmarks and experiments import
+
+docker-test: ## build the images, run them with compose and check what they answer
+	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' docker/test.sh
+
+constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml allows
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch" && \
+	"$$scratch/bin/python" $(PIP) install $(EXTRA_INDEX) '.[cpu,train,dev]' && \
+	sed '/^[^#]/d' constraints.txt > "$$scratch/pins" && \
+	"$$scratch/bin/python" $(PIP) freeze --exclude capsnet > "$$scratch/freeze" && \
+	sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' "$$scratch/freeze" | cat - "$$scratch/freeze" | \
+	grep -v -i -E '^(nvidia|cuda|triton)' | sed 's/+.*//' | LC_ALL=C sort -f >> "$$scratch/pins" && \
+	cp "$$scratch/pins" constraints.txt
+
+clean: ## remove .venv and what the tools leave behind; runs/ and data/ stay
+	rm -rf $(VENV) build capsnet.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find training export service tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- .venv, and a stamp in it for each set that has been installed ------------------------------------------
+
+EXTRA_INDEX = $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
+
+# --editable: the packages are used where they lie. Quiet, and still loud about whatever goes wrong.
+$(VENV)/.serve: $(VENV)/.made $(PINNED)
+	@echo 'Installing the CPU runtime into $(VENV)'
+	@$(VENV)/bin/python $(PIP) install --quiet --constraint constraints.txt --editable '.[cpu]'
+	@touch $@
+
+# torch in an index of CPU builds is `2.13.0+cpu`, which pip prefers to the registry's `2.13.0`.
+$(VENV)/.dev: $(VENV)/.made $(PINNED)
+	$(VENV)/bin/python $(PIP) install $(EXTRA_INDEX) --constraint constraints.txt --editable '.[cpu,train,dev]'
+	@touch $(VENV)/.serve $@
+
+$(VENV)/.made:
+	@command -v '$(PYTHON)' > /dev/null || \
+	{ echo 'make: there is no $(PYTHON); install Python 3.11 or later, or name it: make PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or later is needed: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || \
+	{ echo 'make: $(PYTHON) lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,180 @@
+#!/usr/bin/env bash
+# Builds the images, runs them with compose as a user would, and checks what they answer: one line per check.
+# Needs a Docker engine with compose 2.24 or later, curl and Python; `make docker-test` runs it. All of it
+# happens in a compose project of its own, on a free port, and is gone at the end.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+limit_bytes=450000000
+sample=docs/seven.jpg # a photograph of a seven
+answers_within_s=30   # a published bundle is served
+
+export CAPSNET_PORT=127.0.0.1:0 # any free port
+export CAPSNET_PRESET=drawn CAPSNET_MODEL_NAME=capsnet-drawn
+unset CAPSNET_DATA CAPSNET_COMMIT
+
+scratch=$(mktemp -d)
+passed=0
+failed=0
+
+compose() { docker compose --project-name capsnet-test --profile train --file docker-compose.yml --file "$scratch/test.yml" "$@"; }
+
+# check CLAIM COMMAND...: the command's output is shown only when it fails.
+check() {
+  local claim=$1
+  shift
+  if "$@" >"$scratch/output" 2>&1; then
+    passed=$((passed + 1))
+    echo "ok    $claim"
+  else
+    failed=$((failed + 1))
+    echo "FAIL  $claim"
+    tail -n 40 "$scratch/output" | sed 's/^/      /'
+    return 1
+  fi
+}
+
+finish() {
+  local status=$?
+  if [ "$failed" != 0 ] || [ "$status" != 0 ]; then compose logs --tail 40 2>&1 | sed 's/^/      /' || true; fi
+  compose down --volumes --rmi local --timeout 20 >/dev/null 2>&1 || echo "docker compose down failed" >&2
+  rm -rf "$scratch"
+  if [ "$status" != 0 ] && [ "$failed" = 0 ]; then failed=1; fi
+  echo "$passed passed, $failed failed"
+  if [ "$failed" != 0 ]; then exit 1; fi
+}
+
+# -- what is checked ------------------------------------------------------------------------------------------
+
+in_service() { compose exec -T service "$@"; }
+not() { if "$@"; then return 1; fi; }
+
+address() { compose port service 8000; }
+
+# answers PATH EXPRESSION [CURL OPTION...]: the status is 200, and the expression of Python, in which `it` is
+# the JSON that came, is true.
+answers() {
+  local path=$1 expression=$2
+  shift 2
+  curl --silent --show-error --fail-with-body --max-time 30 "$@" "http://$(address)$path" >"$scratch/answer" || {
+    cat "$scratch/answer"
+    return 1
+  }
+  "$python" -c '
+import base64, json, sys
+it = json.load(open(sys.argv[1]))
+sys.exit(0 if eval(sys.argv[2]) else f"not so: {sys.argv[2]}\n{json.dumps(it)[:2000]}")
+' "$scratch/answer" "$expression"
+}
+
+soon() { # the same, within answers_within_s
+  local deadline=$((SECONDS + answers_within_s))
+  until answers "$@" >/dev/null 2>&1; do
+    if [ "$SECONDS" -ge "$deadline" ]; then break; fi
+    sleep 1
+  done
+  answers "$@"
+}
+
+classifies_the_sample() { # MODEL
+  answers "/classify?model=$1" "it['model'] == '$1' and it['results'][0]['label'] == '7' and len(it['results'][0]['classes']) == 10" \
+    --form "images=@$sample"
+}
+
+reconstructs_the_sample() {
+  answers /reconstruct "base64.b64decode(it['reconstructions'][0]['image']).startswith(b'\\x89PNG')" --form "image=@$sample"
+}
+
+is_small() {
+  local size
+  size=$(docker image inspect --format '{{.Size}}' capsnet-test-service)
+  echo "$size bytes"
+  [ "$size" -lt "$limit_bytes" ]
+}
+
+has_no_capabilities() { in_service grep -q '^CapEff:.*0000000000000000$' /proc/self/status; }
+has_no_torch() { docker run --rm capsnet-test-service python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)'; }
+is_not_root() { in_service sh -c 'test "$(id -u)" != 0'; }
+
+sidecar_logs() { # within three minutes
+  for _ in $(seq 180); do
+    if compose exec -T training test -s runs/capsnet-drawn/drawn/log.jsonl 2>/dev/null; then return 0; fi
+    sleep 1
+  done
+  compose logs --tail 20 training
+  return 1
+}
+
+in_volumes() { compose run --rm --no-deps -T --entrypoint bash training -c "$1"; }
+
+sidecar_ends_with() { # STATUS
+  local status
+  status=$(timeout 600 docker wait "$(compose ps --all --quiet training)")
+  compose logs --tail 5 training
+  echo "exit status $status"
+  [ "$status" = "$1" ]
+}
+
+stops_within_its_grace() {
+  compose stop service
+  local status
+  status=$(docker inspect --format '{{.State.ExitCode}}' "$(compose ps --all --quiet service)")
+  echo "exit status $status"
+  [ "$status" != 137 ] # killed
+}
+
+# torch as this machine's pip finds it, so that a machine with a mirror of builds for the CPU uses that;
+# TORCH_INDEX names one for the build itself.
+gather_torch() {
+  mkdir -p "$scratch/wheels"
+  if [ -z "${TORCH_INDEX:-}" ]; then
+    "$python" -m pip --disable-pip-version-check download --quiet --no-deps --constraint constraints.txt --dest "$scratch/wheels" torch ||
+      echo "pip finds no torch here; the build will look for it itself"
+  fi
+  cat >"$scratch/test.yml" <<EOF
+services:
+  training:
+    build: {additional_contexts: {wheels: "$scratch/wheels"}}
+    environment: {OMP_NUM_THREADS: 1} # enough for a tiny network, and no fight for a busy machine's cores
+EOF
+}
+
+# -- the checks -----------------------------------------------------------------------------------------------
+
+trap finish EXIT
+set +e # a check that fails is counted; what cannot go on without it ends here
+gather_torch
+compose down --volumes >/dev/null 2>&1 # what a run that was killed has left
+
+check 'the image of the service builds' compose build service || exit
+check "it is smaller than $((limit_bytes / 1000000)) MB" is_small
+check 'it holds no torch' has_no_torch
+check 'docker compose up serves and turns healthy' compose up --detach --wait --wait-timeout 120 service || exit
+check 'the shipped model reads a seven' classifies_the_sample capsnet-mnist
+check 'and reconstructs it' reconstructs_the_sample
+check 'the process is not root' is_not_root
+check 'it has no capabilities' has_no_capabilities
+check 'its own files are read-only' not in_service touch /srv/new
+check 'so is the volume of models, for the service' not in_service touch /var/lib/capsnet/models/new
+check 'the cache can be written' in_service touch /var/cache/capsnet/new
+
+check 'the image of the training sidecar builds' compose build training || exit
+check 'the sidecar starts to train' compose up --detach training || exit
+check 'it logs its steps' sidecar_logs || exit
+check 'told to stop, it stops' compose stop training
+check 'with a status that says so' sidecar_ends_with 143
+check 'it has left a checkpoint and no bundle' in_volumes 'compgen -G "runs/*/drawn/checkpoints/step-*" && ! compgen -G "models/*"'
+check 'started again, it goes on' compose up --detach training
+check 'it comes to the end' sidecar_ends_with 0
+check 'the service lists the new model, without a restart' soon /models "'capsnet-drawn' in [one['name'] for one in it['models']]"
+check 'and reads a seven with it' classifies_the_sample capsnet-drawn
+check 'started once more, the sidecar finds nothing to do' compose up --detach training
+check 'and says so' sidecar_ends_with 0
+check 'nothing was published twice' in_volumes '[ "$(echo models/*/*)" = models/capsnet-drawn/1 ]'
+
+check 'the service stops when told to' stops_within_its_grace
+check 'and comes back' compose up --detach --wait --wait-timeout 120 --force-recreate service
+check 'with the shipped model beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'capsnet-drawn'}"
+check 'which still reads the seven' classifies_the_sample capsnet-mnist
+exit 0

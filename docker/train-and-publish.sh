@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Trains CAPSNET_PRESET, or goes on with its run, and publishes the result as the next version of the model
+# CAPSNET_MODEL_NAME. Does nothing when that has been done. A signal stops the training with a checkpoint.
+set -euo pipefail
+
+preset=${CAPSNET_PRESET:-mnist-short}
+model=${CAPSNET_MODEL_NAME:-capsnet-trained}
+run=runs/$model/$preset
+published=$run/published
+
+stopped=no
+child=
+
+# While a child runs in the foreground bash waits with its traps; it would never hear of the signal.
+attend() {
+  local status=0
+  "$@" &
+  child=$!
+  wait "$child" || status=$?
+  while kill -0 "$child" 2>/dev/null; do # the signal ended `wait`, not the child
+    wait "$child" || status=$?
+  done
+  child=
+  if [ "$stopped" = yes ]; then
+    echo "stopped; the next start goes on from here"
+    exit 143
+  fi
+  return "$status"
+}
+
+stop() {
+  stopped=yes
+  if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null || true; fi
+}
+trap stop TERM INT
+
+if [ -e "$published" ]; then
+  echo "$(cat "$published") comes from this run already; for another, set CAPSNET_MODEL_NAME or CAPSNET_PRESET"
+  exit 0
+fi
+
+data=$(python -c 'import sys; from training.config import load_preset; print(load_preset(sys.argv[1]).data.name)' "$preset")
+if [ "$data" != drawn ]; then attend capsnet-train download "$data"; fi
+
+if [ ! -e "$run/result.json" ]; then # written when the run has finished
+  if compgen -G "$run/checkpoints/step-*" >/dev/null; then
+    attend capsnet-train fit --out "$run" --resume
+  else
+    attend capsnet-train fit --preset "$preset" --out "$run"
+  fi
+fi
+
+attend capsnet-export bundle "$run" --out "models/$model"
+echo "models/$model" >"$published"

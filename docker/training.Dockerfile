@@ -1,0 +1,33 @@
+# The training sidecar: trains a preset, exports it and publishes it into the volume that the service reads.
+
+# Packages to take before the registry's: `--build-context wheels=FOLDER` puts a folder of wheels in this place.
+FROM scratch AS wheels
+
+FROM python:3.11-slim-bookworm
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin capsnet \
+ && mkdir -p /var/lib/capsnet/models /var/lib/capsnet/runs /var/lib/capsnet/data \
+ && chown -R capsnet:capsnet /var/lib/capsnet
+ENV PIP_ROOT_USER_ACTION=ignore \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    CAPSNET_DATA=/var/lib/capsnet/data
+WORKDIR /build
+COPY pyproject.toml constraints.txt ./
+# A package index to look for torch in as well, such as one of builds for the CPU.
+ARG TORCH_INDEX=
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,target=/wheels \
+    touch README.md \
+ && pip install --find-links /wheels ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+        --constraint constraints.txt '.[cpu,train]'
+COPY training training
+COPY export export
+COPY service service
+RUN pip install --no-deps --force-reinstall .
+COPY docker/train-and-publish.sh /usr/local/bin/train-and-publish
+# What the manifest names as the code it was made with; git is not here to ask.
+ARG CAPSNET_COMMIT=
+ENV CAPSNET_COMMIT=$CAPSNET_COMMIT
+WORKDIR /var/lib/capsnet
+USER capsnet
+STOPSIGNAL SIGTERM
+CMD ["train-and-publish"]
