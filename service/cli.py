@@ -63,9 +63,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=math.ceil(
-            settings.deadline_ms / 1000
-        ),  # seconds; then slow senders are cut
+        timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
     server = uvicorn.Server(config)
     # Uvicorn stops gently at a signal and then raises it again; being asked to stop is no failure.

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from training.data.photographs import photograph
 
 from export.contract.manifest import read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
+from training.data.photographs import photograph
 
 MODEL = Path(__file__).parent.parent / "models" / "capsnet-mnist"
 SIZES = ((1600, 1200), (1200, 1600), (2000, 1500), (1632, 1224))

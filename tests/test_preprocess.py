@@ -363,3 +363,13 @@ def test_a_body_that_is_not_what_its_header_claims_is_refused(count):
     length = header.index(b"\n") + 1 - 10
     with pytest.raises(ArrayError, match=r"takes|at least one"):
         read_array(header[:8] + struct.pack("<H", length) + header[10:], DIGIT)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_line_of_single_dark_pixels_is_a_picture_like_any_other(step):
+    """Most of such a stroke's neighbourhood is paper, so its percentile of contrast may be 0."""
+    page = np.full((60, 60), 255, np.uint8)
+    page[12:48:step, 30] = 0
+    found = to_input(Image.fromarray(page), DIGIT)
+    assert np.isfinite(found).all()
+    assert 0 <= found.min() <= found.max() <= 1

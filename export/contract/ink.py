@@ -73,7 +73,7 @@ def find_ink(grey: Plane, is_dark: bool) -> Plane:
     strokes = _strokes(smooth, floor)
     if not strokes.any():
         return np.zeros_like(grey)
-    full = float(np.percentile(contrast[strokes], 70))
+    full = max(floor, float(np.percentile(contrast[strokes], 70)))  # of dotted strokes most is paper
     ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
     return np.asarray(ink * _widest(strokes.astype(np.float32), 2), np.float32)
 

@@ -77,7 +77,7 @@ def written(digit: int, pen: str, height: int, width: int, rng: np.random.Genera
 
 
 def seen_at_an_angle(points: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Turn the page by a few degrees and tilt it away from the camera. [P, 2]"""
+    """Turn the page by a few degrees and tilt it away from the camera, [P, 2]."""
     turn = np.deg2rad(rng.normal(0, 5))
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     turned = (points - 0.5) @ rotation.T
@@ -85,7 +85,7 @@ def seen_at_an_angle(points: NDArray[np.float64], rng: np.random.Generator) -> N
 
 
 def on_a_table(scene: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Let a dark table show beyond one edge of the page. [H, W, 3]"""
+    """Let a dark table show beyond one edge of the page, [H, W, 3]."""
     height, width, _ = scene.shape
     margin = rng.uniform(0.01, 0.03) * np.array([height, width])
     rows, columns = np.mgrid[:height, :width]
