@@ -35,7 +35,7 @@ constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml 
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch" && \
 	"$$scratch/bin/python" $(PIP) install $(EXTRA_INDEX) '.[cpu,train,dev]' && \
 	sed '/^[^#]/d' constraints.txt > "$$scratch/pins" && \
-	"$$scratch/bin/python" $(PIP) freeze --exclude capsnet > "$$scratch/freeze" && \
+	"$$scratch/bin/python" $(PIP) freeze --all --exclude pip --exclude capsnet > "$$scratch/freeze" && \
 	sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' "$$scratch/freeze" | cat - "$$scratch/freeze" | \
 	grep -v -i -E '^(nvidia|cuda|triton)' | sed 's/+.*//' | LC_ALL=C sort -f >> "$$scratch/pins" && \
 	cp "$$scratch/pins" constraints.txt

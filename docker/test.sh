@@ -129,7 +129,7 @@ stops_within_its_grace() {
 gather_torch() {
   mkdir -p "$scratch/wheels"
   if [ -z "${TORCH_INDEX:-}" ]; then
-    "$python" -m pip --disable-pip-version-check download --quiet --no-deps --constraint constraints.txt --dest "$scratch/wheels" torch ||
+    "$python" -m pip --disable-pip-version-check download -qq --no-deps --constraint constraints.txt --dest "$scratch/wheels" torch ||
       echo "pip finds no torch here; the build will look for it itself"
   fi
   cat >"$scratch/test.yml" <<EOF

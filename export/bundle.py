@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from export import parity
 from export.contract.manifest import (
     MANIFEST_FILE,
+    VERSION,
     File,
     Graph,
     Manifest,
@@ -178,7 +179,7 @@ def _samples(graphs: Graphs) -> dict[str, NDArray[np.float32]]:
 
 def _rename_to_next_version(aside: Path, out: Path) -> Path:
     """Give the finished folder its number; the next one if another publisher was faster."""
-    version = 1 + max((int(p.name) for p in out.iterdir() if p.name.isdecimal()), default=0)
+    version = 1 + max((int(p.name) for p in out.iterdir() if VERSION.fullmatch(p.name)), default=0)
     while True:
         try:
             published = aside.rename(out / str(version))

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from export.contract.manifest import VERSION
+
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
@@ -83,7 +85,7 @@ def _newest_version(path: Path) -> Path:
     """The bundle itself, or the newest version in a model's folder."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder")
-    versions = [int(child.name) for child in path.iterdir() if child.name.isdecimal()]
+    versions = [int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name)]
     return path / str(max(versions)) if versions else path
 
 

@@ -8,7 +8,6 @@ up among what was found and never becomes a path.
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.manifest import MODEL_NAME, BundleError
+from export.contract.manifest import MODEL_NAME, VERSION, BundleError
 from service.batcher import Batcher
 from service.engine import DeviceError, Engine, Placement, load_engine
 from service.errors import ModelRequiredError, NotReadyError, UnknownModelError, shown
 from service.settings import Settings
 
-VERSION = re.compile(r"[1-9][0-9]{0,8}")
 Floats = NDArray[np.float32]
 Fingerprint = tuple[tuple[str, int, int], ...]  # name, bytes and time of change of every file
 

@@ -218,3 +218,41 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     training = seen[:5]  # an epoch, before the first validation
     assert all(torch.equal(empty, absent) for empty, absent in training)
     assert 0 < sum(int(empty.sum()) for empty, _ in training) < 20
+
+
+def test_a_step_is_taken_at_the_decayed_rate(tmp_path):
+    trainer, _ = fit(tmp_path)
+    assert trainer.optimiser.param_groups[0]["lr"] == loop.learning_rate(CONFIG.optimiser, 9, per_epoch=5)
+
+
+def test_training_images_are_shifted_and_validation_images_are_not(tmp_path, monkeypatch):
+    seen = []
+    forward = loop._forward
+
+    def watched(model, pixels, present, config):
+        seen.append(pixels)
+        return forward(model, pixels, present, config)
+
+    monkeypatch.setattr(loop, "_forward", watched)
+    fit(tmp_path)
+    originals = {picture.numpy().tobytes() for picture in images().pixels.float() / 255}
+    as_they_are = [[picture.numpy().tobytes() in originals for picture in batch] for batch in seen[:6]]
+    assert sum(map(sum, as_they_are[:5])) < 10, "of 20 images one in 25 is moved by nothing"
+    assert all(as_they_are[5])
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    fit(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoints/*/*")}
+    _, finished = fit(tmp_path)
+    assert finished
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoints/*/*")} == before
+
+
+def test_a_torn_last_line_of_the_log_does_not_keep_a_run_from_going_on(tmp_path):
+    fit(tmp_path, limits=Limits(max_minutes=1e-9))
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "tr')
+    _, finished = fit(tmp_path)
+    assert finished
+    assert log(tmp_path)[-1]["step"] == 10

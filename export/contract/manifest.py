@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 MANIFEST_FILE = "manifest.json"
 MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+VERSION = re.compile(r"[1-9][0-9]{0,8}")  # what a version's folder is called
 
 
 class BundleError(ValueError):
