@@ -4,8 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.data.sources import SOURCES
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test draws its untrained networks from the same seed, its wider fixtures' included."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

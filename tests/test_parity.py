@@ -1,6 +1,7 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from export import parity
 from export.to_onnx import Graphs, trace
@@ -12,7 +13,11 @@ TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, d
 
 @pytest.fixture(scope="module")
 def model():
-    return CapsNet(TINY).eval()
+    """An untrained network, its class capsules' weights so large that poses are as long as trained ones."""
+    model = CapsNet(TINY).eval()
+    with torch.no_grad():
+        model.class_caps.weight *= 30
+    return model
 
 
 @pytest.fixture(scope="module")
