@@ -37,12 +37,12 @@ constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml 
 	sed '/^[^#]/d' constraints.txt > "$$scratch/pins" && \
 	"$$scratch/bin/python" $(PIP) freeze --all --exclude pip --exclude capsnet > "$$scratch/freeze" && \
 	sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' "$$scratch/freeze" | cat - "$$scratch/freeze" | \
-	grep -v -i -E '^(nvidia|cuda|triton)' | sed 's/+.*//' | LC_ALL=C sort -f >> "$$scratch/pins" && \
+	grep -v -i -E '^(nvidia|cuda|triton==)' | sed 's/+.*//' | LC_ALL=C sort -f >> "$$scratch/pins" && \
 	cp "$$scratch/pins" constraints.txt
 
 clean: ## remove .venv and what the tools leave behind; runs/ and data/ stay
 	rm -rf $(VENV) build capsnet.egg-info
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
 	find training export service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------

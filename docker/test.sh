@@ -11,6 +11,7 @@ sample=docs/seven.jpg # a photograph of a seven
 answers_within_s=30   # a published bundle is served
 
 export CAPSNET_PORT=127.0.0.1:0 # any free port
+export CAPSNET_PROMETHEUS_PORT=127.0.0.1:0 CAPSNET_GRAFANA_PORT=127.0.0.1:0
 export CAPSNET_PRESET=drawn CAPSNET_MODEL_NAME=capsnet-drawn
 unset CAPSNET_DATA CAPSNET_COMMIT
 
@@ -18,7 +19,7 @@ scratch=$(mktemp -d)
 passed=0
 failed=0
 
-compose() { docker compose --project-name capsnet-test --profile train --file docker-compose.yml --file "$scratch/test.yml" "$@"; }
+compose() { docker compose --project-name capsnet-test --profile train --profile monitoring --file docker-compose.yml --file "$scratch/test.yml" "$@"; }
 
 # check CLAIM COMMAND...: the command's output is shown only when it fails.
 check() {
@@ -124,6 +125,18 @@ stops_within_its_grace() {
   [ "$status" != 137 ] # killed
 }
 
+prometheus_knows_the_model() { # within answers_within_s
+  local deadline=$((SECONDS + answers_within_s))
+  until compose exec -T prometheus wget -q -O - 'http://127.0.0.1:9090/api/v1/query?query=capsnet_model_loaded' | tee "$scratch/answer" | grep -q capsnet-mnist; do
+    if [ "$SECONDS" -ge "$deadline" ]; then cat "$scratch/answer"; return 1; fi
+    sleep 1
+  done
+}
+
+in_grafana() { compose exec -T grafana "$@"; }
+grafana_has_the_dashboard() { in_grafana wget -q -O - http://127.0.0.1:3000/api/dashboards/uid/capsnet | grep -q capsnet_requests_total; }
+grafana_lets_admin_in() { in_grafana wget -q -O - http://admin:admin@127.0.0.1:3000/api/org/users; }
+
 # torch as this machine's pip finds it, so that a machine with a mirror of builds for the CPU uses that;
 # TORCH_INDEX names one for the build itself.
 gather_torch() {
@@ -158,6 +171,18 @@ check 'it has no capabilities' has_no_capabilities
 check 'its own files are read-only' not in_service touch /srv/new
 check 'so is the volume of models, for the service' not in_service touch /var/lib/capsnet/models/new
 check 'the cache can be written' in_service touch /var/cache/capsnet/new
+
+if compose pull --quiet prometheus grafana >/dev/null 2>&1; then
+  check 'Prometheus and Grafana start and turn healthy' compose up --detach --wait --wait-timeout 120 prometheus grafana
+  check 'Prometheus asks the service' prometheus_knows_the_model
+  check 'Grafana shows the dashboard to everybody' grafana_has_the_dashboard
+  check 'and lets nobody in as its admin' not grafana_lets_admin_in
+  check 'Prometheus is not root' compose exec -T prometheus sh -c 'test "$(id -u)" != 0'
+  check 'nor is Grafana' in_grafana sh -c 'test "$(id -u)" != 0'
+  compose stop prometheus grafana >/dev/null 2>&1
+else
+  echo "skip  Prometheus and Grafana: their images cannot be pulled here"
+fi
 
 check 'the image of the training sidecar builds' compose build training || exit
 check 'the sidecar starts to train' compose up --detach training || exit

@@ -1,6 +1,7 @@
 """Make the pictures of this folder, with `python docs/pictures.py`.
 
 seven.jpg     a photograph of a pen digit, drawn; three.png: a digit drawn dark on light
+overlap.png   a three and an eight, one over the other
 capsnet.png   the README's picture: what the shipped bundle makes of seven.jpg
 """
 
@@ -22,17 +23,25 @@ PHOTOGRAPH_SEED = 7
 MODEL = DOCS.parent / "models" / "capsnet-mnist"
 DIMENSIONS = 5  # rows of the sweep: those that change the picture most
 DELTAS = np.arange(-5, 6) * 0.05  # Fig. 4 of Sabour et al. 2017
+SHIFT = 14  # pixels of 200, up and left, down and right: two of the model's 28
 CELL, GAP, LABEL = 56, 24, 26  # pixels
 LARGE = DIMENSIONS * CELL
 
 
 def main() -> None:
-    """Write the three files."""
+    """Write the four files."""
     photo = photograph(7, (1600, 1200), np.random.default_rng(PHOTOGRAPH_SEED))
     (DOCS / "seven.jpg").write_bytes(photo)
     three = 255 - draw_digits(np.array([3]), np.random.default_rng(3), size=200)[0]
     Image.fromarray(three).save(DOCS / "three.png")
+    Image.fromarray(overlapping(3, 8)).save(DOCS / "overlap.png")
     figure(photo).save(DOCS / "capsnet.png")
+
+
+def overlapping(first: int, second: int) -> NDArray[np.uint8]:
+    """Two digits dark on light, drawn a few pixels apart as MultiMNIST does, [200, 200]."""
+    upper, lower = draw_digits(np.array([first, second]), np.random.default_rng(3), size=200)
+    return 255 - np.maximum(np.roll(upper, (-SHIFT, -SHIFT), (0, 1)), np.roll(lower, (SHIFT, SHIFT), (0, 1)))
 
 
 def figure(photo: bytes) -> Image.Image:

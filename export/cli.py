@@ -1,4 +1,4 @@
-"""capsnet-export: bundle, evaluate."""
+"""capsnet-export: bundle, evaluate, triton."""
 
 import argparse
 import sys
@@ -9,6 +9,16 @@ from export.contract.manifest import VERSION
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
+  capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
+"""
+
+TRITON_EXAMPLES = """examples:
+  capsnet-export triton models/capsnet-mnist --out triton                    the newest version, for CPUs
+  capsnet-export triton models/capsnet-mnist/2 --out triton --device gpu     add version 2, all on GPUs now
+  tritonserver --model-repository=triton                                     serve it (24.05 or later)
+
+A repository that is there may hold other models and versions; they stay. The configuration of the exported
+model's folders is written anew.
 """
 
 
@@ -53,7 +63,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_data(evaluate)
     evaluate.set_defaults(run_command=_evaluate)
+    _add_triton(commands)
     return parser
+
+
+def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    triton = commands.add_parser(
+        "triton",
+        help="write a bundle into a model repository of Triton Inference Server",
+        description="Write a bundle into a model repository of Triton Inference Server: encoder, decoder and "
+        "an ensemble from pixels to the winner's reconstruction.",
+        epilog=TRITON_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    triton.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
+    )
+    triton.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
+    triton.add_argument(
+        "--device", choices=("cpu", "gpu"), default="cpu", help="where the graphs run (default: cpu)"
+    )
+    triton.add_argument(
+        "--max-batch", type=int, default=32, metavar="N", help="images in one run, at most (default: 32)"
+    )
+    triton.set_defaults(run_command=_triton)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +112,18 @@ def _evaluate(options: argparse.Namespace) -> None:
     bundle = _newest_version(options.bundle)
     found = evaluate_bundle(bundle, data_root(options.data))
     print(f"{bundle}: test error {found.percent:.2f} % ({found.errors} of {found.images})")
+
+
+def _triton(options: argparse.Namespace) -> None:
+    from export.triton import write_repository
+
+    bundle = _newest_version(options.bundle)
+    written = write_repository(bundle, options.out, options.device, options.max_batch)
+    print(f"{options.out}: wrote version {written.version} of {', '.join(written.models)}")
+    if written.ensemble_version is None:
+        print(f"{bundle} has no decoder: no ensemble")
+    elif written.ensemble_version != written.version:
+        print(f"{written.models[-1]} stays at version {written.ensemble_version}, the newest")
 
 
 def _newest_version(path: Path) -> Path:

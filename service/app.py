@@ -11,16 +11,26 @@ from typing import Annotated, Any, TypedDict
 
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
-from service import classify, docs_page, errors, reconstruct
+from service import access, classify, docs_page, errors, oip, oip_repository, reconstruct, segment
 from service.inputs import check_reconstruct, decode_images, read_classify, read_reconstruct
 from service.limits import BodyLimit
-from service.openapi import CLASSIFY_BODY, JSON_OR_PNG, PROBLEMS, RECONSTRUCT_BODY, UNREADY, build_document
+from service.metrics import Metrics
+from service.metrics import routes as metrics_routes
+from service.openapi import (
+    CLASSIFY_BODY,
+    JSON_OR_PNG,
+    PROBLEMS,
+    RECONSTRUCT_BODY,
+    UNREADY,
+    build_document,
+    require_keys,
+)
 from service.pictures import to_png_grid
+from service.quick_route import QuickRoute
 from service.repository import Repository, StartError
 from service.schemas import (
     ClassifyAnswer,
@@ -31,6 +41,8 @@ from service.schemas import (
     Readiness,
     ReconstructAnswer,
     ReconstructQuery,
+    SegmentAnswer,
+    SegmentQuery,
 )
 from service.settings import Settings
 from service.state import Service
@@ -42,6 +54,7 @@ QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")  # RFC 9110, 12.4.2
 
 log = logging.getLogger(__name__)
 routes = APIRouter()
+quick_routes = APIRouter(route_class=QuickRoute)
 
 
 class State(TypedDict):
@@ -50,36 +63,20 @@ class State(TypedDict):
     service: Service
 
 
-# Dependencies are async because FastAPI runs the others in a thread, at a cost above that of the work.
-
-
+# Async, because FastAPI runs other dependencies in a thread, at a cost above that of the work.
 async def the_service(request: Request) -> Service:
     """The running service, from the lifespan's state."""
     service: Service = request.state.service
     return service
 
 
-async def refuse_repeated_parameters(request: Request) -> None:
-    """A query parameter given twice is a mistake of which half would be ignored.
-
-    Raises:
-        InvalidFieldError: names the parameter.
-    """
-    names = [name for name, _ in request.query_params.multi_items()]
-    if len(set(names)) < len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise errors.InvalidFieldError(f"the query parameter {errors.shown(repeated)} is given twice")
-
-
 ServiceHere = Annotated[Service, Depends(the_service)]
-OnceEach = Depends(refuse_repeated_parameters)
 
 
-@routes.post(
+@quick_routes.post(
     "/classify",
     summary="Class probabilities and poses of images",
     response_class=Response,
-    dependencies=[OnceEach],
     responses={200: {"model": ClassifyAnswer}, **PROBLEMS},
     openapi_extra=CLASSIFY_BODY,
 )
@@ -88,19 +85,18 @@ async def post_classify(
 ) -> Response:
     """Multipart with one or many files in `images`, one raw image file, or a .npy array."""
     body = await read_classify(request, service.settings)  # no version is kept loaded by a slow sender
-    async with service.while_wanted(request):
-        with service.repository.use(query.model, query.version) as served:
-            classify.check_query(query, served)
-            facts = served.engine.manifest.preprocessing
-            images = await decode_images(body, facts, query.preprocess, service)
-            return json_response(await classify.classify(served, images, query, service))
+    async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
+        classify.check_query(query, served)
+        facts = served.engine.manifest.preprocessing
+        images = await decode_images(body, facts, query.preprocess, service)
+        access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+        return json_response(await classify.classify(served, images, query, service))
 
 
-@routes.post(
+@quick_routes.post(
     "/reconstruct",
     summary="Pictures decoded from poses",
     response_class=Response,
-    dependencies=[OnceEach],
     responses={200: {"model": ReconstructAnswer, "content": JSON_OR_PNG}, **PROBLEMS},
     openapi_extra=RECONSTRUCT_BODY,
 )
@@ -111,12 +107,37 @@ async def post_reconstruct(
     body = await read_reconstruct(request, service.settings)
     async with service.while_wanted(request):
         fields, picture = await check_reconstruct(body, service)
-        with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
+        async with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
+            access.note(request, model=f"{served.model}/{served.version}")
             made = await reconstruct.reconstruct(served, fields, picture, query.preprocess, service)
             if prefers_png(", ".join(request.headers.getlist("accept"))):
                 grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
                 return Response(grid, media_type="image/png", headers=VARY)
             return json_response(await service.in_pool(reconstruct.json_answer, served, made), VARY)
+
+
+@quick_routes.post(
+    "/segment",
+    summary="Overlapping objects taken apart",
+    response_class=Response,
+    responses={200: {"model": SegmentAnswer, "content": JSON_OR_PNG}, **PROBLEMS},
+    openapi_extra=CLASSIFY_BODY,
+)
+async def post_segment(
+    request: Request, query: Annotated[SegmentQuery, Query()], service: ServiceHere
+) -> Response:
+    """The k longest capsules decoded one at a time; for `Accept: image/png` the overlays side by side."""
+    body = await read_classify(request, service.settings)
+    async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
+        k = segment.object_count(query, served)
+        facts = served.engine.manifest.preprocessing
+        images = await decode_images(body, facts, query.preprocess, service)
+        access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+        made = await segment.segment(served, images, k, service)
+        if prefers_png(", ".join(request.headers.getlist("accept"))):
+            overlays = await service.in_pool(segment.png_answer, made)
+            return Response(overlays, media_type="image/png", headers=VARY)
+        return json_response(await service.in_pool(segment.json_answer, served, made), VARY)
 
 
 @routes.get("/models", summary="What is loaded, or refused and why", responses={200: {"model": ModelsAnswer}})
@@ -168,14 +189,16 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
         on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
             anything can be served.
     """
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="pictures")
-        repository = Repository(settings)
+        repository = Repository(settings, metrics)
+        metrics.watch(repository)
         loading = asyncio.create_task(_keep_loaded(repository, on_loaded))
         try:
-            yield {"service": Service(settings, repository, pool)}
+            yield {"service": Service(settings, repository, pool, metrics)}
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
@@ -191,10 +214,17 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
         redoc_url=None,
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    access.guard(app, settings, metrics)
     _add_error_handlers(app)
+    app.include_router(quick_routes)
     app.include_router(routes)
+    app.include_router(oip.routes)
+    app.include_router(oip_repository.routes)
     app.include_router(docs_page.routes)
+    app.include_router(metrics_routes)
     document = build_document(app)
+    if settings.accepted_keys:
+        require_keys(document, access.OPEN)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 
@@ -239,12 +269,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def _ours(_: Request, error: errors.ServiceError) -> Response:
         return errors.problem(error.status, error.slug, error.title, str(error), error.headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def _query(_: Request, error: RequestValidationError) -> Response:
-        faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
-        refusal = errors.invalid_field(faults, "the query")
-        return errors.problem(refusal.status, refusal.slug, refusal.title, str(refusal))
-
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
         path, headers = errors.shown(request.url.path), error.headers or {}
@@ -258,8 +282,3 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody is there to read it
-
-    @app.exception_handler(Exception)
-    async def _unexpected(_: Request, __: Exception) -> Response:
-        # Starlette raises the exception again after this answer, and the server logs it.
-        return errors.framework_problem(500, "something went wrong on our side; the log has the details")

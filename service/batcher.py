@@ -1,7 +1,16 @@
-"""One inference thread that runs whatever waits, in batches.
+"""A queue, and inference threads that run whatever waits in it, in batches.
 
-Greedy: the moment the thread is free it takes what is at the head of the queue, up to the largest batch, so
-batches grow under load by themselves and a lone request waits for nothing. The queue is bounded in images.
+Greedy: the moment a thread is free it takes what is at the head of the queue, up to the largest batch, so
+batches grow under load by themselves and a lone request waits for nothing. The queue is bounded in images. A
+request larger than a batch is run a batch at a time and goes to the end of the queue after each, so that it
+never stands in front of the small ones.
+
+On a CPU there are several threads, called lanes. A batch that runs alone has all cores to itself, which is
+what a lone request wants; batches that run side by side have one share of them each, which keeps the cores
+busy while one of the batches waits, for its slowest part or for a core that the event loop has taken.
+
+Whatever happens, every request gets its outcome: a batch that fails is run again one request at a time, so
+that only the one at fault fails; a thread that dies takes only its present batch with it, and is restarted.
 """
 
 import asyncio
@@ -9,71 +18,155 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import DeadlineExceededError, OverloadedError
 
-# N images or poses of one job; a batch joins jobs along this axis.
+# N images or poses of one request; a batch joins requests along this axis.
 
 Arrays = tuple[NDArray[np.float32], ...]
-Run = Callable[..., Arrays]  # takes arrays [N, ...], gives arrays [N, ...]
+# Takes arrays [N, ...] and the keyword `alone`, whether no other lane is at work; gives arrays [N, ...].
+Run = Callable[..., Arrays]
+
+RESTARTS = 3  # of a dead thread, within the time below; one that keeps dying is left dead
+RESTARTS_WITHIN_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
+class Observer(Protocol):
+    """Is told what happens, from the inference thread."""
+
+    def queued_for(self, seconds: float) -> None:
+        """A request has waited this long for its first batch."""
+
+    def ran(self, images: int, seconds: float) -> None:
+        """A batch was computed."""
+
+    def restarted(self) -> None:
+        """The thread had died and there is a new one."""
+
+
 @dataclass(eq=False)
 class _Job:
-    """At most `max_batch` images that go through one run together."""
+    """A request's images: `images` of them, of which `taken` are in a batch or behind one.
+
+    Attributes:
+        outputs: of its slices so far, by the slice's first image; belongs to the event loop.
+    """
 
     run: Run
     feeds: Arrays
     images: int
-    deadline: float  # time.monotonic()
+    arrived: float  # time.monotonic()
+    deadline: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Arrays]
+    taken: int = 0
+    outputs: dict[int, Arrays] = field(default_factory=dict)
 
-    def finish(self, outcome: Arrays | Exception) -> None:
-        """Hand the outcome to the waiting request, from any thread."""
+    def deliver(self, start: int, outputs: Arrays) -> None:
+        """Hand over the outputs of the slice that begins with image `start`, from any thread."""
+        self._call(self._collect, start, outputs)
+
+    def fail(self, error: Exception) -> None:
+        """Hand over the error that the request ends with, from any thread."""
+        self._call(self._end, error)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
         try:
-            self.loop.call_soon_threadsafe(self._resolve, outcome)
+            self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed: nobody waits any more
             log.debug("a result came after the event loop had closed")
 
-    def _resolve(self, outcome: Arrays | Exception) -> None:
-        if self.future.done():  # cancelled: the request gave up waiting
+    def _collect(self, start: int, outputs: Arrays) -> None:
+        if self.future.done():  # cancelled, or another slice has failed
             return
-        if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
+        if len(outputs[0]) == self.images:
+            self.future.set_result(outputs)
+            return
+        self.outputs[start] = outputs
+        if sum(len(part[0]) for part in self.outputs.values()) == self.images:
+            in_order = [self.outputs[first] for first in sorted(self.outputs)]
+            self.future.set_result(tuple(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
+
+    def _end(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Images of a job that go through one run together."""
+
+    job: _Job
+    start: int
+    images: int
+
+    @property
+    def feeds(self) -> Arrays:
+        if self.images == self.job.images:
+            return self.job.feeds
+        return tuple(feed[self.start : self.start + self.images] for feed in self.job.feeds)
+
+
+@dataclass(eq=False)
+class _Lane:
+    """An inference thread and what it is at.
+
+    Attributes:
+        batch: what it has taken and not yet finished.
+        busy_since: time.monotonic() of the beginning of its present batch.
+        is_computing: at this moment.
+    """
+
+    number: int
+    thread: threading.Thread | None = None
+    batch: list[_Slice] = field(default_factory=list)
+    busy_since: float | None = None
+    is_computing: bool = False
 
 
 class Batcher:
-    """A queue and the thread that empties it.
+    """A queue and the threads that empty it.
 
     Args:
-        name: of the thread, for logs and debuggers.
+        name: of the threads, for logs and debuggers.
+        lanes: threads.
         max_batch: images per run, at most.
         queue_images: images that may wait, at most.
         deadline_ms: how long a submission may take, in milliseconds.
+        observer: is told waits and batches.
     """
 
-    def __init__(self, name: str, *, max_batch: int, queue_images: int, deadline_ms: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        lanes: int,
+        max_batch: int,
+        queue_images: int,
+        deadline_ms: int,
+        observer: Observer,
+    ) -> None:
         self._name = name
         self._max_batch = max_batch
         self._queue_images = queue_images
         self._deadline_s = deadline_ms / 1000
+        self._observer = observer
         self._queue: deque[_Job] = deque()
-        self._waiting = 0  # images in the queue
+        self._waiting = 0  # images in the queue that no batch has taken
         self._changed = threading.Condition()
         self._closed = False
-        self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._work, name=f"inference-{name}", daemon=True)
-        self._thread.start()
+        self._deaths: deque[float] = deque()
+        self._lanes = [_Lane(number) for number in range(lanes)]
+        for lane in self._lanes:
+            self._start(lane)
 
     async def submit(self, run: Run, *feeds: NDArray[np.float32]) -> Arrays:
         """Run the graph on the feeds, float32 [N, ...] each with the same N, together with what else waits.
@@ -82,115 +175,195 @@ class Batcher:
             The run's outputs, [N, ...] each.
 
         Raises:
-            OverloadedError: the queue is full, or closed.
+            OverloadedError: the queue is full or closed, or the inference thread died.
             DeadlineExceededError: no result within the deadline.
         """
-        jobs = self._jobs(run, feeds)
-        self._enqueue(jobs)
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        job = _Job(run, feeds, len(feeds[0]), now, now + self._deadline_s, loop, loop.create_future())
+        self._enqueue(job)
+        timer = loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
         try:
-            async with asyncio.timeout(self._deadline_s):
-                parts = await asyncio.gather(*(job.future for job in jobs))
-        except TimeoutError:
-            raise self._late() from None
+            return await job.future
         finally:
-            for job in jobs:
-                job.future.cancel()  # no effect on one that has its result; the thread skips the others
-        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+            timer.cancel()
+            job.future.cancel()  # no effect on one that has its result; the thread skips the others
+
+    @property
+    def waiting_images(self) -> int:
+        """Images in the queue."""
+        return self._waiting
 
     @property
     def answering(self) -> bool:
-        """The thread lives and its present run has not taken longer than a request may wait."""
-        since = self._busy_since
-        return self._thread.is_alive() and (since is None or time.monotonic() - since < self._deadline_s)
+        """Every thread lives and has not been at its present batch for longer than a request may wait."""
+        long_ago = time.monotonic() - self._deadline_s
+        return not self.given_up and all(
+            _is_alive(lane) and (lane.busy_since or long_ago + 1) > long_ago for lane in self._lanes
+        )
+
+    @property
+    def given_up(self) -> bool:
+        """The threads have died more often than they are restarted."""
+        return len(self._deaths) > RESTARTS
 
     def close(self) -> None:
-        """Finish the present run, refuse what still waits, end the thread. Blocks; may be called twice."""
+        """Finish the present runs, refuse what still waits, end the threads. Blocks; may be called twice."""
         with self._changed:
             self._closed = True
-            left = list(self._queue)
-            self._queue.clear()
-            self._waiting = 0
-            self._changed.notify()
+            left = self._empty()
+            self._changed.notify_all()
         for job in left:
-            job.finish(OverloadedError(f"{self._name} is being taken down; try again"))
-        self._thread.join()
+            job.fail(OverloadedError(f"{self._name} is being taken down; try again"))
+        for lane in self._lanes:
+            if lane.thread:
+                lane.thread.join()
 
-    def _jobs(self, run: Run, feeds: Arrays) -> list[_Job]:
-        loop, deadline = asyncio.get_running_loop(), time.monotonic() + self._deadline_s
-        jobs = []
-        for start in range(0, len(feeds[0]), self._max_batch):
-            part = tuple(feed[start : start + self._max_batch] for feed in feeds)
-            jobs.append(_Job(run, part, len(part[0]), deadline, loop, loop.create_future()))
-        return jobs
-
-    def _enqueue(self, jobs: list[_Job]) -> None:
-        """All of the jobs or none."""
-        images = sum(job.images for job in jobs)
+    def _enqueue(self, job: _Job) -> None:
         with self._changed:
             if self._closed:
                 raise OverloadedError(f"{self._name} is being taken down; try again")
-            if self._waiting + images > self._queue_images:
+            if self.given_up:
+                raise self._died()
+            if self._waiting + job.images > self._queue_images:
                 raise OverloadedError(
                     f"{self._waiting} images wait already and the queue holds {self._queue_images}; "
-                    f"there is no room for {images} more"
+                    f"there is no room for {job.images} more"
                 )
-            self._queue.extend(jobs)
-            self._waiting += images
+            self._queue.append(job)
+            self._waiting += job.images
             self._changed.notify()
 
-    def _work(self) -> None:
-        while batch := self._next_batch():
-            self._busy_since = time.monotonic()
-            _run_batch(batch)
-            self._busy_since = None
+    def _empty(self) -> list[_Job]:
+        left = list(self._queue)
+        self._queue.clear()
+        self._waiting = 0
+        return left
 
-    def _next_batch(self) -> list[_Job]:
-        """Wait for work; the jobs at the head of the queue that fit one run. Empty once closed."""
+    # -- the threads ------------------------------------------------------------------------------------
+
+    def _start(self, lane: _Lane) -> None:
+        name = f"inference-{self._name}-{lane.number}"
+        lane.thread = threading.Thread(target=self._live, args=[lane], name=name, daemon=True)
+        lane.thread.start()
+
+    def _live(self, lane: _Lane) -> None:
+        """Work until closed; should the thread die all the same, nobody is left waiting for it."""
+        try:
+            while self._take_batch(lane):
+                self._run(lane, lane.batch)
+                lane.batch, lane.busy_since = [], None
+        except BaseException:  # what is no Exception ends threads: SystemExit, or one raised from outside
+            log.critical("an inference thread of %s died", self._name, exc_info=True)
+            self._bury(lane)
+
+    def _bury(self, lane: _Lane) -> None:
+        """Answer the dead thread's batch, then put a new thread in its place, unless they keep dying."""
         with self._changed:
-            batch: list[_Job] = []
-            while not batch and not self._closed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                batch = self._take()
-            return batch
+            now = time.monotonic()
+            self._deaths.append(now)
+            while self._deaths[0] < now - RESTARTS_WITHIN_S:
+                self._deaths.popleft()
+            left = [part.job for part in lane.batch]
+            lane.batch, lane.busy_since = [], None
+            if self.given_up:
+                left += self._empty()
+            self._waiting = sum(job.images - job.taken for job in self._queue)
+        for job in left:
+            job.fail(self._died())
+        if self.given_up:
+            log.critical("the inference threads of %s keep dying; this one is left dead", self._name)
+        elif not self._closed:
+            self._observer.restarted()
+            self._start(lane)
 
-    def _take(self) -> list[_Job]:
-        batch: list[_Job] = []
-        images = 0
-        while self._queue:
-            job = self._queue[0]
-            if batch and (job.run != batch[0].run or images + job.images > self._max_batch):
-                break
-            self._queue.popleft()
-            self._waiting -= job.images
-            if job.future.done():
+    def _take_batch(self, lane: _Lane) -> bool:
+        """Wait for work and take what fits one run; False once closed."""
+        with self._changed:
+            while not lane.batch and not self._closed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._take(lane.batch)
+            lane.busy_since = time.monotonic()
+        return bool(lane.batch)
+
+    def _take(self, batch: list[_Slice]) -> None:
+        """From the head of the queue on; what is left of a large request goes to the queue's end."""
+        others: list[_Job] = []  # of another graph: they stay, in their order
+        unfinished: list[_Job] = []
+        room = self._max_batch
+        while self._queue and room:
+            job = self._queue.popleft()
+            if self._is_given_up(job):
                 continue
-            if time.monotonic() > job.deadline:
-                job.finish(self._late())
+            fits = job.images <= room or job.images > self._max_batch
+            if not fits or (batch and job.run != batch[0].job.run):
+                others.append(job)
+                if not fits:
+                    break
                 continue
-            batch.append(job)
-            images += job.images
-        return batch
+            part = _Slice(job, job.taken, min(room, job.images - job.taken))
+            batch.append(part)
+            job.taken += part.images
+            room -= part.images
+            self._waiting -= part.images
+            if part.start == 0:
+                self._observer.queued_for(time.monotonic() - job.arrived)
+            if job.taken < job.images:
+                unfinished.append(job)
+        self._queue.extendleft(reversed(others))
+        self._queue.extend(unfinished)
+
+    def _is_given_up(self, job: _Job) -> bool:
+        """Nobody waits for the job any more, or it is too late for it."""
+        late = time.monotonic() > job.deadline
+        if not late and not job.future.done():
+            return False
+        self._waiting -= job.images - job.taken
+        if late:
+            job.fail(self._late())
+        return True
+
+    def _run(self, lane: _Lane, batch: Sequence[_Slice]) -> None:
+        """Run slices together; if that fails, one by one, so that only the request at fault fails."""
+        began = time.monotonic()
+        try:
+            outputs = self._compute(lane, batch)
+        except Exception as error:  # handed on to the requests, never swallowed
+            if len(batch) == 1:
+                batch[0].job.fail(error)
+                return
+            log.warning("a batch of %d requests failed, running them one by one: %s", len(batch), error)
+            for part in batch:
+                self._run(lane, [part])
+            return
+        self._observer.ran(sum(part.images for part in batch), time.monotonic() - began)
+        first = 0
+        for part in batch:
+            part.job.deliver(part.start, tuple(output[first : first + part.images] for output in outputs))
+            first += part.images
+
+    def _compute(self, lane: _Lane, batch: Sequence[_Slice]) -> Arrays:
+        feeds = _joined(batch)
+        alone = not any(other.is_computing for other in self._lanes)
+        lane.is_computing = True
+        try:
+            return batch[0].job.run(*feeds, alone=alone)
+        finally:
+            lane.is_computing = False
 
     def _late(self) -> DeadlineExceededError:
         return DeadlineExceededError(
             f"no result within {self._deadline_s * 1000:.0f} ms; {self._waiting} images wait"
         )
 
+    def _died(self) -> OverloadedError:
+        return OverloadedError(f"an inference thread of {self._name} died; try again")
 
-def _run_batch(batch: list[_Job]) -> None:
-    """Run the jobs together; if that fails, one by one, so that only what is at fault fails."""
-    try:
-        feeds = [np.concatenate(parts) for parts in zip(*(job.feeds for job in batch), strict=True)]
-        outputs = batch[0].run(*feeds)
-    except Exception as error:  # handed on to the requests, never swallowed
-        if len(batch) > 1:
-            log.warning("a batch of %d requests failed, running them one by one: %s", len(batch), error)
-            for job in batch:
-                _run_batch([job])
-        else:
-            batch[0].finish(error)
-        return
-    start = 0
-    for job in batch:
-        job.finish(tuple(output[start : start + job.images] for output in outputs))
-        start += job.images
+
+def _is_alive(lane: _Lane) -> bool:
+    return lane.thread is not None and lane.thread.is_alive()
+
+
+def _joined(batch: Sequence[_Slice]) -> Sequence[NDArray[np.float32]]:
+    if len(batch) == 1:
+        return batch[0].feeds
+    return [np.concatenate(parts) for parts in zip(*(part.feeds for part in batch), strict=True)]

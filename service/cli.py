@@ -1,13 +1,13 @@
 """capsnet-serve: the service on a port."""
 
 import argparse
-import logging
 import math
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 
+from service.logs import logging_to_stderr
 from service.settings import Settings, SettingsError, read_settings
 
 EXAMPLES = """\
@@ -32,12 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(**vars(options))
     except SettingsError as error:
         return _fail(str(error), 2)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper())
     try:
         listener = _listen(settings)
     except OSError as error:
         return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
-    with listener:
+    with listener, logging_to_stderr(settings.log_format, settings.log_level):
         return _serve(settings, listener)
 
 
@@ -61,6 +60,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     app = create_app(settings, on_loaded=announce)
     config = uvicorn.Config(
         app,
+        log_config=None,  # its records go where all go
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off

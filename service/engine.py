@@ -22,6 +22,7 @@ from service.settings import Device
 
 Floats = NDArray[np.float32]
 UsedDevice = Literal["cpu", "cuda", "tensorrt"]
+Role = Literal["encoder", "decoder"]
 ProviderOptions = dict[str, str]
 
 PROVIDERS: dict[UsedDevice, str] = {
@@ -32,6 +33,9 @@ PROVIDERS: dict[UsedDevice, str] = {
 # Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
 # TensorRT besides chooses kernels by their speed and may round to TF32.
 TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
+# Images per run where no number is asked for. On CPUs larger ones are no faster: votes leave the caches.
+LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 8, "cuda": 64, "tensorrt": 64}
+MAX_LANES = 4
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 log = logging.getLogger(__name__)
@@ -42,29 +46,56 @@ class DeviceError(RuntimeError):
 
 
 class Placement(NamedTuple):
-    """Where and how graphs run: the device asked for, images per run, and a folder for built engines."""
+    """Where and how graphs run.
+
+    Attributes:
+        device: the one asked for.
+        max_batch: images per run, at most; 0 takes what suits the device.
+        cache: folder for built engines.
+        threads: that compute, on a CPU; 0 takes as many as there are usable CPUs.
+    """
 
     device: Device
     max_batch: int
     cache: Path
+    threads: int = 0
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded bundle. `encode` and `decode` block and may be called from one thread at a time."""
+    """A loaded bundle. `encode` and `decode` block.
+
+    Attributes:
+        device: the one in use.
+        max_batch: images per run, at most.
+        lanes: how many threads may call at the same time.
+        encoder: for a run that is alone: it uses every core.
+        encoder_beside: for runs beside others: each uses one lane's share of the cores.
+    """
 
     manifest: Manifest
     device: UsedDevice
+    max_batch: int
+    lanes: int
     encoder: ort.InferenceSession
+    encoder_beside: ort.InferenceSession
     decoder: ort.InferenceSession | None
 
-    def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
-        probabilities, poses = self.encoder.run(["probabilities", "poses"], {"pixels": pixels})
+    def encode(self, pixels: Floats, *, alone: bool = True) -> tuple[Floats, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D].
+
+        Args:
+            pixels: at most `max_batch` images.
+            alone: whether nothing else runs at the moment.
+        """
+        session = self.encoder if alone else self.encoder_beside
+        probabilities, poses = session.run(["probabilities", "poses"], {"pixels": pixels})
         return probabilities, poses
 
-    def decode(self, poses: Floats, mask: Floats) -> tuple[Floats]:
+    def decode(self, poses: Floats, mask: Floats, *, alone: bool = True) -> tuple[Floats]:
         """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
+
+        Alone or not, one lane's share of the cores is enough for it.
 
         Raises:
             RuntimeError: the bundle has no decoder; ask `has_decoder` first.
@@ -73,6 +104,11 @@ class Engine:
             raise RuntimeError(f"{self.manifest.model} has no decoder")
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
+
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's execution provider."""
+        return str(self.encoder.get_providers()[0])
 
     @property
     def has_decoder(self) -> bool:
@@ -92,29 +128,50 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
         BundleError: the bundle is not what its manifest says, or cannot be served.
         DeviceError: an explicit device cannot be had.
     """
-    manifest = read_manifest(bundle)
-    if manifest.model != model:
-        raise BundleError(f"manifest: the model is {manifest.model}, but the folder is of {model}")
-    check_contract(manifest)
+    manifest = _read_manifest_of(bundle, model)
     graphs = {role: read_checked(bundle, graph) for role, graph in manifest.graphs.items()}
     samples = _read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
     last_error: DeviceError | None = None
     for device in candidates(placement.device, ort.get_available_providers()):
         try:
-            sessions = {
-                role: open_session(content, manifest.graphs[role], device, placement)
-                for role, content in graphs.items()
-            }
+            engine = _open(graphs, manifest, device, placement)
         except DeviceError as error:
             if placement.device != "auto":
                 raise
             last_error = error
             log.warning("%s; trying the next best device", error)
             continue
-        engine = Engine(manifest, device, sessions["encoder"], sessions.get("decoder"))
         check_samples(engine, samples)
         return engine
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
+
+
+def check_bundle(bundle: Path, model: str) -> None:
+    """Check a bundle's manifest and hashes without loading it.
+
+    Raises:
+        BundleError: the bundle is not what its manifest says, or cannot be served.
+    """
+    manifest = _read_manifest_of(bundle, model)
+    for file in (*manifest.graphs.values(), manifest.samples):
+        read_checked(bundle, file)
+
+
+def _open(
+    graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, placement: Placement
+) -> Engine:
+    """The sessions of a bundle's graphs: on a CPU a lane for every core up to MAX_LANES, else one."""
+    threads = (placement.threads or usable_cpus()) if device == "cpu" else 1
+    lanes = min(threads, MAX_LANES)
+    max_batch = placement.max_batch or LARGEST_BATCH[device]
+    beside = {
+        role: open_session(content, manifest.graphs[role], device, placement, threads // lanes)
+        for role, content in graphs.items()
+    }
+    encoder = beside["encoder"]
+    if lanes > 1:
+        encoder = open_session(graphs["encoder"], manifest.graphs["encoder"], device, placement, threads)
+    return Engine(manifest, device, max_batch, lanes, encoder, beside["encoder"], beside.get("decoder"))
 
 
 def candidates(asked: Device, available: Collection[str]) -> Sequence[UsedDevice]:
@@ -134,9 +191,9 @@ def candidates(asked: Device, available: Collection[str]) -> Sequence[UsedDevice
 
 
 def open_session(
-    content: bytes, graph: Graph, device: UsedDevice, placement: Placement
+    content: bytes, graph: Graph, device: UsedDevice, placement: Placement, threads: int
 ) -> ort.InferenceSession:
-    """A session of the graph on the device and no other.
+    """A session of the graph on the device and no other, with so many threads on the CPU.
 
     Raises:
         BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
@@ -148,7 +205,9 @@ def open_session(
     providers = provider_list(device, graph, placement)
     try:
         # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
-        session = ort.InferenceSession(content, _session_options(), providers=providers, enable_fallback=0)
+        session = ort.InferenceSession(
+            content, _session_options(threads), providers=providers, enable_fallback=0
+        )
     except Exception as error:  # ONNX Runtime's errors share no base class
         if device != "cpu":
             raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
@@ -174,7 +233,8 @@ def provider_list(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
-        return [(PROVIDERS["tensorrt"], tensorrt_options(graph, placement.max_batch, folder)), cuda, cpu]
+        max_batch = placement.max_batch or LARGEST_BATCH["tensorrt"]
+        return [(PROVIDERS["tensorrt"], tensorrt_options(graph, max_batch, folder)), cuda, cpu]
     return [cuda, cpu] if device == "cuda" else [cpu]
 
 
@@ -256,28 +316,40 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
     Raises:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
     """
-    try:
-        probabilities, poses = engine.encode(samples["pixels"])
-        found = {"probabilities": probabilities, "poses": poses}
-        if engine.has_decoder:
-            (found["reconstruction"],) = engine.decode(samples["poses"], samples["mask"])
-    except Exception as error:  # ONNX Runtime's errors share no base class
-        raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
-    tolerance = TOLERANCE[engine.device]
-    for name, values in found.items():
-        if values.shape != samples[name].shape:
-            raise BundleError(f"samples: {name} is {values.shape}, expected {samples[name].shape}")
-        difference = float(np.abs(values - samples[name]).max())
-        if not difference <= tolerance:  # also when it is NaN
-            raise BundleError(
-                f"samples: {name} differs by {difference:.3g} on {engine.device}; "
-                f"at most {tolerance:g} is allowed"
-            )
+    for alone in (True, False):
+        try:
+            probabilities, poses = engine.encode(samples["pixels"], alone=alone)
+            found = {"probabilities": probabilities, "poses": poses}
+            if engine.has_decoder:
+                (found["reconstruction"],) = engine.decode(samples["poses"], samples["mask"])
+        except Exception as error:  # ONNX Runtime's errors share no base class
+            raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
+        for name, values in found.items():
+            _check_values(name, values, samples[name], engine.device)
 
 
-def _session_options() -> ort.SessionOptions:
+def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice) -> None:
+    if values.shape != expected.shape:
+        raise BundleError(f"samples: {name} is {values.shape}, expected {expected.shape}")
+    difference = float(np.abs(values - expected).max())
+    if not difference <= TOLERANCE[device]:  # also when it is NaN
+        raise BundleError(
+            f"samples: {name} differs by {difference:.3g} on {device}; "
+            f"at most {TOLERANCE[device]:g} is allowed"
+        )
+
+
+def _read_manifest_of(bundle: Path, model: str) -> Manifest:
+    manifest = read_manifest(bundle)
+    if manifest.model != model:
+        raise BundleError(f"manifest: the model is {manifest.model}, but the folder is of {model}")
+    check_contract(manifest)
+    return manifest
+
+
+def _session_options(threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = usable_cpus()
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     # Threads that spin between runs starve image decoding, and burn a core while idle.

@@ -2,17 +2,19 @@
 
 The `type` of a problem is stable; programs may rely on it. The classes say when each one comes.
 
-| status | type                                                                 |
-| ------ | -------------------------------------------------------------------- |
-| 400    | /problems/malformed-body, model-required                             |
-| 404    | /problems/unknown-model, not-found (no such route)                   |
-| 405    | /problems/method-not-allowed                                         |
-| 413    | /problems/body-too-large, picture-too-large, too-many-pictures       |
-| 415    | /problems/unsupported-body, unsupported-picture                      |
-| 422    | /problems/invalid-field, unreadable-picture, wrong-array, no-decoder |
-| 500    | /problems/internal-error                                             |
-| 503    | /problems/not-ready, overloaded (both with Retry-After)              |
-| 504    | /problems/deadline-exceeded                                          |
+| status | type                                                                                |
+| ------ | ----------------------------------------------------------------------------------- |
+| 400    | /problems/malformed-body, model-required                                            |
+| 401    | /problems/key-required (with WWW-Authenticate)                                      |
+| 403    | /problems/admin-key-required                                                        |
+| 404    | /problems/unknown-model, administration-off, not-found (no route)                   |
+| 405    | /problems/method-not-allowed                                                        |
+| 413    | /problems/body-too-large, picture-too-large, too-many-pictures                      |
+| 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                 |
+| 422    | /problems/invalid-field, unreadable-picture, wrong-array, no-decoder, refused-model |
+| 500    | /problems/internal-error                                                            |
+| 503    | /problems/not-ready, overloaded (both with Retry-After)                             |
+| 504    | /problems/deadline-exceeded                                                         |
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,6 +50,25 @@ class ModelRequiredError(ServiceError):
     status, slug, title = 400, "model-required", "Name a model"
 
 
+class UnauthorizedError(ServiceError):
+    """No key of CAPSNET_API_KEYS came with the request."""
+
+    status, slug, title = 401, "key-required", "A key is needed"
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": 'Bearer realm="capsnet"'}
+
+
+class AdminKeyError(ServiceError):
+    """Administration is asked for without the key of CAPSNET_ADMIN_KEY."""
+
+    status, slug, title = 403, "admin-key-required", "Only the admin key opens this"
+
+
+class AdministrationOffError(ServiceError):
+    """Administration is asked for and there is no CAPSNET_ADMIN_KEY."""
+
+    status, slug, title = 404, "administration-off", "Administration is off"
+
+
 class UnknownModelError(ServiceError):
     """No such model or version is served."""
 
@@ -78,6 +99,13 @@ class UnsupportedBodyError(ServiceError):
     status, slug, title = 415, "unsupported-body", "This Content-Type is not taken here"
 
 
+class UnsupportedCodingError(ServiceError):
+    """A Content-Encoding that is not unpacked."""
+
+    status, slug, title = 415, "unsupported-coding", "This Content-Encoding is not taken here"
+    headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "gzip, deflate"}
+
+
 class UnsupportedPictureError(ServiceError):
     """A file in a format that is not read, or no picture at all."""
 
@@ -91,7 +119,7 @@ class UnreadablePictureError(ServiceError):
 
 
 class WrongArrayError(ServiceError):
-    """A .npy array of another shape, type or range, or with objects."""
+    """A .npy array or a tensor of another shape, type or range, or with objects."""
 
     status, slug, title = 422, "wrong-array", "The array does not fit the model"
 
@@ -106,6 +134,12 @@ class NoDecoderError(ServiceError):
     """A reconstruction is asked of a model without a decoder."""
 
     status, slug, title = 422, "no-decoder", "The model has no decoder"
+
+
+class RefusedModelError(ServiceError):
+    """A model is on disk, but no version of it can be served; the message says why."""
+
+    status, slug, title = 422, "refused-model", "The model's bundles were refused"
 
 
 class NotReadyError(ServiceError):
@@ -143,7 +177,7 @@ def problem(
     """The answer of an error: one problem+json object."""
     body = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail}
     # A client's text may hold lone surrogates, which no JSON can carry.
-    body["detail"] = detail.encode("utf-8", "replace").decode()
+    body["detail"] = body["error"] = detail.encode("utf-8", "replace").decode()
     return Response(orjson.dumps(body), status, dict(headers or {}), PROBLEM_JSON)
 
 

@@ -2,6 +2,7 @@
 
 import binascii
 import json
+import struct
 import threading
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Sequence
@@ -44,6 +45,9 @@ FORM_FIELDS = 32  # more parts that are no files than any route has fields
 # the bytes it has in a body.
 JSON_VALUES = 32_768
 SPACE = b" \t\r\n"
+PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
+QUICK_BYTES = 16_384
+QUICK_PIXELS = 64 * 64
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,8 @@ async def decode_files(
         ServiceError: which file, and what is wrong with it, or that there is too much to do.
     """
     given_up = threading.Event()
+    if len(files) == 1 and is_quick(files[0].content, facts):
+        return decode_pictures(files, facts, rule, service.settings.max_pixels, given_up)
     try:
         with service.room_for(len(files)):
             return await service.in_pool(
@@ -155,6 +161,16 @@ async def decode_files(
             )
     finally:
         given_up.set()
+
+
+def is_quick(content: bytes, facts: Preprocessing) -> bool:
+    """Whether it takes longer to hand a picture to a thread than to decode it: a PNG of the model's size.
+
+    Such as data sets have. Of any other picture nobody knows what decoding it takes.
+    """
+    size = (facts.width, facts.height)
+    is_small = 24 <= len(content) <= QUICK_BYTES and facts.width * facts.height <= QUICK_PIXELS
+    return is_small and content.startswith(PNG_START) and struct.unpack_from(">II", content, 16) == size
 
 
 def decode_pictures(

@@ -1,11 +1,13 @@
 """The OpenAPI document: what FastAPI finds in the routes, and the bodies that routes read themselves."""
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.errors import PROBLEM_JSON
+from service.oip_schemas import IndexBody, InferBody, LoadBody
 from service.schemas import Problem, ReconstructRequest
 
 REFERENCE = "#/components/schemas/{model}"
@@ -68,13 +70,31 @@ RECONSTRUCT_BODY: dict[str, Any] = {
 }
 
 
+KEYS: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def require_keys(document: dict[str, Any], open_paths: Collection[str]) -> None:
+    """Say in the document that every operation needs a key, but for those of the open paths."""
+    document["components"]["securitySchemes"] = KEYS
+    document["security"] = [{name: []} for name in KEYS]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if path in open_paths:
+                operation["security"] = []
+            else:
+                operation["responses"].setdefault("401", PROBLEM)
+
+
 def build_document(app: FastAPI) -> dict[str, Any]:
     """The document of the app's routes, with the models that only hand-written bodies name."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for model in (Problem, ReconstructRequest):
+    for model in (Problem, ReconstructRequest, InferBody, IndexBody, LoadBody):
         schema = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema

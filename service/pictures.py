@@ -11,12 +11,18 @@ from PIL import Image
 
 Floats = NDArray[np.float32]
 
+# Colours of an overlay's objects in their order: red and green as in Fig. 5 of Sabour et al. 2017, then the
+# rest of the hue circle but yellow, which is red and green overlapping. After the tenth they begin again.
+PALETTE = (
+    *("#ff0000", "#00ff00", "#0000ff", "#ff8000", "#ff00ff"),
+    *("#00ffff", "#80ff00", "#8000ff", "#ff0080", "#0080ff"),
+)
+
 
 def to_png(pixels: Floats) -> bytes:
     """A PNG file of pixels [H, W, C] in 0-1; 1 channel makes it grey, 3 RGB."""
-    levels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
     file = BytesIO()
-    Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels).save(file, "PNG")
+    _picture(pixels).save(file, "PNG")
     return file.getvalue()
 
 
@@ -30,3 +36,30 @@ def to_png_grid(pictures: Floats, columns: int) -> bytes:
     _, height, width, channels = pictures.shape
     rows = pictures.reshape(-1, columns, height, width, channels)
     return to_png(rows.transpose(0, 2, 1, 3, 4).reshape(-1, columns * width, channels))
+
+
+def brightness(pictures: Floats) -> Floats:
+    """How bright the PNG files of pictures [P, H, W, C] are, [P, H, W] in 0-1, in steps of 1/255.
+
+    A coloured pixel's is its luma (ITU-R BT.601), as Pillow converts to grey.
+    """
+    grey = [np.asarray(_picture(pixels).convert("L"), np.float32) for pixels in pictures]
+    return np.stack(grey) / np.float32(255)
+
+
+def overlay(grey: Floats) -> Floats:
+    """Objects [P, H, W] in 0-1, each in its colour of the palette, added up: RGB [H, W, 3] in 0-1."""
+    colours = [tuple(bytes.fromhex(colour_of(index)[1:])) for index in range(len(grey))]
+    added: Floats = np.einsum("phw,pc->hwc", grey, np.array(colours, np.float32) / 255)
+    return np.clip(added, 0, 1)
+
+
+def colour_of(index: int) -> str:
+    """The colour of an overlay's object, such as "#ff0000"."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def _picture(pixels: Floats) -> Image.Image:
+    """Pixels [H, W, C] in 0-1 as a picture of 8 bits, grey or RGB."""
+    levels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)

@@ -48,6 +48,19 @@ class ClassifyQuery(_Request):
     preprocess: Preprocess = "auto"
 
 
+class SegmentQuery(_Request):
+    """Query parameters of /segment."""
+
+    k: int | None = Field(
+        default=None,
+        ge=1,
+        description="objects per image; default: as many as the model expects, at least two",
+    )
+    model: ModelChoice = None
+    version: VersionChoice = None
+    preprocess: Preprocess = "auto"
+
+
 class ReconstructQuery(_Request):
     """Query parameters of /reconstruct; model and version may stand in the body instead."""
 
@@ -152,6 +165,37 @@ class ClassifyAnswer(BaseModel):
     results: list[ClassifyResult]
 
 
+class SegmentObject(ClassAnswer):
+    """One object of an image, as its capsule alone shows it."""
+
+    colour: str = Field(description="in the overlay", examples=["#ff0000"])
+    reconstruction: str = Field(description="base64 PNG of the object alone")
+    mask: str = Field(
+        description="base64 PNG, 255 where the reconstruction is at least half as bright as its brightest "
+        "pixel, else 0; a pixel may belong to several objects"
+    )
+
+
+class SegmentResult(BaseModel):
+    """The objects in one image."""
+
+    filename: str | None
+    overlay: str = Field(
+        description="base64 PNG: the reconstructions in their colours, added up; yellow is where red and "
+        "green overlap"
+    )
+    objects: list[SegmentObject] = Field(description="by falling probability")
+
+
+class SegmentAnswer(BaseModel):
+    """Answer of /segment."""
+
+    model: str
+    version: int
+    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    results: list[SegmentResult]
+
+
 class Reconstruction(BaseModel):
     """One decoded pose."""
 
@@ -217,3 +261,4 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
+    error: str = Field(description="the detail again, by its name in the Open Inference Protocol")

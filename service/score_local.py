@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError
@@ -16,13 +15,17 @@ from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import to_input
 from service.engine import DeviceError, Engine, Placement, load_engine
 from service.repository import find_bundles
-from service.score_files import read_file
 from service.score_query import (
+    Batch,
+    Capsule,
+    Chosen,
+    Loaded,
     Outcome,
     Query,
     Row,
     ScoreError,
     Skipped,
+    as_written,
     check_top_k,
     only_model,
     usable_versions,
@@ -41,48 +44,45 @@ class LocalScorer:
     """One version of a model in this process; pictures are decoded in threads while others are classified."""
 
     engine: Engine
-    model: str
-    version: int
-    class_names: Sequence[str]
+    chosen: Chosen
     query: Query
     max_pixels: int
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def score(self, paths: Sequence[Path]) -> list[Outcome]:
-        """One outcome per path, in one run of the model."""
-        decoded = await asyncio.to_thread(lambda: [self._decode(path) for path in paths])
+    async def score(self, batch: Batch) -> list[Outcome]:
+        """One outcome per picture, in one run of the model."""
+        decoded = await asyncio.to_thread(lambda: [self._decode(picture) for picture in batch])
         pixels = [picture for picture in decoded if not isinstance(picture, Skipped)]
         if not pixels:
             return [picture for picture in decoded if isinstance(picture, Skipped)]
         async with self.turn:  # an engine may be called from one thread at a time
-            probabilities, _ = await asyncio.to_thread(self.engine.encode, np.stack(pixels))  # [N, J]
-        classes = iter(self._classes(probabilities))
+            probabilities, poses = await asyncio.to_thread(lambda: self.engine.encode(np.stack(pixels)))
+        classes = iter(self._classes(probabilities, poses))
         return [
-            picture if isinstance(picture, Skipped) else Row(path, next(classes))
-            for path, picture in zip(paths, decoded, strict=True)
+            seen if isinstance(seen, Skipped) else Row(picture.name, next(classes))
+            for picture, seen in zip(batch, decoded, strict=True)
         ]
 
-    def _decode(self, path: Path) -> Floats | Skipped:
+    def _decode(self, picture: Loaded | Skipped) -> Floats | Skipped:
         """The model's input [H, W, C] in 0-1."""
-        content = read_file(path)
-        if isinstance(content, Skipped):
-            return content
+        if isinstance(picture, Skipped):
+            return picture
         try:
-            picture = read_picture(content, self.max_pixels)
-            return to_input(picture, self.engine.manifest.preprocessing, self.query.preprocess)
+            opened = read_picture(picture.content, self.max_pixels)
+            return to_input(opened, self.engine.manifest.preprocessing, self.query.preprocess)
         except PictureError as error:
-            return Skipped(path, str(error))
+            return Skipped(picture.name, str(error))
         except Exception as error:  # a fault of ours costs this picture its row, not the job its end
-            return Skipped(path, f"cannot be processed: {type(error).__name__}: {error}")
+            return Skipped(picture.name, f"cannot be processed: {type(error).__name__}: {error}")
 
-    def _classes(self, probabilities: Floats) -> list[list[tuple[str, float]]]:
-        """Probabilities [N, J] as the service answers them."""
+    def _classes(self, probabilities: Floats, poses: Floats) -> list[list[Capsule]]:
+        """Probabilities [N, J] and poses [N, J, D] as the service answers them."""
         order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.query.top_k]  # [N, k]
-        # The service's way of writing float32 gives the same digits here as over HTTP.
-        written = orjson.loads(orjson.dumps(probabilities, option=orjson.OPT_SERIALIZE_NUMPY))
+        names, flat = self.chosen.class_names, as_written(probabilities)
+        written = as_written(poses) if self.query.poses else [[None] * len(names)] * len(flat)
         return [
-            [(self.class_names[j], values[j]) for j in ranks]
-            for values, ranks in zip(written, order.tolist(), strict=True)
+            [Capsule(names[j], values[j], pose[j]) for j in ranks]
+            for values, pose, ranks in zip(flat, written, order.tolist(), strict=True)
         ]
 
 
@@ -106,9 +106,10 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
         version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
-    class_names = engine.manifest.class_names
-    check_top_k(query, model, class_names)
-    yield LocalScorer(engine, model, version, class_names, query, settings.max_pixels)
+    manifest = engine.manifest
+    chosen = Chosen(model, version, manifest.class_names, manifest.graphs["encoder"].sha256)
+    check_top_k(query, chosen)
+    yield LocalScorer(engine, chosen, query, settings.max_pixels)
 
 
 def _find(settings: Settings, asked: str | None) -> tuple[str, Mapping[int, Path]]:

@@ -1,9 +1,12 @@
-"""What is asked of every picture and what comes of it: the words that the scorers and the table share."""
+"""What is asked of every picture and what comes of it: the words that the scorers and the tables share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 
 
 class ScoreError(Exception):
@@ -18,25 +21,53 @@ class Query:
     version: int | None
     top_k: int | None
     preprocess: Literal["auto", "off"]
+    poses: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The version that answers the query: the same for all rows, even if a newer one is published."""
+
+    model: str
+    version: int
+    class_names: Sequence[str]
+    encoder_sha256: str
+
+
+class Capsule(NamedTuple):
+    """One class of a picture: its probability and, where asked for, its pose, flat."""
+
+    label: str
+    probability: float
+    pose: Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A picture on its way: what it is called, and its file's bytes."""
+
+    name: str
+    content: bytes
 
 
 @dataclass(frozen=True)
 class Row:
-    """A picture's classes and their probabilities, by falling probability, all of them or the top k."""
+    """A picture's classes by falling probability, all of them or the top k."""
 
-    path: Path
-    classes: list[tuple[str, float]]
+    name: str
+    classes: Sequence[Capsule]
 
 
 @dataclass(frozen=True)
 class Skipped:
     """A picture that has no row, and why."""
 
-    path: Path
+    name: str
     reason: str
 
 
 Outcome = Row | Skipped
+Batch = Sequence[Loaded | Skipped]
 
 
 def only_model(names: Sequence[str]) -> str:
@@ -64,13 +95,19 @@ def usable_versions(model: str, asked: int | None, versions: Iterable[int]) -> l
     return [asked]
 
 
-def check_top_k(query: Query, model: str, class_names: Sequence[str]) -> None:
+def check_top_k(query: Query, chosen: Chosen) -> None:
     """There are as many classes as are asked for.
 
     Raises:
         ScoreError: there are fewer.
     """
-    if query.top_k is not None and query.top_k > len(class_names):
-        raise ScoreError(
-            f"--top-k must be 1 to {len(class_names)}, the classes of {model}; got {query.top_k}"
-        )
+    classes = len(chosen.class_names)
+    if query.top_k is not None and query.top_k > classes:
+        raise ScoreError(f"--top-k must be 1 to {classes}, the classes of {chosen.model}; got {query.top_k}")
+
+
+def as_written(values: NDArray[np.float32]) -> list[Any]:
+    """Nested lists of numbers with the few digits that JSON gives float32, here as over HTTP."""
+    dense = np.ascontiguousarray(values)
+    written: list[Any] = orjson.loads(orjson.dumps(dense, option=orjson.OPT_SERIALIZE_NUMPY))
+    return written

@@ -1,45 +1,99 @@
-"""Rows as CSV or JSON lines, in a file or on stdout."""
+"""Rows as lines of text: CSV, or one JSON object a line."""
 
 import csv
 import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from io import TextIOWrapper
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal
 
-from service.score_query import Row, ScoreError
+from service.score_query import Capsule, Row, ScoreError, Skipped
 
-Format = Literal["csv", "jsonl"]
+Format = Literal["csv", "jsonl", "parquet"]
 
 
-class Table:
-    """Rows as CSV, with a column for each class in the model's order, or as one JSON object a line.
+@dataclass(frozen=True)
+class Columns:
+    """The columns of CSV and Parquet: of every class, in the model's order, and of its pose where asked for.
 
-    A CSV cell stays empty where the class is not among the top k.
+    A cell stays empty where the class is not among the top k.
     """
 
-    def __init__(self, file: TextIO, kind: Format, class_names: Sequence[str]) -> None:
-        self._file = file
-        self._class_names = class_names
-        # "\n", not CSV's own "\r\n", of which cut and awk keep a half.
-        self._csv = csv.writer(file, lineterminator="\n") if kind == "csv" else None
-        if self._csv:
-            self._csv.writerow(["path", "label", "probability", *class_names])
+    class_names: Sequence[str]
+    poses: bool
 
-    def write(self, rows: Iterable[Row]) -> None:
-        """Append rows, and flush: who reads the file meanwhile sees whole rows."""
-        for row in rows:
-            label, probability = row.classes[0]
-            if self._csv:
-                by_name = dict(row.classes)
-                self._csv.writerow([row.path, label, probability, *map(by_name.get, self._class_names)])
-            else:
-                classes = [{"label": name, "probability": p} for name, p in row.classes]
-                line = {"path": str(row.path), "label": label, "probability": probability, "classes": classes}
-                self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+    @property
+    def pose_names(self) -> list[str]:
+        """What the columns of the poses are called."""
+        return [f"{name}_pose" for name in self.class_names] if self.poses else []
+
+    @property
+    def names(self) -> list[str]:
+        """What the columns are called."""
+        return ["path", "label", "probability", *self.class_names, *self.pose_names]
+
+
+class Csv:
+    """CSV with one header; a pose is a JSON list in its cell."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def header(self) -> bytes:
+        """The first line."""
+        return self._written([self._columns.names])
+
+    def lines(self, rows: Iterable[Row]) -> bytes:
+        """A line for each row."""
+        return self._written(map(self._cells, rows))
+
+    def _cells(self, row: Row) -> list[object]:
+        by_name = {capsule.label: capsule for capsule in row.classes}
+        known = [by_name.get(name) for name in self._columns.class_names]
+        best = row.classes[0]
+        cells: list[object] = [
+            row.name,
+            best.label,
+            best.probability,
+            *(c.probability if c else None for c in known),
+        ]
+        if self._columns.poses:
+            cells += [json.dumps(c.pose) if c else None for c in known]
+        return cells
+
+    @staticmethod
+    def _written(rows: Iterable[Sequence[object]]) -> bytes:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)  # CSV's own "\r\n" cut and awk keep a half of
+        return to_bytes(text.getvalue())
+
+
+class JsonLines:
+    """One JSON object a line, without a header."""
+
+    def header(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def lines(self, rows: Iterable[Row]) -> bytes:
+        """A line for each row."""
+        return b"".join(_json_line(_described(row)) for row in rows)
+
+
+def error_lines(skipped: Iterable[Skipped]) -> bytes:
+    """A line of JSON for each picture without a row."""
+    return b"".join(_json_line({"path": one.name, "reason": one.reason}) for one in skipped)
+
+
+def to_bytes(text: str) -> bytes:
+    """UTF-8, and names that are no text as the bytes they are."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def from_bytes(text: bytes) -> str:
+    """The text of `to_bytes`."""
+    return text.decode("utf-8", "surrogateescape")
 
 
 def choose_format(out: str, asked: Format | None) -> Format:
@@ -57,16 +111,21 @@ def choose_format(out: str, asked: Format | None) -> Format:
             return "csv"
         case ".jsonl":
             return "jsonl"
-    raise ScoreError(f"--out {out} ends neither in .csv nor in .jsonl; say which with --format")
+        case ".parquet":
+            return "parquet"
+    raise ScoreError(f"--out {out} ends in none of .csv, .jsonl and .parquet; say which with --format")
 
 
-@contextmanager
-def open_output(out: str) -> Iterator[TextIO]:
-    """The file, or stdout for `-`; UTF-8, and names that are no text as the bytes they are."""
-    if out != "-":
-        with Path(out).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            yield file
-        return
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    yield sys.stdout
+def _described(row: Row) -> dict[str, object]:
+    best = row.classes[0]
+    classes = [_described_capsule(capsule) for capsule in row.classes]
+    return {"path": row.name, "label": best.label, "probability": best.probability, "classes": classes}
+
+
+def _described_capsule(capsule: Capsule) -> dict[str, Any]:
+    described = {"label": capsule.label, "probability": capsule.probability}
+    return described if capsule.pose is None else {**described, "pose": capsule.pose}
+
+
+def _json_line(described: object) -> bytes:
+    return to_bytes(json.dumps(described, ensure_ascii=False) + "\n")

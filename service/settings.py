@@ -1,14 +1,18 @@
 """The environment as `Settings`: every deployment fact, its unit and its default."""
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
+SECRETS = frozenset({"api_keys", "admin_key"})
+KEY = re.compile(r"[!-+\--~]+")  # what a header can carry: printable ASCII, no blanks; a comma parts keys
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 
 
@@ -29,19 +33,28 @@ class Settings(BaseSettings):
         cache: folder for what is derived at load time, such as TensorRT engines.
         device: where graphs run. `auto` is CUDA if it can be had, else the CPU; never TensorRT, whose first
             start takes minutes. An explicit device that cannot be had stops the start.
-        max_batch: images run at once, at most.
+        max_batch: images per run, at most; 0 is 8 on a CPU, where more are no faster, and 64 elsewhere.
         queue_images: images that may wait for their run, per model version; beyond that requests get 503.
         deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
         max_pixels: largest picture, in pixels, judged before it is decoded; at most 178 million.
         max_images_per_request: images in one request, at most.
-        max_reconstructions: pictures that one sweep may ask for, at most.
+        max_reconstructions: pictures that one sweep, or one request to /segment, may ask for, at most.
+        threads: threads that one run of a model uses on the CPU; 0 takes as many as there are usable CPUs.
         decode_threads: threads that decode and encode pictures.
         rescan_s: seconds between looks for newly published bundles; 0 never looks again.
-        log_level: least severe message logged.
+        api_keys: keys, separated by commas, of which every request must bring one; without any, requests
+            need none. Two at once let clients change from one to the next.
+        admin_key: the key that opens administration, such as loading and unloading models, and everything
+            else; without it there is no administration.
+        cors_origins: origins, separated by commas, whose pages may ask from a browser; * for every page.
+        log_format: `json` for one object a line, `text` for people.
+        log_level: least severe message logged; answered requests are `info`, those to probes `debug`.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
@@ -50,21 +63,64 @@ class Settings(BaseSettings):
     versions_kept: int = Field(default=2, ge=1)
     cache: Path = Path("~/.cache/capsnet")
     device: Device = "auto"
-    max_batch: int = Field(default=32, ge=1, le=4096)
+    max_batch: int = Field(default=0, ge=0, le=4096)
     queue_images: int = Field(default=1024, ge=1)
     deadline_ms: int = Field(default=30_000, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MAX_PIXELS)
     max_images_per_request: int = Field(default=256, ge=1)
     max_reconstructions: int = Field(default=512, ge=1)
+    threads: int = Field(default=0, ge=0, le=1024)
     decode_threads: int = Field(default=2, ge=1, le=64)
-    rescan_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
+    rescan_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    api_keys: SecretStr | None = None
+    admin_key: SecretStr | None = None
+    cors_origins: str = ""
+    log_format: Literal["json", "text"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def roots(self) -> tuple[Path, ...]:
         """The folders of `models`, in order of precedence."""
         return tuple(Path(part).expanduser() for part in self.models.split(os.pathsep) if part)
+
+    @property
+    def accepted_keys(self) -> tuple[bytes, ...]:
+        """The keys of which a request must bring one: `api_keys` and the admin key. Empty: it needs none."""
+        if self.api_keys is None:
+            return ()
+        keys = _keys(self.api_keys) + ([self.admin_key.get_secret_value()] if self.admin_key else [])
+        return tuple(key.encode() for key in keys)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `cors_origins`."""
+        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
+
+    @field_validator("api_keys", "admin_key")
+    @classmethod
+    def _keys_fit_a_header(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is not None and not all(KEY.fullmatch(key) for key in _keys(given)):
+            raise ValueError("a key is printable ASCII without blanks; unset the variable to have none")
+        return given
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_as_browsers_send_them(cls, origins: str) -> str:
+        for origin in origins.split(",") if origins else []:
+            if not ORIGIN.fullmatch(origin.strip()):
+                raise ValueError("an origin is * or like https://example.com: in lower case, without a path")
+        return origins
+
+    @model_validator(mode="after")
+    def _the_admin_key_is_one_of_its_own(self) -> Self:
+        if self.admin_key:
+            admin = _keys(self.admin_key)
+            if len(admin) > 1:
+                raise ValueError("CAPSNET_ADMIN_KEY is one key and holds no comma")
+            if self.api_keys and admin[0] in _keys(self.api_keys):
+                raise ValueError("CAPSNET_ADMIN_KEY is one of CAPSNET_API_KEYS, which clients have")
+        return self
 
     @field_validator("models", "cache")
     @classmethod
@@ -105,4 +161,9 @@ def _describe(location: tuple[int | str, ...], message: str, value: object) -> s
     message = message.removeprefix("Value error, ")  # pydantic's word for what our validators raise
     if not location:
         return message
-    return f"{PREFIX}{str(location[0]).upper()}={value!r}: {message}"
+    shown = "(not shown)" if location[0] in SECRETS else repr(value)
+    return f"{PREFIX}{str(location[0]).upper()}={shown}: {message}"
+
+
+def _keys(keys: SecretStr) -> list[str]:
+    return [key.strip() for key in keys.get_secret_value().split(",")]

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError, OverloadedError
+from service.metrics import Metrics
 from service.repository import Repository
 from service.settings import Settings
 
@@ -30,6 +31,7 @@ class Service:
     settings: Settings
     repository: Repository
     pool: ThreadPoolExecutor
+    metrics: Metrics
     decoding: int = 0
 
     async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,6 +1,7 @@
 """The batcher: greedy, bounded, and nobody is left waiting."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -8,32 +9,57 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from service.batcher import Batcher
+from service.batcher import RESTARTS, Batcher
 from service.errors import DeadlineExceededError, OverloadedError
 
 WAIT_S = 10
+DEADLY = -13.0  # an image that ends the thread it runs on
 
 
 class Doubling:
-    """A graph that doubles; it notes its batches, and may be held, or fail on negative images."""
+    """A graph that doubles; it notes its batches, and may be held, fail on negative images, or die."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+        self.alone: list[bool] = []
         self.started = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def run(self, images: np.ndarray) -> tuple[np.ndarray]:
+    def run(self, images: np.ndarray, *, alone: bool) -> tuple[np.ndarray]:
+        self.alone.append(alone)
         self.started.set()
         assert self.gate.wait(WAIT_S)
         self.batches.append(len(images))
+        if (images == DEADLY).any():
+            sys.exit("as if killed")
         if (images < 0).any():
             raise ValueError("negative")
         return (images * 2,)
 
 
-def make_batcher(**changes: int) -> Batcher:
-    return Batcher("test", **{"max_batch": 8, "queue_images": 100, "deadline_ms": WAIT_S * 1000, **changes})
+class Noted:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.batches: list[int] = []
+        self.restarts = 0
+
+    def queued_for(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def ran(self, images: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.batches.append(images)
+
+    def restarted(self) -> None:
+        self.restarts += 1
+
+
+def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
+    facts = {"lanes": 1, "max_batch": 8, "queue_images": 100, "deadline_ms": WAIT_S * 1000, **changes}
+    return Batcher("test", observer=observer or Noted(), **facts)
 
 
 def images(*values: float) -> np.ndarray:
@@ -190,5 +216,116 @@ def test_closing_answers_everyone_who_waits():
         assert not batcher.answering
         with pytest.raises(OverloadedError):
             await batcher.submit(graph.run, images(1))
+
+    asyncio.run(scenario())
+
+
+def test_a_large_request_does_not_stand_in_front_of_small_ones():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4, queue_images=1000)) as batcher:
+            graph, finished = Doubling(), []
+            tasks = await while_held(graph, batcher, np.zeros((400, 1), np.float32), images(1), images(2))
+            for task, name in zip(tasks, ["first", "large", "small", "small"], strict=True):
+                task.add_done_callback(lambda _, name=name: finished.append(name))
+            graph.gate.set()
+            large = (await asyncio.gather(*tasks))[1]
+            assert finished == ["first", "small", "small", "large"]
+            assert len(large[0]) == 400
+            assert graph.batches[1:4] == [4, 4, 4]  # the small ones' batch was filled up from the large one
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fits_a_batch_is_not_split():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3), images(4, 5, 6))
+            graph.gate.set()
+            await asyncio.gather(*tasks)
+            assert graph.batches == [1, 3, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fails_in_a_late_slice_fails_whole_and_once():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=2)) as batcher:
+            graph = Doubling()
+            with pytest.raises(ValueError, match="negative"):
+                await batcher.submit(graph.run, images(1, 2, 3, 4, -5))
+            assert (await batcher.submit(graph.run, images(6)))[0] == 12
+
+    asyncio.run(scenario())
+
+
+def test_lanes_work_side_by_side_and_know_it():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2)) as batcher:
+            graph = Doubling()
+            graph.gate.clear()
+            both = [asyncio.create_task(batcher.submit(graph.run, images(n))) for n in (1, 2)]
+            await started(lambda: len(graph.alone) == 1)
+            both.append(asyncio.create_task(batcher.submit(graph.run, images(3))))
+            await started(lambda: len(graph.alone) == 2)
+            graph.gate.set()
+            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
+            assert graph.alone == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_slices_that_lanes_finish_out_of_order_are_put_together_in_order():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, max_batch=2, queue_images=1000)) as batcher:
+            many = np.arange(301, dtype=np.float32)[:, None]
+            (result,) = await batcher.submit(Doubling().run, many)
+            np.testing.assert_array_equal(result, many * 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
+    async def scenario() -> None:
+        noted = Noted()
+        with closing(make_batcher(noted)) as batcher:
+            graph = Doubling()
+            with pytest.raises(OverloadedError, match="died"):
+                await batcher.submit(graph.run, images(DEADLY))
+            assert (await batcher.submit(graph.run, images(1)))[0] == 2
+            assert batcher.answering
+            assert noted.restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            for _ in range(RESTARTS):
+                with pytest.raises(OverloadedError, match="died"):
+                    await batcher.submit(graph.run, images(DEADLY))
+            tasks = await while_held(graph, batcher, images(DEADLY), images(1))
+            graph.gate.set()
+            first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+            assert first[0] == 0
+            assert all(isinstance(outcome, OverloadedError) for outcome in others)
+            with pytest.raises(OverloadedError, match="died"):
+                await batcher.submit(graph.run, images(2))
+            assert batcher.given_up
+            assert not batcher.answering
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_observer_is_told_every_wait_and_every_batch():
+    async def scenario() -> None:
+        noted = Noted()
+        with closing(make_batcher(noted, max_batch=4)) as batcher:
+            await asyncio.gather(*(batcher.submit(Doubling().run, images(*range(n))) for n in (1, 3, 9)))
+        assert sum(noted.batches) == 13
+        assert len(noted.waits) == 3
 
     asyncio.run(scenario())

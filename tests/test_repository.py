@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from live_service import settings_for
-from tiny_bundle import SIDE, write_bundle
+from tiny_bundle import SIDE, replace_file, write_bundle
 
-from service.errors import ModelRequiredError, NotReadyError, OverloadedError, UnknownModelError
+from service.errors import (
+    ModelRequiredError,
+    NotReadyError,
+    OverloadedError,
+    RefusedModelError,
+    UnknownModelError,
+)
+from service.metrics import Metrics
 from service.repository import Repository, find_bundles
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -22,7 +29,7 @@ needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads eve
 
 @asynccontextmanager
 async def opened(models: Path | str, **changes: object) -> AsyncIterator[Repository]:
-    repository = Repository(settings_for(Path(models), **changes))
+    repository = Repository(settings_for(Path(models), **changes), Metrics())
     try:
         await repository.first_scan()
         yield repository
@@ -49,7 +56,7 @@ def test_the_newest_versions_are_loaded_and_the_newest_answers(tmp_path):
             write_bundle(tmp_path / "tiny" / str(version))
         async with opened(tmp_path) as repository:
             assert loaded(repository) == ["tiny/10", "tiny/2"]
-            with repository.use("tiny", None) as served:
+            async with repository.use("tiny", None) as served:
                 assert served.version == 10
 
     run(scenario())
@@ -61,8 +68,8 @@ def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_serve(tmp_pat
             write_bundle(tmp_path / "tiny" / str(version))
         (tmp_path / "tiny" / "3" / "encoder.onnx").write_bytes(b"no graph")
         write_bundle(tmp_path / "other" / "1")
-        async with opened(tmp_path) as repository:
-            assert loaded(repository) == ["other/1", "tiny/1", "tiny/2"]
+        async with opened(tmp_path, default_model="tiny") as repository:
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
             newest = repository.describe("tiny", manifests=False)["versions"][0]
             assert (newest["version"], newest["state"]) == (3, "refused")
             assert "sha256" in newest["reason"]
@@ -87,8 +94,9 @@ def test_without_bundles_the_failure_names_the_folders(tmp_path):
     async def scenario() -> None:
         async with opened(tmp_path / "missing") as repository:
             assert str(tmp_path / "missing") in str(repository.failure)
-            with pytest.raises(NotReadyError), repository.use(None, None):
-                pass
+            with pytest.raises(NotReadyError):
+                async with repository.use(None, None):
+                    pass
 
     run(scenario())
 
@@ -132,7 +140,8 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
-            await repository._update("tiny", found)
+            await repository._look_at("tiny", found)
+            await repository._update("tiny")
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
 
     run(scenario())
@@ -177,15 +186,18 @@ def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository, opened(tmp_path, default_model="absent") as other:
             for one in (repository, other):
-                with one.use(None, None) as served:
+                async with one.use(None, None) as served:
                     assert served.model == "tiny"
         write_bundle(tmp_path / "other" / "1")
         async with opened(tmp_path) as repository:
-            with pytest.raises(ModelRequiredError, match="other, tiny"), repository.use(None, None):
-                pass
-        async with opened(tmp_path, default_model="other") as repository:
-            with repository.use(None, None) as served:
-                assert served.model == "other"
+            with pytest.raises(ModelRequiredError, match="other, tiny"):
+                async with repository.use(None, None):
+                    pass
+        async with (
+            opened(tmp_path, default_model="other") as repository,
+            repository.use(None, None) as served,
+        ):
+            assert served.model == "other"
 
     run(scenario())
 
@@ -195,8 +207,9 @@ def test_a_name_in_a_request_is_never_a_path(tmp_path, name):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
-            with pytest.raises(UnknownModelError, match="tiny"), repository.use(name, None):
-                pass
+            with pytest.raises(UnknownModelError, match="tiny"):
+                async with repository.use(name, None):
+                    pass
 
     run(scenario())
 
@@ -206,12 +219,12 @@ def test_a_new_version_is_found_and_the_one_too_many_is_dropped(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         write_bundle(tmp_path / "tiny" / "2")
         async with opened(tmp_path) as repository:
-            with repository.use("tiny", 1) as oldest:
+            async with repository.use("tiny", 1) as oldest:
                 pass
             write_bundle(tmp_path / "tiny" / "3")
             await repository.scan()
             assert loaded(repository) == ["tiny/2", "tiny/3"]
-            with repository.use("tiny", None) as served:
+            async with repository.use("tiny", None) as served:
                 assert served.version == 3
             while oldest.batcher.answering:
                 await asyncio.sleep(0.001)
@@ -224,7 +237,7 @@ def test_a_version_in_use_is_dropped_only_after_its_request(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         pixels = np.zeros((1, SIDE, SIDE, 1), np.float32)
         async with opened(tmp_path, versions_kept=1) as repository:
-            with repository.use("tiny", None) as served:
+            async with repository.use("tiny", None) as served:
                 write_bundle(tmp_path / "tiny" / "2")
                 await repository.scan()
                 assert loaded(repository) == ["tiny/2"]
@@ -269,12 +282,12 @@ def test_a_republished_version_is_loaded_anew(tmp_path):
         pixels = np.random.default_rng(0).random((1, SIDE, SIDE, 1), np.float32)
         folder = write_bundle(tmp_path / "tiny" / "1", seed=1)
         async with opened(tmp_path) as repository:
-            with repository.use("tiny", 1) as old:
+            async with repository.use("tiny", 1) as old:
                 before, _ = await old.encode(pixels)
             shutil.rmtree(folder)
             write_bundle(folder, seed=2)
             await repository.scan()
-            with repository.use("tiny", 1) as new:
+            async with repository.use("tiny", 1) as new:
                 after, _ = await new.encode(pixels)
             assert np.abs(after - before).max() > 1e-3
             while old.batcher.answering:
@@ -337,8 +350,9 @@ def test_removing_the_last_version_leaves_a_failure_that_says_so_until_there_is_
             await repository.scan()
             with pytest.raises(NotReadyError, match="no bundle"):
                 repository.ready()
-            with pytest.raises(NotReadyError, match="no bundle"), repository.use(None, None):
-                pass
+            with pytest.raises(NotReadyError, match="no bundle"):
+                async with repository.use(None, None):
+                    pass
             write_bundle(folder)
             await repository.scan()
             assert repository.failure is None
@@ -350,7 +364,7 @@ def test_removing_the_last_version_leaves_a_failure_that_says_so_until_there_is_
 def test_until_the_first_scan_is_over_nobody_is_told_that_there_are_no_models(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
-        repository = Repository(settings_for(tmp_path))
+        repository = Repository(settings_for(tmp_path), Metrics())
         with pytest.raises(NotReadyError, match="still loading"):
             repository.names()
         with pytest.raises(NotReadyError, match="still loading"):
@@ -390,3 +404,72 @@ def test_closing_leaves_no_thread_behind(tmp_path):
 
 def inference_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("inference-")]
+
+
+def test_a_model_other_than_the_default_is_loaded_when_it_is_first_asked_for(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path, default_model="tiny") as repository:
+            assert states(repository, "other") == {1: "available"}
+            async with repository.use("other", None) as one, repository.use("other", 1) as same:
+                assert one is same
+            assert loaded(repository) == ["other/1", "tiny/1"]
+            write_bundle(tmp_path / "other" / "2")
+            await repository.scan()
+            assert states(repository, "other") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_many_first_requests_load_a_model_once_and_one_that_leaves_stops_nobody(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path, default_model="tiny") as repository:
+
+            async def ask() -> object:
+                async with repository.use("other", None) as served:
+                    return served
+
+            tasks = [asyncio.create_task(ask()) for _ in range(5)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            answers = await asyncio.gather(*tasks[1:])
+            assert len(set(map(id, answers))) == 1
+
+    run(scenario())
+
+
+def test_a_model_that_breaks_only_when_loaded_says_so_to_who_asked(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        replace_file(write_bundle(tmp_path / "other" / "1"), "samples", b"no archive")
+        async with opened(tmp_path, default_model="tiny") as repository:
+            with pytest.raises(RefusedModelError, match="samples"):
+                async with repository.use("other", None):
+                    pass
+            assert states(repository, "other") == {1: "refused"}
+            assert loaded(repository) == ["tiny/1"]
+
+    run(scenario())
+
+
+def test_a_model_taken_down_stays_down_until_it_is_loaded_again(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            await repository.unload("tiny")
+            await repository.scan()
+            assert states(repository, "tiny") == {1: "unloaded"}
+            with pytest.raises(UnknownModelError, match="taken down"):
+                async with repository.use("tiny", None):
+                    pass
+            with pytest.raises(NotReadyError, match="taken down"):
+                repository.ready()
+            await repository.load("tiny")
+            assert loaded(repository) == ["tiny/1"]
+            with pytest.raises(UnknownModelError, match="absent"):
+                await repository.load("absent")
+
+    run(scenario())

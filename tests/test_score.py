@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +20,8 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from live_service import live_service, settings_for, wait_until
 from PIL import Image
@@ -25,9 +29,10 @@ from tiny_bundle import CLASSES, SIDE, write_bundle
 
 from service.engine import Placement, load_engine
 from service.score import in_order, main
-from service.score_files import in_batches, walk
 from service.score_local import LocalScorer
-from service.score_query import Query, Row, Skipped
+from service.score_pictures import Picture, in_batches
+from service.score_query import Batch, Chosen, Loaded, Outcome, Query, Skipped
+from service.score_sources import walk
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -165,8 +170,9 @@ def test_in_process_and_over_http_the_rows_are_the_same(service, models, digits,
 def test_the_newest_version_answers_unless_another_is_asked_for(service, digits, tmp_path):
     picture = digits / "0" / "0.png"
     for options, version in (([], 2), (["--model", "tiny", "--version", "1"], 1)):
-        assert score(picture, "--out", tmp_path / "a.csv", "--url", service.base_url, *options) == 0
-        (row,) = read_csv(tmp_path / "a.csv")
+        out = tmp_path / f"{version}.csv"
+        assert score(picture, "--out", out, "--url", service.base_url, *options) == 0
+        (row,) = read_csv(out)
         expected = classified(service, picture, version=version)["classes"][0]["probability"]
         assert float(row["probability"]) == pytest.approx(expected, abs=1e-6)
 
@@ -205,6 +211,85 @@ def test_a_name_that_is_no_text_is_written_as_its_bytes(service, digits, tmp_pat
     assert os.fsencode(json.loads(line)["path"]) == name
 
 
+# Poses and Parquet
+
+
+@pytest.mark.parametrize("where", ["remote", "local"])
+def test_poses_are_those_that_classify_answers(service, models, digits, tmp_path, where):
+    reached = ["--url", service.base_url] if where == "remote" else ["--local", "--models", models]
+    out = tmp_path / "a.jsonl"
+    assert score(digits, "--out", out, "--poses", *reached) == 0
+    for row in map(json.loads, out.read_text().splitlines()):
+        expected = classified(service, Path(row["path"]))["classes"]
+        assert [c["label"] for c in row["classes"]] == [c["label"] for c in expected]
+        for one, other in zip(row["classes"], expected, strict=True):
+            assert one["pose"] == pytest.approx(other["pose"], abs=1e-6)
+            assert all(len(str(abs(number))) <= 16 for number in one["pose"])  # float32 has no more digits
+
+
+def test_csv_has_a_column_of_each_classs_pose_beside_those_of_its_probability(models, digits, tmp_path):
+    local = ["--local", "--models", models, "--poses", "--top-k", 2]
+    assert score(digits, "--out", tmp_path / "a.csv", *local) == 0
+    assert score(digits, "--out", tmp_path / "a.jsonl", *local) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    for row, line in zip(read_csv(tmp_path / "a.csv"), lines, strict=True):
+        assert list(row) == ["path", "label", "probability", *CLASSES, "0_pose", "1_pose", "2_pose"]
+        poses = {c["label"]: c["pose"] for c in line["classes"]}
+        assert {name: json.loads(row[f"{name}_pose"]) for name in CLASSES if row[f"{name}_pose"]} == poses
+
+
+@pytest.mark.parametrize("options", [[], ["--poses"], ["--top-k", "2", "--poses"]])
+def test_parquet_holds_what_csv_does(models, digits, tmp_path, options):
+    local = ["--local", "--models", models, *options]
+    assert score(digits, "--out", tmp_path / "a.csv", *local) == 0
+    assert score(digits, "--out", tmp_path / "a.parquet", *local) == 0
+    rows = read_csv(tmp_path / "a.csv")
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.column_names == list(rows[0])
+    assert table.num_rows == len(rows) == 10
+    for row, found in zip(rows, table.to_pylist(), strict=True):
+        assert (found.pop("path"), found.pop("label")) == (row.pop("path"), row.pop("label"))
+        expected = {name: json.loads(cell) if cell else None for name, cell in row.items()}
+        assert found == {name: as_float32(value) for name, value in expected.items()}
+
+
+def as_float32(value: float | list[float] | None) -> object:
+    return None if value is None else np.asarray(value, np.float32).tolist()
+
+
+def test_parquet_writes_a_name_that_is_no_text_with_escapes(models, digits, tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    shutil.copy(digits / "0" / "0.png", name)
+    out = tmp_path / "a.parquet"
+    assert score(os.fsdecode(name), "--out", out, "--local", "--models", models) == 0
+    assert pq.read_table(out)["path"].to_pylist() == [f"{tmp_path}/caf\\xe9.png"]
+
+
+def test_parquet_is_not_written_to_stdout(models, digits, capsys):
+    assert score(digits, "--format", "parquet", "--local", "--models", models) == 2
+    assert "Parquet is written to a file" in capsys.readouterr().err
+
+
+def test_archives_and_parquet_files_are_scored_like_the_files_in_them(models, digits, tmp_path):
+    files = sorted(digits.rglob("*.*"))
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for file in files:
+            archive.write(file, file.name)
+    pictures = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    pq.write_table(pa.table({"image": pictures}), tmp_path / "set.parquet")
+    tables = {}
+    for source in (digits, tmp_path / "set.zip", tmp_path / "set.parquet"):
+        assert score(source, "--out", tmp_path / "a.csv", "--overwrite", "--local", "--models", models) == 0
+        tables[source.suffix] = [list(row.values()) for row in read_csv(tmp_path / "a.csv")]
+    inner = [f"{tmp_path}/set.zip/{file.name}" for file in files]
+    assert [row[0] for row in tables[".zip"]] == inner
+    assert [row[0].rpartition("#")[2] for row in tables[".parquet"]] == [
+        f"{n}/{file.name}" for n, file in enumerate(files)
+    ]
+    for row in zip(*tables.values(), strict=True):
+        assert row[0][1:] == row[1][1:] == row[2][1:]
+
+
 # Broken versions
 
 
@@ -222,12 +307,12 @@ def test_in_process_the_newest_version_that_can_be_used_answers(newest_broken, d
     program = [*PYTHON, "-m", "service.score", str(digits), "--local", "--models", str(newest_broken)]
     ran = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ran.returncode == 0
-    third, second, summary = ran.stderr.splitlines()
+    third, second, summary, _ = ran.stderr.splitlines()
     assert third.startswith("capsnet-score: tiny/3 cannot be used: ")
     assert third.endswith("; falling back to tiny/2")
     assert second.startswith("capsnet-score: tiny/2 cannot be used: ")
     assert second.endswith("; falling back to tiny/1")
-    assert summary == "capsnet-score: 10 scored with tiny/1, 0 skipped"
+    assert summary.startswith("capsnet-score: 10 scored with tiny/1, 0 skipped; ")
     with live_service(settings_for(newest_broken)) as service:
         assert score(digits, "--out", tmp_path / "a.csv", "--url", service.base_url) == 0
     assert list(csv.DictReader(StringIO(ran.stdout))) == read_csv(tmp_path / "a.csv")
@@ -255,18 +340,41 @@ def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, dig
     assert score(folder, "--out", tmp_path / "a.csv", *reached) == 1
     good = sorted(folder / path.relative_to(digits) for path in digits.rglob("*.*"))
     assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [str(path) for path in good]
-    *skipped, summary = capsys.readouterr().err.splitlines()
-    for line, name in zip(skipped, ["0/empty.png", "1/text.jpg", "2/gone.png"], strict=True):
-        assert line.startswith(f"capsnet-score: skipped {folder / name}: ")
-    assert summary == "capsnet-score: 10 scored with tiny/2, 3 skipped"
+    errors = [json.loads(line) for line in (tmp_path / "a.errors.jsonl").read_text().splitlines()]
+    bad = [str(folder / name) for name in ("0/empty.png", "1/text.jpg", "2/gone.png")]
+    assert [error["path"] for error in errors] == bad
+    assert all(error["reason"] for error in errors)
+    summary, labels = capsys.readouterr().err.splitlines()
+    errors_file = f"({tmp_path / 'a.errors.jsonl'} says why)"
+    assert summary.startswith(
+        f"capsnet-score: 10 scored with tiny/2, 3 skipped {errors_file}; 13 in this run"
+    )
+    counts = Counter(row["label"] for row in read_csv(tmp_path / "a.csv"))
+    assert labels == "capsnet-score: labels: " + ", ".join(
+        f"{label} {n}" for label, n in counts.most_common()
+    )
+
+
+def test_when_rows_go_to_stdout_bad_files_are_told_on_stderr_or_where_errors_says(
+    models, digits, tmp_path, capsys
+):
+    bad = tmp_path / "text.jpg"
+    bad.write_text("not a picture")
+    arguments = [digits, bad, "--local", "--models", models]
+    assert score(*arguments) == 1
+    assert capsys.readouterr().err.startswith(f"capsnet-score: skipped {bad}: expected a PNG")
+    assert score(*arguments, "--errors", tmp_path / "bad.jsonl") == 1
+    assert "skipped /" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "bad.jsonl").read_text())["path"] == str(bad)
 
 
 def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits):
     engine = load_engine(models / "tiny" / "1", "tiny", Placement("cpu", 32, models / "cache"))
     facts = engine.manifest.preprocessing.model_copy(update={"channels": 2})  # which nothing can make
     engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
-    scorer = LocalScorer(engine, "tiny", 1, CLASSES, Query(None, None, None, "auto"), 50_000_000)
-    (outcome,) = asyncio.run(scorer.score([digits / "0" / "0.png"]))
+    chosen, query = Chosen("tiny", 1, CLASSES, ""), Query(None, None, None, "auto", poses=False)
+    picture = Loaded("0.png", (digits / "0" / "0.png").read_bytes())
+    (outcome,) = asyncio.run(LocalScorer(engine, chosen, query, 50_000_000).score([picture]))
     assert isinstance(outcome, Skipped)
     assert outcome.reason.startswith("cannot be processed: ValueError: ")
 
@@ -318,7 +426,7 @@ def test_a_path_without_pictures_is_named_and_overwrites_nothing(tmp_path, capsy
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "scores.csv").write_text("from yesterday")
-    assert score(argument, "--out", "scores.csv") == 2
+    assert score(argument, "--out", "scores.csv", "--overwrite") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert argument in line
     assert (tmp_path / "scores.csv").read_text() == "from yesterday"
@@ -330,7 +438,7 @@ def test_a_path_without_pictures_is_named_and_overwrites_nothing(tmp_path, capsy
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--out", "scores.txt"], "scores.txt ends neither in .csv nor in .jsonl"),
+        (["--out", "scores.txt"], "scores.txt ends in none of .csv, .jsonl and .parquet"),
         (["--top-k", "4"], "--top-k must be 1 to 3, the classes of tiny; got 4"),
         (["--model", "nine"], "'nine'"),
         (["--version", "9"], "tiny has no version 9; there are 1, 2"),
@@ -367,6 +475,20 @@ def test_a_service_that_is_not_there_is_one_line_with_its_address_and_the_remedy
     assert "make serve" in line
 
 
+def test_the_key_comes_from_the_environment_and_is_asked_for_where_it_lacks(
+    models, digits, tmp_path, capsys, monkeypatch
+):
+    arguments = [digits, "--out", tmp_path / "a.csv"]
+    monkeypatch.delenv("CAPSNET_API_KEY", raising=False)
+    with live_service(settings_for(models, api_keys="one,two")) as service:
+        assert score(*arguments, "--url", service.base_url) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "401" in line
+        assert line.endswith("set CAPSNET_API_KEY")
+        monkeypatch.setenv("CAPSNET_API_KEY", "two")
+        assert score(*arguments, "--url", service.base_url) == 0
+
+
 def test_an_address_that_is_none_is_told_before_it_is_tried(digits, capsys):
     assert score(digits, "--url", "localhost:8000") == 2
     assert "'localhost:8000'" in capsys.readouterr().err
@@ -393,10 +515,12 @@ def test_a_service_that_stays_overloaded_is_given_up_with_the_rows_before_kept(
     service, digits, tmp_path, capsys
 ):
     with in_front_of(service, lambda post: 503 if post > 2 else None) as url:
-        arguments = ["--out", tmp_path / "a.csv", "--url", url, "--batch", 3, "--concurrency", 1]
-        assert score(digits, *arguments) == 2
+        arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 3, "--concurrency", 1]
+        assert score(*arguments, "--url", url, "--patience", 1) == 2
     assert len(read_csv(tmp_path / "a.csv")) == 6
-    assert "gave up after 10 attempts" in capsys.readouterr().err
+    assert "the service answered 503" in capsys.readouterr().err
+    assert score(*arguments, "--url", service.base_url, "--resume") == 0
+    assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == sorted(map(str, digits.rglob("*.*")))
 
 
 def test_a_picture_that_breaks_the_service_costs_no_other_its_row(service, digits, tmp_path, capsys):
@@ -407,9 +531,9 @@ def test_a_picture_that_breaks_the_service_costs_no_other_its_row(service, digit
     assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [
         str(names[n]) for n in range(9) if n != 3
     ]
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"capsnet-score: skipped {names[3]}: Internal Server Error"
-    assert told[1] == "capsnet-score: 8 scored with tiny/2, 1 skipped"
+    (error,) = (tmp_path / "a.errors.jsonl").read_text().splitlines()
+    assert json.loads(error)["path"] == str(names[3])
+    assert capsys.readouterr().err.startswith("capsnet-score: 8 scored with tiny/2, 1 skipped")
 
 
 def test_a_service_that_fails_on_every_picture_is_status_2(service, digits, tmp_path):
@@ -460,7 +584,7 @@ def test_ctrl_c_leaves_whole_rows_and_status_130(service, digits, tmp_path):
             _, told = running.communicate(timeout=30)
         released.set()
     assert running.returncode == 130
-    assert told == "capsnet-score: interrupted; the rows written so far stay\n"
+    assert told == "capsnet-score: interrupted; the rows written so far stay; --resume goes on with them\n"
     assert [len(json.loads(line)["classes"]) for line in out.read_text().splitlines()] == [3, 3, 3, 3]
 
 
@@ -475,24 +599,24 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(models, digits):
 def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
     taken, running, most = 0, 0, 0
 
-    def pictures() -> Iterator[Path]:
+    def pictures() -> Iterator[Picture]:
         nonlocal taken
         for index in range(100):
             taken += 1
-            yield Path(str(index))
+            yield Picture(str(index), lambda _: b"")
 
-    async def later_ones_first(batch: list[Path]) -> list[Row | Skipped]:
+    async def later_ones_first(batch: Batch) -> list[Outcome]:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.002 * (3 - int(batch[0].name) // 10 % 4))
         running -= 1
-        return [Skipped(path, "") for path in batch]
+        return [Skipped(picture.name, "") for picture in batch]
 
     async def names_of_all() -> list[str]:
         names: list[str] = []
-        async for outcomes in in_order(later_ones_first, in_batches(pictures(), 10), 4):
-            names += [outcome.path.name for outcome in outcomes]
+        async for outcomes in in_order(later_ones_first, in_batches(pictures(), 10, 1), 4):
+            names += [outcome.name for outcome in outcomes]
             assert taken <= len(names) + 4 * 10
         return names
 

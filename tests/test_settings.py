@@ -52,7 +52,7 @@ def test_pillows_own_limit_lies_above_every_limit_that_can_be_set():
         ("CAPSNET_PORT", "eighty"),
         ("CAPSNET_PORT", "70000"),
         ("CAPSNET_DEVICE", "gpu"),
-        ("CAPSNET_MAX_BATCH", "0"),
+        ("CAPSNET_MAX_BATCH", "-1"),
         ("CAPSNET_RESCAN_S", "nan"),
         ("CAPSNET_VERSIONS_KEPT", ""),
         ("CAPSNET_MODELS", ""),
@@ -60,6 +60,12 @@ def test_pillows_own_limit_lies_above_every_limit_that_can_be_set():
         ("CAPSNET_CACHE", "~nobody-of-this-name/cache"),
         ("CAPSNET_MAX_PIXELS", "180000000"),
         ("CAPSNET_LOG_LEVEL", "loud"),
+        ("CAPSNET_LOG_FORMAT", "xml"),
+        ("CAPSNET_THREADS", "-1"),
+        ("CAPSNET_CORS_ORIGINS", "example.com"),
+        ("CAPSNET_CORS_ORIGINS", "https://example.com/"),
+        ("CAPSNET_CORS_ORIGINS", "https://Example.com"),
+        ("CAPSNET_CORS_ORIGINS", "https://one.example,,https://two.example"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_one_line_that_names_the_variable(monkeypatch, name, value):
@@ -76,7 +82,65 @@ def test_a_request_that_could_never_fit_the_queue_is_a_wrong_setting(monkeypatch
         read_settings()
 
 
+def test_without_keys_and_origins_none_are_accepted():
+    settings = read_settings()
+    assert (settings.accepted_keys, settings.admin_key, settings.origins) == ((), None, ())
+
+
+def test_several_keys_are_accepted_at_once_and_the_admin_key_with_them(monkeypatch):
+    monkeypatch.setenv("CAPSNET_API_KEYS", "old-key, new-key")
+    monkeypatch.setenv("CAPSNET_ADMIN_KEY", "admin-key")
+    assert read_settings().accepted_keys == (b"old-key", b"new-key", b"admin-key")
+
+
+def test_an_admin_key_alone_makes_nobody_else_need_one(monkeypatch):
+    monkeypatch.setenv("CAPSNET_ADMIN_KEY", "admin-key")
+    assert read_settings().accepted_keys == ()
+
+
+def test_keys_are_not_shown(monkeypatch):
+    monkeypatch.setenv("CAPSNET_API_KEYS", "first-key,second-key")
+    monkeypatch.setenv("CAPSNET_ADMIN_KEY", "admin-key")
+    settings = read_settings()
+    for shown in (repr(settings), str(settings), str(settings.model_dump())):
+        assert "-key" not in shown
+
+
+@pytest.mark.parametrize("name", ["CAPSNET_API_KEYS", "CAPSNET_ADMIN_KEY"])
+@pytest.mark.parametrize("value", ["", ",", "good-key,", "two words", "kéy", "line\nbreak", "tab\there"])
+def test_a_key_that_no_header_can_carry_is_one_line_that_does_not_show_it(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert str(caught.value).startswith(f"{name}=(not shown): ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("admin_key", ["one,two", "first-key"])
+def test_an_admin_key_is_one_key_that_no_client_has(monkeypatch, admin_key):
+    monkeypatch.setenv("CAPSNET_API_KEYS", "first-key,second-key")
+    monkeypatch.setenv("CAPSNET_ADMIN_KEY", admin_key)
+    with pytest.raises(SettingsError, match="CAPSNET_ADMIN_KEY") as caught:
+        read_settings()
+    assert admin_key not in str(caught.value)
+
+
+def test_a_wrong_setting_elsewhere_shows_no_key(monkeypatch):
+    monkeypatch.setenv("CAPSNET_API_KEYS", "first-key")
+    monkeypatch.setenv("CAPSNET_QUEUE_IMAGES", "10")
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert "first-key" not in str(caught.value)
+
+
+def test_origins_are_parted_by_commas(monkeypatch):
+    monkeypatch.setenv("CAPSNET_CORS_ORIGINS", "https://one.example, http://localhost:8080")
+    assert read_settings().origins == ("https://one.example", "http://localhost:8080")
+
+
 def test_the_readme_lists_every_setting_with_its_default():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     for name, field in Settings.model_fields.items():
-        assert f"| `CAPSNET_{name.upper()}` | `{field.default}` |" in readme
+        default = "none" if field.default in (None, "") else field.default
+        assert f"| `CAPSNET_{name.upper()}` | `{default}` |" in readme

@@ -26,18 +26,19 @@ def write_bundle(
     pose_shape: tuple[int, ...] = (4,),
     objects_per_image: int = 1,
     classes: tuple[str, ...] = CLASSES,
+    channels: int = 1,
 ) -> Path:
     """Write the bundle `<model>/<version>` as which the folder is named; returns the folder."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     classes_count, size = len(classes), math.prod(pose_shape)
-    picture: Shape = (None, SIDE, SIDE, 1)
+    picture: Shape = (None, SIDE, SIDE, channels)
     poses: Shape = (None, classes_count, size)
     mask: Shape = (None, classes_count)
-    models = {"encoder": encoder_model(rng, classes_count, size)}
+    models = {"encoder": encoder_model(rng, classes_count, size, channels)}
     tensors = {"encoder": ({"pixels": picture}, {"probabilities": mask, "poses": poses})}
     if decoder:
-        models["decoder"] = decoder_model(rng, classes_count, size)
+        models["decoder"] = decoder_model(rng, classes_count, size, channels)
         tensors["decoder"] = ({"poses": poses, "mask": mask}, {"reconstruction": picture})
     graphs = {}
     for role, model in models.items():
@@ -48,7 +49,7 @@ def write_bundle(
         )
         graphs[role] = Graph(file=f"{role}.onnx", sha256=digest(content), inputs=inputs, outputs=outputs)
     samples = folder / "samples.npz"
-    np.savez(samples, **sample_arrays(rng, models))
+    np.savez(samples, **sample_arrays(rng, models, channels))
     manifest = Manifest(
         model=folder.parent.name,
         architecture="capsnet",
@@ -60,7 +61,7 @@ def write_bundle(
         graphs=graphs,
         samples=File(file="samples.npz", sha256=digest(samples.read_bytes())),
         preprocessing=Preprocessing(
-            height=SIDE, width=SIDE, channels=1, polarity="light-on-dark", placement="digit"
+            height=SIDE, width=SIDE, channels=channels, polarity="light-on-dark", placement="digit"
         ),
         opset=20,
         parity=Parity(
@@ -74,9 +75,9 @@ def write_bundle(
     return folder
 
 
-def encoder_model(rng: np.random.Generator, classes: int, size: int) -> onnx.ModelProto:
+def encoder_model(rng: np.random.Generator, classes: int, size: int, channels: int = 1) -> onnx.ModelProto:
     """Pixels through one matrix product to poses whose lengths, below 1, are the probabilities."""
-    weights = rng.normal(size=(SIDE * SIDE, classes * size)).astype(np.float32) / 20
+    weights = rng.normal(size=(SIDE * SIDE * channels, classes * size)).astype(np.float32) / 20
     nodes = [
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
         helper.make_node("MatMul", ["flat", "weights"], ["raw"]),
@@ -86,18 +87,18 @@ def encoder_model(rng: np.random.Generator, classes: int, size: int) -> onnx.Mod
         helper.make_node("ReduceL2", ["poses", "last"], ["probabilities"], keepdims=0),
     ]
     constants = {
-        "flat_shape": np.array([-1, SIDE * SIDE]),
+        "flat_shape": np.array([-1, SIDE * SIDE * channels]),
         "weights": weights,
         "scale": np.array(1 / math.sqrt(size), np.float32),
         "pose_shape": np.array([-1, classes, size]),
         "last": np.array([2]),
     }
-    inputs = {"pixels": (None, SIDE, SIDE, 1)}
+    inputs = {"pixels": (None, SIDE, SIDE, channels)}
     outputs = {"probabilities": (None, classes), "poses": (None, classes, size)}
     return make_model(nodes, constants, inputs, outputs)
 
 
-def decoder_model(rng: np.random.Generator, classes: int, size: int) -> onnx.ModelProto:
+def decoder_model(rng: np.random.Generator, classes: int, size: int, channels: int = 1) -> onnx.ModelProto:
     """The masked poses through one matrix product to pixels in 0-1."""
     nodes = [
         helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
@@ -110,11 +111,11 @@ def decoder_model(rng: np.random.Generator, classes: int, size: int) -> onnx.Mod
     constants = {
         "last": np.array([2]),
         "flat_shape": np.array([-1, classes * size]),
-        "weights": rng.normal(size=(classes * size, SIDE * SIDE)).astype(np.float32) * 4,
-        "picture_shape": np.array([-1, SIDE, SIDE, 1]),
+        "weights": rng.normal(size=(classes * size, SIDE * SIDE * channels)).astype(np.float32) * 4,
+        "picture_shape": np.array([-1, SIDE, SIDE, channels]),
     }
     inputs = {"poses": (None, classes, size), "mask": (None, classes)}
-    return make_model(nodes, constants, inputs, {"reconstruction": (None, SIDE, SIDE, 1)})
+    return make_model(nodes, constants, inputs, {"reconstruction": (None, SIDE, SIDE, channels)})
 
 
 def make_model(
@@ -140,9 +141,11 @@ def make_model(
     return model
 
 
-def sample_arrays(rng: np.random.Generator, models: dict[str, onnx.ModelProto]) -> dict[str, np.ndarray]:
+def sample_arrays(
+    rng: np.random.Generator, models: dict[str, onnx.ModelProto], channels: int = 1
+) -> dict[str, np.ndarray]:
     """Noise, and what the graphs make of it."""
-    pixels = rng.random((SAMPLES, SIDE, SIDE, 1), np.float32)
+    pixels = rng.random((SAMPLES, SIDE, SIDE, channels), np.float32)
     probabilities, poses = run_model(models["encoder"], pixels=pixels)
     samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses}
     if "decoder" in models:

@@ -1,0 +1,361 @@
+"""A Triton Inference Server model repository made from a bundle. No torch here.
+
+| folder | what it runs |
+| --- | --- |
+| `<model>` | the encoder: pixels to probabilities and poses |
+| `<model>-mask` | probabilities to the mask that keeps the most probable class alone |
+| `<model>-decoder` | the decoder: poses and mask to the reconstruction |
+| `<model>-reconstruct` | an ensemble of them: pixels to probabilities, poses and reconstruction |
+
+The bundle's version is the version of all four. Triton reads one configuration per model, whatever the
+version, so every version of a model must take and give the same tensors. Graphs are served in all versions
+that the repository holds. The ensemble is served in one, the newest, and names that version in each of its
+steps: it never joins the encoder of one bundle with the decoder of another.
+
+The exporter's graphs (opset 20, IR version 10) need ONNX Runtime 1.18, which is Triton 24.05, or later.
+"""
+
+# N images, J classes, D numbers of a pose
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
+
+from export.contract.manifest import (
+    VERSION,
+    BundleError,
+    Graph,
+    Manifest,
+    Tensor,
+    read_checked,
+    read_manifest,
+)
+from export.triton_config import (
+    LABELS,
+    WRITTEN_BY,
+    Device,
+    Step,
+    ensemble_config,
+    graph_config,
+    shared_part,
+)
+
+CONFIG = "config.pbtxt"
+GRAPH = "model.onnx"  # the file of a version that the backend looks for
+NAMES = {
+    "encoder": ({"pixels"}, {"probabilities", "poses"}),
+    "decoder": ({"poses", "mask"}, {"reconstruction"}),
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files are what its manifest says; `graphs` holds the bytes of each, by role."""
+
+    version: int
+    manifest: Manifest
+    graphs: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the repository: what stands in its folder, and what in its version's folder."""
+
+    name: str
+    texts: dict[str, str]
+    version_files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What has been written.
+
+    Attributes:
+        version: the bundle's, and that of every model.
+        models: their names.
+        ensemble_version: what the repository's ensemble runs; None for a bundle without a decoder.
+    """
+
+    version: int
+    models: tuple[str, ...]
+    ensemble_version: int | None
+
+
+def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) -> Written:
+    """Write a bundle into a Triton model repository: a new one, or one that has other models or versions.
+
+    What the repository holds of the same version must be the same graphs; then only configurations that
+    differ are written. All is written aside first, and where anything fails the repository is as it was.
+
+    Args:
+        bundle: its folder `<model>/<version>`.
+        out: the repository.
+        device: where encoder and decoder run.
+        max_batch: images in one run, and in one request, at most.
+
+    Raises:
+        BundleError: the bundle is not what its manifest says.
+        ValueError: `bundle` is no version's folder, or `out` holds something else of the same name.
+    """
+    if max_batch < 1:
+        raise ValueError(f"max batch must be at least 1 image, got {max_batch}")
+    out = out.resolve()
+    checked = read_bundle(bundle)
+    _check_repository(out)
+    ensemble_version = _ensemble_version(checked, out)
+    models = describe_models(checked, ensemble_version, device, max_batch)
+    for model in models:
+        _check_room(model, checked.version, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the repository, because Triton takes every folder in it for a model, hidden ones too. A volume
+    # has no beside: a rename out of it would be a copy.
+    beside = out if out.is_mount() else out.parent
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=beside) as aside:
+        for model in models:
+            _write_model(model, checked.version, Path(aside))
+        _place(models, checked.version, Path(aside), out)
+    return Written(checked.version, tuple(model.name for model in models), ensemble_version)
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle and check what the repository relies on.
+
+    Raises:
+        BundleError: a file or a field is not what it should be; says which, and how.
+        ValueError: the folder's name is no version.
+    """
+    folder = path.resolve().name
+    manifest = read_manifest(path)
+    if not VERSION.fullmatch(folder):
+        raise ValueError(f"{path} must be a bundle's folder <model>/<version>; {folder!r} is no version")
+    read_checked(path, manifest.samples)
+    graphs: dict[str, bytes] = {}
+    for role, graph in manifest.graphs.items():
+        graphs[role] = read_checked(path, graph)
+        _check_graph(graphs[role], graph)
+        _check_tensors(role, graph, manifest)
+    return Bundle(int(folder), manifest, graphs)
+
+
+def describe_models(
+    bundle: Bundle, ensemble_version: int | None, device: Device, max_batch: int
+) -> list[Model]:
+    """The models that a bundle makes, each after those that it needs.
+
+    Args:
+        bundle: without a decoder it makes one model, the encoder.
+        ensemble_version: the version that the ensemble runs.
+        device: where encoder and decoder run.
+        max_batch: images in one run, at most.
+    """
+    name, graphs = bundle.manifest.model, bundle.manifest.graphs
+    labels = {LABELS: _labels(bundle.manifest)}
+    encoder = graphs["encoder"]
+    config = graph_config(name, encoder.inputs, encoder.outputs, device, max_batch)
+    models = [Model(name, {CONFIG: config, **labels}, {GRAPH: bundle.graphs["encoder"]})]
+    if "decoder" not in graphs or ensemble_version is None:
+        return models
+
+    decoder = graphs["decoder"]
+    probabilities, mask = _named("probabilities", encoder.outputs), _named("mask", decoder.inputs)
+    steps: list[Step] = [
+        (name, encoder.inputs, encoder.outputs),
+        (f"{name}-mask", [probabilities], [mask]),
+        (f"{name}-decoder", decoder.inputs, decoder.outputs),
+    ]
+    # The mask stays on the CPU, where equal probabilities give the first class, as in the service; CUDA
+    # does not promise which.
+    config = graph_config(*steps[1], "cpu", max_batch)
+    models.append(Model(steps[1][0], {CONFIG: config}, {GRAPH: mask_graph(bundle)}))
+    config = graph_config(*steps[2], device, max_batch)
+    models.append(Model(steps[2][0], {CONFIG: config}, {GRAPH: bundle.graphs["decoder"]}))
+    outputs = [*encoder.outputs, *decoder.outputs]
+    ensemble = f"{name}-reconstruct"
+    config = ensemble_config(ensemble, encoder.inputs, outputs, steps, ensemble_version, max_batch)
+    # Triton needs the ensemble's version folder, too, and git and object stores keep none that is empty.
+    models.append(Model(ensemble, {CONFIG: config, **labels}, {".keep": b""}))
+    return models
+
+
+def mask_graph(bundle: Bundle) -> bytes:
+    """A graph from probabilities [N, J] to the mask [N, J]: 1 at the most probable, the first of equals.
+
+    Opset and IR version are the encoder's: what runs one runs the other.
+    """
+    classes = len(bundle.manifest.class_names)
+    encoder = onnx.load_model_from_string(bundle.graphs["encoder"])
+    nodes = [
+        helper.make_node("ArgMax", ["probabilities"], ["winner"], axis=1, keepdims=0, select_last_index=0),
+        helper.make_node("OneHot", ["winner", "classes", "off_on"], ["mask"], axis=-1),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array([classes]), "classes"),
+        numpy_helper.from_array(np.array([0, 1], np.float32), "off_on"),
+    ]
+    probabilities, mask = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", classes])
+        for name in ("probabilities", "mask")
+    )
+    graph = helper.make_graph(nodes, "mask", [probabilities], [mask], constants)
+    model = helper.make_model(graph, opset_imports=encoder.opset_import, ir_version=encoder.ir_version)
+    model.producer_name = "capsnet-export"
+    return model.SerializeToString(deterministic=True)
+
+
+def _check_graph(content: bytes, graph: Graph) -> None:
+    """The file is an ONNX graph with the manifest's inputs and outputs, and all its weights are in it."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except DecodeError as error:
+        raise BundleError(f"{graph.file} is no ONNX graph: {error}") from None
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        raise BundleError(f"{graph.file} keeps tensors in other files (external data); export it as one file")
+    sides = (("inputs", model.graph.input, graph.inputs), ("outputs", model.graph.output, graph.outputs))
+    for side, values, tensors in sides:
+        found = {value.name: (value.type.tensor_type.elem_type, _shape(value)) for value in values}
+        if found != {tensor.name: (TensorProto.FLOAT, tensor.shape) for tensor in tensors}:
+            shapes = {name: shape for name, (_, shape) in found.items()}
+            expected = {tensor.name: tensor.shape for tensor in tensors}
+            raise BundleError(
+                f"{graph.file} has the {side} {shapes}; the manifest says {expected}, all float32"
+            )
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
+    sizes = value.type.tensor_type.shape.dim
+    return tuple(size.dim_value if size.HasField("dim_value") else None for size in sizes)
+
+
+def _check_tensors(role: str, graph: Graph, manifest: Manifest) -> None:
+    """The graph has the tensors that the ensemble joins, and only their batch axis is free."""
+    names = {tensor.name for tensor in graph.inputs}, {tensor.name for tensor in graph.outputs}
+    if names != NAMES[role]:
+        raise BundleError(f"manifest: the {role} has the inputs and outputs {names}, expected {NAMES[role]}")
+    classes = len(manifest.class_names)
+    for tensor in (*graph.inputs, *graph.outputs):
+        batch, *sizes = tensor.shape or (1,)
+        if batch is not None or not sizes or None in sizes:
+            raise BundleError(
+                f"manifest: {tensor.name} of the {role} has the shape {tensor.shape}; "
+                "expected a free batch axis (null), then sizes"
+            )
+        expected = {
+            "probabilities": (None, classes),
+            "mask": (None, classes),
+            "poses": _named("poses", manifest.graphs["encoder"].outputs).shape,
+        }.get(tensor.name, tensor.shape)
+        if tensor.shape != expected:
+            raise BundleError(
+                f"manifest: {tensor.name} of the {role} has the shape {tensor.shape}, expected {expected}"
+            )
+
+
+def _named(name: str, tensors: Iterable[Tensor]) -> Tensor:
+    return next(tensor for tensor in tensors if tensor.name == name)
+
+
+def _labels(manifest: Manifest) -> str:
+    """A class name per line, in the order of the probabilities."""
+    for name in manifest.class_names:
+        if len(name.splitlines()) != 1:
+            raise BundleError(f"manifest: class name {name!r} must be one line to stand in {LABELS}")
+    return "".join(f"{name}\n" for name in manifest.class_names)
+
+
+def _check_repository(out: Path) -> None:
+    """The repository is new, empty, or one of Triton's."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"{out} is a file; expected the folder of a model repository")
+    holds = {path.name for path in out.iterdir()} - {"lost+found"}  # volumes come with it
+    if holds and not any(out.glob(f"*/{CONFIG}")):
+        raise ValueError(
+            f"{out} is not empty and no Triton model repository (it has no <model>/{CONFIG}); "
+            "give a new or an empty folder"
+        )
+
+
+def _ensemble_version(bundle: Bundle, out: Path) -> int | None:
+    """The newest version, the bundle's or one that the repository holds; None without a decoder."""
+    folder = out / f"{bundle.manifest.model}-reconstruct"
+    held = [int(path.name) for path in folder.glob("*") if VERSION.fullmatch(path.name)]
+    if "decoder" in bundle.graphs:
+        return max([bundle.version, *held])
+    if held:  # its ensemble would need the encoder's old configuration
+        raise ValueError(
+            f"version {bundle.version} has no decoder, but {folder} holds versions that have one; "
+            "give another --out"
+        )
+    return None
+
+
+def _check_room(model: Model, version: int, out: Path) -> None:
+    """What the repository holds of the model is ours, alike, and the same where it is the same version."""
+    folder = out / model.name
+    if not folder.exists():
+        return
+    held = {name: _read(folder / name) for name in model.texts}
+    if not held[CONFIG].startswith(WRITTEN_BY):
+        raise ValueError(f"{folder} was not written by capsnet-export triton; give another --out")
+    alike = shared_part(held[CONFIG]) == shared_part(model.texts[CONFIG])
+    if not alike or held.get(LABELS) != model.texts.get(LABELS):
+        raise ValueError(
+            f"{folder} is configured for other tensors or class names than those of version {version}, and "
+            "Triton has one configuration for all versions of a model; give another --out"
+        )
+    for name, content in model.version_files.items():
+        file = folder / str(version) / name
+        if file.parent.exists() and (not file.is_file() or file.read_bytes() != content):
+            raise ValueError(
+                f"{file} is not what the bundle makes of it; a version never changes: "
+                "export the model as another version, or give another --out"
+            )
+
+
+def _read(path: Path) -> str:
+    """The text of a file; none where there is no such file."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _write_model(model: Model, version: int, repository: Path) -> None:
+    folder = repository / model.name / str(version)
+    folder.mkdir(parents=True)
+    for name, text in model.texts.items():
+        (folder.parent / name).write_text(text, encoding="utf-8")
+    for name, content in model.version_files.items():
+        (folder / name).write_bytes(content)
+
+
+def _place(models: Iterable[Model], version: int, aside: Path, out: Path) -> None:
+    """Move what was written aside into the repository; where that fails, take everything back.
+
+    A Triton that polls meanwhile finds nothing half done: each move is one rename, a model follows those it
+    needs, and a configuration that names a version follows the version.
+    """
+    with ExitStack() as undo:
+        if not out.exists():
+            out.mkdir()
+            undo.callback(out.rmdir)
+        for model in models:
+            part = Path(model.name)
+            if (out / part).exists():
+                part /= str(version)
+            if not (out / part).exists():
+                (aside / part).rename(out / part)
+                undo.callback(shutil.rmtree, out / part)
+        for model in models:
+            new, config = aside / model.name / CONFIG, out / model.name / CONFIG
+            # A configuration that is written makes Triton load the model again, so the same one is not.
+            if new.exists() and new.read_bytes() != config.read_bytes():
+                undo.callback(config.write_bytes, config.read_bytes())
+                new.replace(config)
+        undo.pop_all()

@@ -1,0 +1,153 @@
+"""What the process says on standard error: every record of every logger as one line, JSON or text."""
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Literal
+
+import orjson
+
+LINES_WAITING = 10_000  # for a slow reader; beyond that lines are lost, and counted
+GATHERED_S = 0.05  # lines that come within this time are written together
+LAST_WORDS_S = 2.0  # for what still waits at the end
+
+LogFormat = Literal["json", "text"]
+
+
+class JsonLine(logging.Formatter):
+    """One JSON object, in which the fields of `log.info("what happened", {"field": value})` stand by name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON, in which no text can break the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _message(record),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return _json(line)
+
+
+class TextLine(logging.Formatter):
+    """`WARNING: what happened field="value"`, for people; a traceback keeps its lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text, in which only a traceback has more than one line."""
+        fields = "".join(f" {name}={_json(value)}" for name, value in _fields(record).items())
+        line = f"{record.levelname}: {_message(record).translate(ESCAPES)}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class LineWriter(logging.Handler):
+    """Writes lines from a thread of its own, because a reader that stalls must stall nobody else.
+
+    Lines that come close together are written at once, which costs a busy service less than a system call
+    and a lock for each of them. A reader that is gone loses lines, and disturbs no request.
+
+    Args:
+        descriptor: of an open file. No Python file stands between: at the end of the process Python waits for
+            the lock of one, and a thread that is stuck in a write never gives it back.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: list[str] = []
+        self._lost = 0
+        self._there_are_lines = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record's line."""
+        if len(self._lines) >= LINES_WAITING:
+            self._lost += 1
+            return
+        self._lines.append(self.format(record))
+        if not self._there_are_lines.is_set():
+            self._there_are_lines.set()
+
+    def close(self) -> None:
+        """Write what waits, if somebody reads it."""
+        self._closing.set()
+        self._there_are_lines.set()
+        self._thread.join(LAST_WORDS_S)
+        super().close()
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self._there_are_lines.wait()
+            self._there_are_lines.clear()
+            self._write()
+            self._closing.wait(GATHERED_S)
+        self._write()
+
+    def _write(self) -> None:
+        self.acquire()  # as the callers of `emit` do
+        lines, self._lines = self._lines, []
+        lost, self._lost = self._lost, 0
+        self.release()
+        if lost:
+            lines.append(self.format(_record_of_loss(lost)))
+        left = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+        with suppress(OSError):  # there is nobody to tell
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+
+@contextmanager
+def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
+    """Every record of this process, warnings of Python's included, goes to standard error in one format."""
+    # A process may be started without one; its number is then that of something else.
+    descriptor = sys.__stderr__.fileno() if sys.__stderr__ else os.open(os.devnull, os.O_WRONLY)
+    handler = LineWriter(descriptor)
+    handler.setFormatter(JsonLine() if log_format == "json" else TextLine())
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
+
+
+# Whatever some reader takes for the end of a line, or a terminal for a command; written as JSON would.
+ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):  # a caller's format does not fit its arguments
+        return f"{record.msg} {record.args!r}"
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    return record.args if isinstance(record.args, Mapping) else {}
+
+
+def _json(value: object) -> str:
+    try:
+        text = orjson.dumps(value, default=repr, option=orjson.OPT_UTC_Z).decode()
+    except TypeError:  # text with lone surrogates, which are no Unicode
+        return json.dumps(value, default=repr)
+    return text if text.isascii() else text.translate(ESCAPES)
+
+
+def _record_of_loss(lines: int) -> logging.LogRecord:
+    words = "%d lines were lost: standard error is read too slowly"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, words, (lines,), None)

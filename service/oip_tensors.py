@@ -1,0 +1,340 @@
+"""The wire format of the Open Inference Protocol: tensors as JSON, or as raw bytes behind a JSON header.
+
+A message in the binary form is the JSON object, whose length the header Inference-Header-Content-Length
+gives, and then the values of its tensors, little-endian and row-major, in the order in which the JSON names
+them. Both sides of the wire are here, and nothing of a server.
+
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
+"""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.object_]  # of str
+Arrays = Mapping[str, Floats]
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+FLOAT = np.dtype("<f4")
+# In memory a value takes about ten times the bytes it has in JSON.
+JSON_VALUES = 2**20
+MAX_AXES = 8
+ALIGNMENT = 16  # bytes, as memory comes from the allocator
+SHOWN = 80  # characters of the other side's value that a message repeats
+
+
+class WireError(ValueError):
+    """The message is not one of the protocol's; says what was expected and what came."""
+
+
+@dataclass(frozen=True)
+class RequestedOutput:
+    """An output that a request asks for.
+
+    Attributes:
+        binary: as raw bytes; None where the request leaves it to `binary_data_output`.
+        classes: the best so many as "score:index:label" instead of the values; 0 for the values.
+    """
+
+    name: str
+    binary: bool | None = None
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request to run a graph.
+
+    Attributes:
+        inputs: float32 of any shape, by name.
+        outputs: those asked for, in this order; none asks for all of them.
+        binary: whether outputs that do not say are wanted as raw bytes.
+        id: comes back in the answer.
+    """
+
+    inputs: Arrays
+    outputs: Sequence[RequestedOutput] = ()
+    binary: bool = False
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A body as it goes over the wire; `header_length` in bytes, None where all of it is JSON."""
+
+    body: bytes
+    header_length: int | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that the body needs."""
+        if self.header_length is None:
+            return {"Content-Type": "application/json"}
+        return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(self.header_length)}
+
+
+def write_request(inputs: Arrays, outputs: Sequence[str] = ()) -> Message:
+    """A request with everything in the binary form, float32 of any shape; no outputs asks for all."""
+    header: dict[str, Any] = {"parameters": {"binary_data_output": True}}
+    if outputs:
+        header["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    return write_message(header, "inputs", inputs, binary=set(inputs))
+
+
+def read_request(body: bytes, header_length: str | None) -> InferRequest:
+    """The request of a body; arrays are views of it where they can be.
+
+    Args:
+        body: the whole of it, not compressed.
+        header_length: the HTTP header Inference-Header-Content-Length, None without one.
+
+    Raises:
+        WireError: it is not a request of the protocol.
+    """
+    header, binary = split(body, header_length)
+    parameters = _parameters(header, "the request")
+    request_id = header.get("id")
+    if not isinstance(request_id, str | None):
+        raise WireError(f"id must be a string, got {_shown(request_id)}")
+    asks = header.get("outputs") not in (None, [])
+    return InferRequest(
+        inputs=read_tensors(header, "inputs", binary),
+        outputs=[_requested(given) for given in _objects(header, "outputs")] if asks else (),
+        binary=_flag(parameters, "binary_data_output", "the request") or False,
+        id=request_id,
+    )
+
+
+def read_response(body: bytes, header_length: str | None) -> Arrays:
+    """The outputs of an answer, float32 by name; views of the body where they can be.
+
+    Raises:
+        WireError: it is not an answer of the protocol.
+    """
+    header, binary = split(body, header_length)
+    return read_tensors(header, "outputs", binary)
+
+
+def write_message(
+    header: Mapping[str, Any], side: str, arrays: Mapping[str, Floats | Labels], binary: set[str]
+) -> Message:
+    """The header with the arrays as its `side`, "inputs" or "outputs"; those named in `binary` as bytes."""
+    contents = {name: _content(arrays[name]) for name in binary}
+    tensors = [_describe(name, array, contents.get(name)) for name, array in arrays.items()]
+    content = orjson.dumps({**header, side: tensors}, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not binary:
+        return Message(content, None)
+    content += b" " * (-len(content) % ALIGNMENT)  # the reader's arrays need no copy
+    return Message(b"".join([content, *(contents[name] for name in arrays if name in binary)]), len(content))
+
+
+def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
+    """The JSON object of a body, and the bytes behind it.
+
+    Raises:
+        WireError: there is no JSON object of that length, or it lists more values than JSON may.
+    """
+    length = len(body) if header_length is None else _length(header_length, len(body))
+    whole = memoryview(body)
+    values = 1 + body.count(b",", 0, length)  # at most
+    if values > JSON_VALUES:
+        raise WireError(
+            f"the JSON may list {JSON_VALUES} values, got {values}; send tensors as binary data "
+            f"(binary_data_size, and the header {HEADER_LENGTH})"
+        )
+    try:
+        header = orjson.loads(whole[:length])
+    except orjson.JSONDecodeError as error:
+        raise WireError(f"the JSON of {length} bytes cannot be read: {error}") from None
+    if not isinstance(header, dict):
+        raise WireError(f"expected a JSON object, got {_shown(header)}")
+    return header, whole[length:]
+
+
+def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> dict[str, Floats]:
+    """The tensors that the header lists as its `side`, with values from its JSON or from the binary part.
+
+    Raises:
+        WireError: says which tensor, and what is wrong with it.
+    """
+    arrays: dict[str, Floats] = {}
+    start = 0
+    for given in _objects(header, side):
+        name = _name(given, side)
+        if name in arrays:
+            raise WireError(f"{side} lists {_shown(name)} twice")
+        place = f"{side[:-1]} {_shown(name)}"
+        shape = _shape(given, place)
+        if given.get("datatype") != "FP32":
+            raise WireError(f"{place}: datatype must be 'FP32', got {_shown(given.get('datatype'))}")
+        size = _binary_size(given, place)
+        if size is None:
+            arrays[name] = _from_json(given, shape, place)
+            continue
+        arrays[name] = _from_bytes(binary[start : start + size], size, shape, place)
+        start += size
+    if start != len(binary):
+        raise WireError(
+            f"the {side} take {start} bytes behind the JSON, but {len(binary)} came; each tensor's "
+            f"parameter binary_data_size says how many are its own, and {HEADER_LENGTH} where they begin"
+        )
+    return arrays
+
+
+def _from_bytes(content: memoryview, size: int, shape: tuple[int, ...], place: str) -> Floats:
+    needed = math.prod(shape) * FLOAT.itemsize
+    if size != needed:
+        raise WireError(
+            f"{place}: shape {list(shape)} of FP32 takes {needed} bytes, binary_data_size is {size}"
+        )
+    if len(content) != size:
+        raise WireError(f"{place}: binary_data_size is {size}, but only {len(content)} bytes are left for it")
+    values = np.frombuffer(content, FLOAT)
+    if not values.flags.aligned:  # a header of any length comes before them; kernels read at whole addresses
+        values = np.frombuffer(bytes(content), FLOAT)
+    return values.reshape(shape)
+
+
+def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], place: str) -> Floats:
+    """Values from a flat list in row-major order, or from lists nested as the shape is."""
+    data = given.get("data")
+    if not isinstance(data, list):
+        raise WireError(
+            f"{place}: expected data, a list, or the parameter binary_data_size; got "
+            f"{_shown(data) if 'data' in given else 'neither'}"
+        )
+    flat = _flatten(data, shape, place) if data and isinstance(data[0], list) else data
+    if len(flat) != math.prod(shape):
+        raise WireError(f"{place}: shape {list(shape)} takes {math.prod(shape)} values, got {len(flat)}")
+    kinds = set(map(type, flat))
+    if not kinds <= {int, float}:  # numpy would take "0.5", true and null for numbers
+        names = ", ".join(sorted(kind.__name__ for kind in kinds - {int, float}))
+        raise WireError(f"{place}: data must hold numbers, got {names}")
+    with np.errstate(over="ignore"):  # 1e300 becomes infinite, and is out of every range
+        return np.array(flat, np.float32).reshape(shape)
+
+
+def _flatten(data: list[Any], shape: tuple[int, ...], place: str) -> list[Any]:
+    level: list[Any] = [data]
+    for size in shape:
+        if not all(type(part) is list and len(part) == size for part in level):
+            raise WireError(f"{place}: data must be flat, or nested as its shape {list(shape)} is")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _content(array: Floats | Labels) -> memoryview | bytes:
+    """The values of an array as the binary form has them."""
+    if array.dtype == np.object_:
+        texts = [str(text).encode() for text in array.flat]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return np.ascontiguousarray(array, FLOAT).reshape(-1).data.cast("B")
+
+
+def _describe(name: str, array: Floats | Labels, content: memoryview | bytes | None) -> dict[str, Any]:
+    is_text = array.dtype == np.object_
+    tensor = {"name": name, "shape": list(array.shape), "datatype": "BYTES" if is_text else "FP32"}
+    if content is not None:
+        return {**tensor, "parameters": {"binary_data_size": len(content)}}
+    if is_text:
+        return {**tensor, "data": list(array.flat)}
+    return {**tensor, "data": np.ascontiguousarray(array, np.float32).reshape(-1)}
+
+
+def _length(given: str, largest: int) -> int:
+    # Digits only: int() takes signs, spaces and underscores, too, and no end of digits.
+    if not (given.isascii() and given.isdigit() and len(given) <= 12 and int(given) <= largest):
+        raise WireError(
+            f"{HEADER_LENGTH} must be the length of the JSON in bytes, at most the body's {largest}; "
+            f"got {_shown(given)}"
+        )
+    return int(given)
+
+
+def _objects(header: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
+    listed = header.get(side)
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        came = _shown(listed) if side in header else "none"
+        raise WireError(f"{side} must be a list of one or more tensor objects, got {came}")
+    return listed
+
+
+def _name(given: Mapping[str, Any], side: str) -> str:
+    name = given.get("name")
+    if not isinstance(name, str):
+        raise WireError(f"every tensor in {side} needs a name, a string; got {_shown(name)}")
+    return name
+
+
+def _shape(given: Mapping[str, Any], place: str) -> tuple[int, ...]:
+    shape = given.get("shape")
+    # Each size at least 1 makes every size at most the count of values, which is checked against what came.
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_AXES
+        or not all(type(size) is int and size >= 1 for size in shape)
+    ):
+        raise WireError(
+            f"{place}: shape must be a list of up to {MAX_AXES} sizes of at least 1, got "
+            f"{_shown(shape) if not isinstance(shape, list) else shape[: MAX_AXES + 1]}"
+        )
+    return tuple(shape)
+
+
+def _binary_size(given: Mapping[str, Any], place: str) -> int | None:
+    parameters = _parameters(given, place)
+    if "shared_memory_region" in parameters:
+        raise WireError(f"{place}: shared memory is not supported; send data, or binary_data_size")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise WireError(f"{place}: binary_data_size must be a number of bytes, got {_shown(size)}")
+    if "data" in given:
+        raise WireError(f"{place}: has both data and binary_data_size; give one of them")
+    return size
+
+
+def _requested(given: Mapping[str, Any]) -> RequestedOutput:
+    name = _name(given, "outputs")
+    place = f"output {_shown(name)}"
+    parameters = _parameters(given, place)
+    if "shared_memory_region" in parameters:
+        raise WireError(f"{place}: shared memory is not supported")
+    classes = parameters.get("classification", 0)
+    if type(classes) is not int or classes < 0:
+        raise WireError(f"{place}: classification must be how many classes to give, got {_shown(classes)}")
+    return RequestedOutput(name, _flag(parameters, "binary_data", place), classes)
+
+
+def _flag(parameters: Mapping[str, Any], name: str, place: str) -> bool | None:
+    flag = parameters.get(name)
+    if not isinstance(flag, bool | None):
+        raise WireError(f"{place}: {name} must be true or false, got {_shown(flag)}")
+    return flag
+
+
+def _parameters(given: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    """Parameters of an object; unknown ones are for others, as the protocol says."""
+    parameters = given.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise WireError(f"{place}: parameters must be an object, got {_shown(parameters)}")
+    return parameters
+
+
+def _shown(value: object) -> str:
+    """The value as a message repeats it, cut where it is long."""
+    if isinstance(value, list | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    text = repr(value[: SHOWN + 1]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}..."

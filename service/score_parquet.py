@@ -1,0 +1,142 @@
+"""Parquet in and out, a few rows at a time in memory. Imported late: pyarrow is the extra `parquet`."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from service.score_pictures import Picture, UnreadablePictureError, check_bytes, unreadable
+from service.score_query import ScoreError
+from service.score_table import Columns, from_bytes, to_bytes
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ModuleNotFoundError as error:
+    raise ScoreError(f"Parquet needs {error.name}: pip install -e '.[parquet]'") from None
+
+READ_ROWS = 16  # pictures taken from a file at a time
+READ_BUFFER_BYTES = 2**20
+GROUP_BYTES = 2**23  # of JSON lines that become a row group at once
+
+
+def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> Iterator[Picture]:
+    """The pictures of a Parquet file, row by row.
+
+    A picture is a file's bytes, or a struct of `bytes` and `path` as Hugging Face datasets write it. Rows are
+    called `set.parquet#12`, and `set.parquet#12/cat/7.png` where the struct tells a path: such paths alone
+    need not differ. An `id_column` names them as it stands.
+
+    Raises:
+        ScoreError: there is no such column, or none or several that may hold pictures.
+    """
+    try:
+        # Without a buffer, or with a prepared one, the pictures of a whole row group are read at once.
+        with pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False) as file:
+            images = _image_column(path, file.schema_arrow, image_column)
+            if id_column is not None and id_column not in file.schema_arrow.names:
+                raise _no_column(path, id_column, file.schema_arrow)
+            columns = [images] if id_column is None else [images, id_column]
+            number = 0
+            for rows in file.iter_batches(READ_ROWS, columns=columns):
+                ids = rows.column(id_column) if id_column is not None else [None] * len(rows)
+                for cell, given in zip(rows.column(images), ids, strict=True):
+                    yield _picture(f"{path}#{number}", cell, given)
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        yield unreadable(str(path), f"the Parquet file cannot be read on: {error}")
+
+
+def write_parquet(journal: Path, out: Path, columns: Columns) -> None:
+    """Turn the JSON lines of a finished run into one Parquet file, which is there whole or not at all.
+
+    A file being written has no footer yet and is lost when its writer is killed; JSON lines are not, so that
+    rows wait for the end of the run in those.
+    """
+    schema = _schema(columns)
+    aside = out.with_name(f".{out.name}.partial")
+    with aside.open("wb") as file, journal.open("rb") as lines:
+        with pq.ParquetWriter(file, schema) as writer:
+            while group := lines.readlines(GROUP_BYTES):
+                rows = [_record(json.loads(from_bytes(line)), columns) for line in group]
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(out)
+
+
+def _image_column(path: Path, schema: pa.Schema, asked: str | None) -> str:
+    if asked is not None and asked not in schema.names:
+        raise _no_column(path, asked, schema)
+    candidates = [field.name for field in schema if _may_hold_pictures(field.type)]
+    if asked is not None and asked not in candidates:
+        raise ScoreError(
+            f"{path}: the column {asked!r} is {schema.field(asked).type}; pictures are binary, or a struct "
+            "with a binary field `bytes`"
+        )
+    if asked is None and len(candidates) != 1:
+        found = f"the columns {', '.join(candidates)} may all" if candidates else "no column can"
+        remedy = "choose one with --image-column" if candidates else f"there are {', '.join(schema.names)}"
+        raise ScoreError(f"{path}: {found} hold pictures; {remedy}")
+    return asked or candidates[0]
+
+
+def _may_hold_pictures(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and _is_binary(field.type) for field in kind)
+    return _is_binary(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def _no_column(path: Path, asked: str, schema: pa.Schema) -> ScoreError:
+    return ScoreError(f"{path} has no column {asked!r}; there are {', '.join(schema.names)}")
+
+
+def _picture(place: str, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
+    """The picture in a cell of the image column, called as the cell of the id column says."""
+    content, inner = cell, None
+    if isinstance(cell, pa.StructScalar) and cell.is_valid:
+        content = cell["bytes"]
+        inner = cell["path"].as_py() if "path" in cell else None
+    name = f"{place}/{inner}" if inner else place
+    if given is not None and given.is_valid:
+        name = str(given.as_py())
+    return Picture(name, partial(_read_cell, content))
+
+
+def _read_cell(content: pa.Scalar, limit: int) -> bytes:
+    if not content.is_valid:
+        raise UnreadablePictureError("the row holds no bytes")
+    buffer = content.as_buffer()
+    check_bytes(buffer.size, limit)
+    return bytes(buffer)
+
+
+def _schema(columns: Columns) -> pa.Schema:
+    number = pa.float32()
+    fields: Sequence[tuple[str, pa.DataType]] = [
+        ("path", pa.string()),
+        ("label", pa.string()),
+        ("probability", number),
+        *((name, number) for name in columns.class_names),
+        *((name, pa.list_(number)) for name in columns.pose_names),
+    ]
+    return pa.schema(fields)
+
+
+def _record(row: dict[str, Any], columns: Columns) -> dict[str, object]:
+    """A journal's line as the cells of its row."""
+    # Parquet's strings are text; bytes of a name that are none are written as \xe9.
+    path = to_bytes(row["path"]).decode("utf-8", "backslashreplace")
+    cells: dict[str, object] = {"path": path, "label": row["label"], "probability": row["probability"]}
+    for capsule in row["classes"]:
+        cells[capsule["label"]] = capsule["probability"]
+        if columns.poses:
+            cells[f"{capsule['label']}_pose"] = capsule["pose"]
+    return cells

@@ -1,0 +1,89 @@
+"""A picture that waits to be scored, wherever it lies, and how pictures become batches in memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from service.score_query import Loaded, Skipped
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB unless told otherwise
+
+
+class UnreadablePictureError(Exception):
+    """A picture whose bytes cannot be had; the message says why."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture and where its bytes come from.
+
+    Attributes:
+        name: what its row is called.
+        read: its file's bytes, of which there may be as many as the argument says. To be called before the
+            next picture is taken, because archives are read once, from their beginning to their end. Raises
+            UnreadablePictureError or OSError.
+    """
+
+    name: str
+    read: Callable[[int], bytes]
+
+
+def is_picture_name(name: str) -> bool:
+    """Whether it looks like a picture; `._7.png` is what macOS leaves beside 7.png and is none."""
+    return not name.startswith(".") and PurePath(name).suffix.lower() in SUFFIXES
+
+
+def check_bytes(size: int, limit: int) -> None:
+    """A file of `size` bytes may be read.
+
+    Raises:
+        UnreadablePictureError: it is too large.
+    """
+    if size > limit:
+        raise UnreadablePictureError(
+            f"has {size} bytes; files of up to {limit} are read (CAPSNET_MAX_BODY_BYTES)"
+        )
+
+
+def unreadable(name: str, reason: str) -> Picture:
+    """A picture known to be there of which nothing can be read; it is reported in its turn like any other."""
+
+    def read(_: int) -> bytes:
+        raise UnreadablePictureError(reason)
+
+    return Picture(name, read)
+
+
+def in_batches(pictures: Iterator[Picture], size: int, file_bytes: int) -> Iterator[list[Loaded | Skipped]]:
+    """The pictures, read, in lists of `size`, or of fewer where their files are large.
+
+    Args:
+        pictures: taken and read one after the other.
+        size: pictures in a batch, at most.
+        file_bytes: the largest file that is read, in bytes.
+    """
+    batch: list[Loaded | Skipped] = []
+    held_bytes = 0
+    for picture in pictures:
+        loaded = _load(picture, file_bytes)
+        size_bytes = len(loaded.content) if isinstance(loaded, Loaded) else 0
+        if batch and held_bytes + size_bytes > BATCH_BYTES:
+            yield batch
+            batch, held_bytes = [], 0
+        batch.append(loaded)
+        held_bytes += size_bytes
+        if len(batch) == size:
+            yield batch
+            batch, held_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _load(picture: Picture, file_bytes: int) -> Loaded | Skipped:
+    try:
+        return Loaded(picture.name, picture.read(file_bytes))
+    except UnreadablePictureError as error:
+        return Skipped(picture.name, str(error))
+    except OSError as error:
+        return Skipped(picture.name, error.strerror or str(error))

@@ -1,0 +1,119 @@
+"""Lines on standard error: one a record, whatever it holds and however it is read."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from live_service import wait_until
+
+from service.logs import LINES_WAITING, JsonLine, LineWriter, TextLine, logging_to_stderr
+
+NASTY = 'two\nlines, a "quote", \x1b[31mred\x1b[0m, \u2028 and \x85'
+
+
+def record(message: str, *arguments: object, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("a.logger", level, __file__, 1, message, arguments, None)
+
+
+@contextmanager
+def logger_to(descriptor: int) -> Iterator[logging.Logger]:
+    handler = LineWriter(descriptor)
+    handler.setFormatter(JsonLine())
+    logger = logging.Logger("a.logger")  # of no tree: nobody else's handlers see it
+    logger.addHandler(handler)
+    try:
+        yield logger
+    finally:
+        handler.close()
+
+
+def test_a_record_is_one_json_object():
+    line = json.loads(JsonLine().format(record("loaded %s in %d ms", "tiny/1", 7)))
+    assert line["message"] == "loaded tiny/1 in 7 ms"
+    assert (line["level"], line["logger"]) == ("info", "a.logger")
+    assert line["time"].endswith("Z")
+
+
+def test_fields_stand_by_name():
+    fields = {"status": 200, "path": "/classify"}
+    line = json.loads(JsonLine().format(record("request", fields)))
+    assert (line["message"], line["status"], line["path"]) == ("request", 200, "/classify")
+    assert TextLine().format(record("request", fields)) == 'INFO: request status=200 path="/classify"'
+
+
+@pytest.mark.parametrize("formatter", [JsonLine(), TextLine()])
+@pytest.mark.parametrize("text", [NASTY, NASTY + "\ud800"])
+@pytest.mark.parametrize("in_a_field", [True, False])
+def test_no_text_breaks_out_of_its_line(formatter, text, in_a_field):
+    line = formatter.format(record("request", {"path": text}) if in_a_field else record(text))
+    assert len(line.splitlines()) == 1
+    assert "\x1b" not in line
+
+
+def test_what_no_json_can_carry_is_written_all_the_same():
+    fields = {"surrogate": "\ud800", "object": object()}
+    assert json.loads(JsonLine().format(record("odd", fields)))["message"] == "odd"
+
+
+def test_a_traceback_is_part_of_the_object():
+    try:
+        {}["missing"]
+    except KeyError:
+        failed = logging.LogRecord("a.logger", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
+    assert "KeyError: 'missing'" in json.loads(JsonLine().format(failed))["exception"]
+
+
+def test_a_format_that_does_not_fit_its_arguments_is_still_logged():
+    assert "%d apples" in json.loads(JsonLine().format(record("%d apples", "three")))["message"]
+
+
+def test_every_line_is_written_in_order_by_the_end(tmp_path):
+    with (tmp_path / "log").open("w") as file, logger_to(file.fileno()) as logger:
+        for number in range(1000):
+            logger.info("%d", number)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [json.loads(line)["message"] for line in lines] == [str(number) for number in range(1000)]
+
+
+def test_lines_do_not_wait_for_more(tmp_path):
+    with (tmp_path / "log").open("w") as file, logger_to(file.fileno()) as logger:
+        logger.info("alone")
+        wait_until(lambda: "alone" in (tmp_path / "log").read_text())
+
+
+def test_a_reader_that_stalls_costs_lines_and_nobody_waits_for_it():
+    reading, writing = os.pipe()
+    more = 5000
+    with os.fdopen(reading) as reader, os.fdopen(writing, "w"), logger_to(writing) as logger:
+        logger.info("x" * 2**20)  # more than a pipe holds: the writer is stuck from here on
+        handler = logger.handlers[0]
+        wait_until(lambda: not handler._lines)
+        for _ in range(LINES_WAITING + more):
+            logger.info("one of many")
+        lost = next(line for line in iter(reader.readline, "") if "were lost" in line)
+        assert f"{more} lines were lost" in lost
+
+
+def test_a_reader_that_went_away_disturbs_nobody():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w"), logger_to(writing) as logger:
+        for _ in range(3):
+            logger.info("to nobody")
+            wait_until(lambda: not logger.handlers[0]._lines)
+
+
+def test_everything_that_logs_comes_out_in_one_format(capfd):
+    with logging_to_stderr("json", "info"):
+        logging.getLogger("some.library").warning("from a library")
+        logging.getLogger("py.warnings").warning("from Python")
+        logging.getLogger("anything").debug("too little to say")
+    said = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["logger"], line["message"]) for line in said] == [
+        ("some.library", "from a library"),
+        ("py.warnings", "from Python"),
+    ]
