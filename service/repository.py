@@ -251,10 +251,6 @@ class Repository:
                 )
         return loaded
 
-    def given_up(self) -> list[Served]:
-        """Versions whose inference thread has died too often to be started again."""
-        return [served for served in self.loaded() if served.batcher.given_up]
-
     async def close(self) -> None:
         """End every inference thread; no request is left waiting."""
         open_ones = [*self.loaded(), *self._retiring.values()]

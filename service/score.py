@@ -213,15 +213,15 @@ class Job:
 
 def _run(options: argparse.Namespace) -> int:
     """Score what the command line asks for; the exit status."""
-    job, began_s = _plan(options), time.monotonic()
+    job, seconds = _plan(options), 0.0
     first = next(job.left, None)
     if first is None and job.before is not None and job.before.finished:
         record = job.before  # without a model or a service
     else:
         left = job.left if first is None else chain([first], job.left)
-        record = asyncio.run(_score(options, replace(job, left=left)))
+        record, seconds = asyncio.run(_score(options, replace(job, left=left)))
     done_now = record.pictures - (job.before.pictures if job.before else 0)
-    _summarise(record, job.destination, done_now, time.monotonic() - began_s)
+    _summarise(record, job.destination, done_now, seconds)
     if not record.scored:
         return 2
     return 1 if record.skipped else 0
@@ -241,13 +241,14 @@ def _plan(options: argparse.Namespace) -> Job:
     return Job(sources, destination, before, names, pictures)
 
 
-async def _score(options: argparse.Namespace, job: Job) -> Record:
-    """Score the pictures that are left; the record of all of them."""
+async def _score(options: argparse.Namespace, job: Job) -> tuple[Record, float]:
+    """Score the pictures that are left; the record of all pictures, and the seconds that these took."""
     async with _open_scorer(options, _query(options, job.before)) as scorer:
         columns = Columns(scorer.chosen.class_names, options.poses)
         asked = _asked(options, scorer.chosen, job.destination)
         opened = open_output(job.destination, asked, columns, job.before, job.names)
         with opened as output, _progress_bar(job) as bar:
+            began_s = time.monotonic()
             batches = in_batches(job.left, options.batch, read_settings().max_body_bytes)
             async with aclosing(in_order(scorer.score, batches, options.concurrency)) as done:
                 async for outcomes in done:
@@ -256,7 +257,8 @@ async def _score(options: argparse.Namespace, job: Job) -> Record:
                         _report(outcomes)
                     bar.update(len(outcomes))
             output.finish()
-    return output.record
+            seconds = time.monotonic() - began_s
+    return output.record, seconds
 
 
 def _query(options: argparse.Namespace, before: Record | None) -> Query:
@@ -339,7 +341,7 @@ def _summarise(record: Record, destination: Destination, done_now: int, seconds:
     asked = record.asked
     _say(
         f"{record.scored} scored with {asked.model}/{asked.version}, {record.skipped} skipped{why}; "
-        f"{done_now} in this run, {done_now / seconds:.0f} a second"
+        f"{done_now} in this run" + (f", {done_now / seconds:.0f} a second" if done_now else "")
     )
     if record.labels:
         common = sorted(record.labels.items(), key=lambda item: -item[1])

@@ -1,15 +1,14 @@
 """The pictures in tar and zip archives, read without unpacking: no name in them ever becomes a path.
 
 An archive may come from a stranger: whatever its headers claim, memory stays bounded by one picture, and an
-archive that is damaged or cut short is reported after the pictures before the damage.
+archive that is damaged or cut short is reported after the pictures before the damage. On damage tarfile and
+zipfile raise nearly everything there is, so that every exception of theirs is taken for it.
 """
 
-import lzma
 import stat
 import sys
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -29,7 +28,6 @@ EXTRA = {  # types of tar headers that hold the next member's name or attributes
     tarfile.SOLARIS_XHDTYPE,
 }
 HEADER_BYTES = 2**20  # real ones have some hundred
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
 
 def in_tar(path: Path) -> Iterator[Picture]:
@@ -43,12 +41,22 @@ def in_tar(path: Path) -> Iterator[Picture]:
     try:
         # Not the stream mode "r|*": it unpacks whole blocks however large they become.
         with tarfile.open(path, "r:*", tarinfo=_Member) as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # grows with the archive
+            for member in _members(archive):
                 if not member.isdir() and _is_picture(member.name):
                     yield Picture(f"{path}/{member.name}", partial(_read_from_tar, archive, member))
-    except DAMAGE as error:
+    except Exception as error:
         yield unreadable(str(path), f"the archive cannot be read on: {_told(error)}")
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members one by one, none of them kept."""
+    end = -1
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # grows with the archive
+        if archive.offset <= end:  # the same ones would come again and again
+            raise tarfile.ReadError("a member of negative size")
+        end = archive.offset
+        yield member
 
 
 def _read_from_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:
@@ -60,7 +68,7 @@ def _read_from_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int
     assert file is not None  # as it is a regular file
     try:
         return file.read()
-    except DAMAGE as error:
+    except Exception as error:
         raise UnreadablePictureError(f"cannot be unpacked: {_told(error)}") from None
 
 
@@ -87,13 +95,13 @@ class _Member(tarfile.TarInfo):
 
 
 def in_zip(path: Path) -> Iterator[Picture]:
-    """The pictures of a zip archive, in its directory's order."""
+    """The pictures of a zip archive, in the order of its directory, of which it holds some 600 bytes each."""
     try:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 if not member.is_dir() and _is_picture(member.filename):
                     yield Picture(f"{path}/{member.filename}", partial(_read_from_zip, archive, member))
-    except DAMAGE as error:
+    except Exception as error:
         yield unreadable(str(path), f"the archive cannot be read: {_told(error)}")
 
 
@@ -109,7 +117,7 @@ def _read_from_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int
     try:
         with archive.open(member) as file:
             return file.read(member.file_size)
-    except (*DAMAGE, NotImplementedError) as error:
+    except Exception as error:
         raise UnreadablePictureError(f"cannot be unpacked: {_told(error)}") from None
 
 
@@ -120,4 +128,4 @@ def _is_picture(member: str) -> bool:
 
 
 def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return (str(error).splitlines() or [type(error).__name__])[0]

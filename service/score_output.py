@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -60,10 +61,15 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
     """The files that the command line names; errors lie beside the table unless it names another place.
 
     Raises:
-        ScoreError: Parquet is to go where there can be no file.
+        ScoreError: Parquet or the errors are to go where there can be no file, or to the table's; or Parquet
+            cannot be written, because pyarrow is not installed.
     """
+    if kind == "parquet":
+        import_module("service.score_parquet")  # or the error that pyarrow lacks, before a night's work
     path = None if out == "-" else Path(out)
     chosen = Destination(kind, path, Path(errors) if errors else None)
+    if chosen.errors and (chosen.errors == path or (chosen.errors.exists() and not chosen.errors.is_file())):
+        raise ScoreError(f"--errors is to name a file of its own, got {errors}")
     if path is None or chosen.record is None:
         if kind == "parquet":
             raise ScoreError(f"Parquet is written to a file; name one with --out instead of {out}")

@@ -270,6 +270,21 @@ def test_parquet_is_not_written_to_stdout(models, digits, capsys):
     assert "Parquet is written to a file" in capsys.readouterr().err
 
 
+def test_without_pyarrow_parquet_is_refused_before_anything_is_scored(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "service.score_parquet", raising=False)
+    assert score(digits, "--out", tmp_path / "a.parquet", "--url", "http://127.0.0.1:9") == 2
+    assert "pip install -e '.[parquet]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("errors", ["a.csv", "/dev/null"])
+def test_errors_need_a_file_of_their_own(models, digits, tmp_path, capsys, monkeypatch, errors):
+    monkeypatch.chdir(tmp_path)
+    assert score(digits, "--out", "a.csv", "--errors", errors, "--local", "--models", models) == 2
+    assert f"--errors is to name a file of its own, got {errors}" in capsys.readouterr().err
+
+
 def test_archives_and_parquet_files_are_scored_like_the_files_in_them(models, digits, tmp_path):
     files = sorted(digits.rglob("*.*"))
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:

@@ -230,6 +230,18 @@ def test_a_damaged_header_in_a_tar_archive_is_no_quiet_end(tmp_path):
     assert told.reason.startswith("the archive cannot be read on: bad checksum")
 
 
+def test_a_member_of_negative_size_ends_a_tar_archive(tmp_path):
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        add_to_tar(archive, "7.png", b"7")
+        member = tarfile.TarInfo("8.png")
+        member.pax_headers = {"size": "-1536"}  # back to its own header
+        archive.addfile(member)
+    first, *_, last = found(path)
+    assert first == Loaded(f"{path}/7.png", b"7")
+    assert last == Skipped(str(path), "the archive cannot be read on: a member of negative size")
+
+
 def test_a_damaged_member_of_a_zip_archive_costs_no_other_its_row(tmp_path):
     path = write_zip(tmp_path / "set.zip", zipfile.ZIP_STORED)
     file = bytearray(path.read_bytes())
