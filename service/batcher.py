@@ -283,6 +283,8 @@ class Batcher:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 self._take(lane.batch)
             lane.busy_since = time.monotonic()
+            if self._queue:  # such as the rest of a large request: a lane that sleeps may take it
+                self._changed.notify()
         return bool(lane.batch)
 
     def _take(self, batch: list[_Slice]) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
 
 from service.access import note
 from service.content_coding import CODINGS, compress, decompress
@@ -31,6 +29,7 @@ from service.oip_schemas import (
 )
 from service.oip_tensors import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
 from service.openapi import PROBLEMS, UNREADY
+from service.quick_route import DirectRoute
 from service.state import Service
 
 # Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
@@ -40,22 +39,6 @@ QUICK_VALUES = 1024  # of an answer, as text
 
 MODEL = "/v2/models/{name}"
 VERSION = "/v2/models/{name}/versions/{version}"
-
-
-class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request alone; FastAPI documents it, and Starlette calls it.
-
-    FastAPI's own way to the endpoint takes as long as everything else that happens to a request here. And as
-    an argument of a function that two paths share, it would look for `version` in the query.
-    """
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request for this path."""
-        if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)
-            return
-        response = await self.endpoint(Request(scope, receive, send))
-        await response(scope, receive, send)
 
 
 routes = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
