@@ -158,10 +158,11 @@ async def get_model(name: str, service: ServiceHere) -> Response:
 
 # One route answers both methods, so that a 405 lists both; the other is for the documentation, which
 # would have one operation twice.
-@routes.get("/healthz", summary="The process is alive", responses={200: {"model": Health}})
+@routes.get("/healthz", summary="The process is alive", responses={200: {"model": Health}, **UNREADY})
 @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
-async def get_health() -> Response:
-    """Answers as long as the event loop turns; see /readyz for more."""
+async def get_health(service: ServiceHere) -> Response:
+    """503 once inference threads have died too often and only a new process helps; /readyz says more."""
+    service.repository.check_alive()
     return json_response({"status": "ok"})
 
 
@@ -216,7 +217,7 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     access.guard(app, settings, metrics)
     _add_error_handlers(app)
-    app.include_router(quick_routes)
+    app.router.routes.extend(quick_routes.routes)  # what FastAPI includes it looks for by a longer way
     app.include_router(routes)
     app.include_router(oip.routes)
     app.include_router(oip_repository.routes)

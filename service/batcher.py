@@ -120,12 +120,14 @@ class _Lane:
     """An inference thread and what it is at.
 
     Attributes:
+        wake: notified when there is work for it while it sleeps.
         batch: what it has taken and not yet finished.
         busy_since: time.monotonic() of the beginning of its present batch.
         is_computing: at this moment.
     """
 
     number: int
+    wake: threading.Condition
     thread: threading.Thread | None = None
     batch: list[_Slice] = field(default_factory=list)
     busy_since: float | None = None
@@ -161,10 +163,12 @@ class Batcher:
         self._observer = observer
         self._queue: deque[_Job] = deque()
         self._waiting = 0  # images in the queue that no batch has taken
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # guards all of the above and below
         self._closed = False
         self._deaths: deque[float] = deque()
-        self._lanes = [_Lane(number) for number in range(lanes)]
+        self._lanes = [_Lane(number, threading.Condition(self._lock)) for number in range(lanes)]
+        # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
+        self._asleep: list[_Lane] = []
         for lane in self._lanes:
             self._start(lane)
 
@@ -208,10 +212,11 @@ class Batcher:
 
     def close(self) -> None:
         """Finish the present runs, refuse what still waits, end the threads. Blocks; may be called twice."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             left = self._empty()
-            self._changed.notify_all()
+            while self._asleep:
+                self._wake_one()
         for job in left:
             job.fail(OverloadedError(f"{self._name} is being taken down; try again"))
         for lane in self._lanes:
@@ -219,7 +224,7 @@ class Batcher:
                 lane.thread.join()
 
     def _enqueue(self, job: _Job) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise OverloadedError(f"{self._name} is being taken down; try again")
             if self.given_up:
@@ -231,7 +236,11 @@ class Batcher:
                 )
             self._queue.append(job)
             self._waiting += job.images
-            self._changed.notify()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._asleep:
+            self._asleep.pop().wake.notify()
 
     def _empty(self) -> list[_Job]:
         left = list(self._queue)
@@ -258,13 +267,15 @@ class Batcher:
 
     def _bury(self, lane: _Lane) -> None:
         """Answer the dead thread's batch, then put a new thread in its place, unless they keep dying."""
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             self._deaths.append(now)
             while self._deaths[0] < now - RESTARTS_WITHIN_S:
                 self._deaths.popleft()
             left = [part.job for part in lane.batch]
             lane.batch, lane.busy_since = [], None
+            if lane in self._asleep:  # it died there
+                self._asleep.remove(lane)
             if self.given_up:
                 left += self._empty()
             self._waiting = sum(job.images - job.taken for job in self._queue)
@@ -278,13 +289,15 @@ class Batcher:
 
     def _take_batch(self, lane: _Lane) -> bool:
         """Wait for work and take what fits one run; False once closed."""
-        with self._changed:
+        with self._lock:
             while not lane.batch and not self._closed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    self._asleep.append(lane)
+                    lane.wake.wait_for(lambda: lane not in self._asleep)
                 self._take(lane.batch)
             lane.busy_since = time.monotonic()
             if self._queue:  # such as the rest of a large request: a lane that sleeps may take it
-                self._changed.notify()
+                self._wake_one()
         return bool(lane.batch)
 
     def _take(self, batch: list[_Slice]) -> None:

@@ -49,8 +49,8 @@ class TextLine(logging.Formatter):
 class LineWriter(logging.Handler):
     """Writes lines from a thread of its own, because a reader that stalls must stall nobody else.
 
-    Lines that come close together are written at once, which costs a busy service less than a system call
-    and a lock for each of them. A reader that is gone loses lines, and disturbs no request.
+    Records that come close together are formatted and written at once, which costs a busy service less than
+    a system call and a lock for each of them. A reader that is gone loses lines, and disturbs no request.
 
     Args:
         descriptor: of an open file. No Python file stands between: at the end of the process Python waits for
@@ -60,45 +60,45 @@ class LineWriter(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._lines: list[str] = []
+        self._records: list[logging.LogRecord] = []
         self._lost = 0
-        self._there_are_lines = threading.Event()
+        self._there_are_records = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record's line."""
-        if len(self._lines) >= LINES_WAITING:
+        """Queue the record; its arguments are for nobody to change any more."""
+        if len(self._records) >= LINES_WAITING:
             self._lost += 1
             return
-        self._lines.append(self.format(record))
-        if not self._there_are_lines.is_set():
-            self._there_are_lines.set()
+        self._records.append(record)
+        if not self._there_are_records.is_set():
+            self._there_are_records.set()
 
     def close(self) -> None:
         """Write what waits, if somebody reads it."""
         self._closing.set()
-        self._there_are_lines.set()
+        self._there_are_records.set()
         self._thread.join(LAST_WORDS_S)
         super().close()
 
     def _work(self) -> None:
         while not self._closing.is_set():
-            self._there_are_lines.wait()
-            self._there_are_lines.clear()
+            self._there_are_records.wait()
+            self._there_are_records.clear()
             self._write()
             self._closing.wait(GATHERED_S)
         self._write()
 
     def _write(self) -> None:
         self.acquire()  # as the callers of `emit` do
-        lines, self._lines = self._lines, []
+        records, self._records = self._records, []
         lost, self._lost = self._lost, 0
         self.release()
         if lost:
-            lines.append(self.format(_record_of_loss(lost)))
-        left = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+            records.append(_record_of_loss(lost))
+        left = "".join(f"{self.format(record)}\n" for record in records).encode(errors="backslashreplace")
         with suppress(OSError):  # there is nobody to tell
             while left:
                 left = left[os.write(self._descriptor, left) :]

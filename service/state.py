@@ -15,6 +15,9 @@ from service.metrics import Metrics
 from service.repository import Repository
 from service.settings import Settings
 
+# A client that hangs up is noticed from then on. Before, an answer costs less than looking for one that is gone.
+WATCHED_AFTER_S = 0.1
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -67,14 +70,13 @@ class Service:
         limit_ms = self.settings.deadline_ms
         try:
             async with asyncio.timeout(limit_ms / 1000) as timer:
-                hung_up = asyncio.create_task(_end_when_gone(request, timer))
+                watcher = _Watcher(request, timer)
                 try:
                     yield
                 finally:
-                    gone = hung_up.done()
-                    hung_up.cancel()
+                    watcher.end()
         except TimeoutError:
-            if gone:
+            if watcher.is_gone:
                 raise ClientDisconnect from None
             raise DeadlineExceededError(
                 f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.decoding} images are being "
@@ -82,7 +84,31 @@ class Service:
             ) from None
 
 
-async def _end_when_gone(request: Request, timer: asyncio.Timeout) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    timer.reschedule(asyncio.get_running_loop().time())
+class _Watcher:
+    """Lets the timer of a request's work go off when the client hangs up.
+
+    Attributes:
+        is_gone: the client has.
+    """
+
+    def __init__(self, request: Request, timer: asyncio.Timeout) -> None:
+        self._request = request
+        self._timer = timer
+        self._task: asyncio.Task[None] | None = None
+        self._begins = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._begin)
+        self.is_gone = False
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._begins.cancel()
+        if self._task:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+        self._timer.reschedule(asyncio.get_running_loop().time())

@@ -91,7 +91,7 @@ def test_a_reader_that_stalls_costs_lines_and_nobody_waits_for_it():
     with os.fdopen(reading) as reader, os.fdopen(writing, "w"), logger_to(writing) as logger:
         logger.info("x" * 2**20)  # more than a pipe holds: the writer is stuck from here on
         handler = logger.handlers[0]
-        wait_until(lambda: not handler._lines)
+        wait_until(lambda: not handler._records)
         for _ in range(LINES_WAITING + more):
             logger.info("one of many")
         lost = next(line for line in iter(reader.readline, "") if "were lost" in line)
@@ -104,7 +104,7 @@ def test_a_reader_that_went_away_disturbs_nobody():
     with os.fdopen(writing, "w"), logger_to(writing) as logger:
         for _ in range(3):
             logger.info("to nobody")
-            wait_until(lambda: not logger.handlers[0]._lines)
+            wait_until(lambda: not logger.handlers[0]._records)
 
 
 def test_everything_that_logs_comes_out_in_one_format(capfd):

@@ -79,7 +79,8 @@ def _resized(
 
 def _values(picture: Image.Image, channels: int) -> NDArray[np.float32]:
     """Pixels as float32 [H, W, C], 0-1."""
-    pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"), np.float32)
+    mode = "L" if channels == 1 else "RGB"
+    pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
     return pixels.reshape(picture.height, picture.width, channels) / np.float32(255)
 
 
