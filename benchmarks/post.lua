@@ -1,0 +1,36 @@
+-- wrk: POST the files of a list in turn, count the answers that are not 200, end with one line of JSON.
+-- Arguments after `--`: the content type, then the files. HEADER_<name>=<value> arguments add headers.
+
+local requests, threads = {}, {}
+
+function setup(thread) table.insert(threads, thread) end
+
+function init(args)
+  local headers, files = {}, {}
+  headers["Content-Type"] = args[1]
+  for i = 2, #args do
+    local name, value = args[i]:match("^HEADER_([^=]+)=(.*)$")
+    if name then headers[name] = value else table.insert(files, args[i]) end
+  end
+  for _, path in ipairs(files) do
+    local file = assert(io.open(path, "rb"))
+    table.insert(requests, wrk.format("POST", nil, headers, file:read("*a")))
+    file:close()
+  end
+  sent, refused = 0, 0
+end
+
+function request()
+  sent = sent + 1
+  return requests[sent % #requests + 1]
+end
+
+function response(status) if status ~= 200 then refused = refused + 1 end end
+
+function done(summary, latency)
+  local bad, errors = 0, summary.errors
+  for _, thread in ipairs(threads) do bad = bad + thread:get("refused") end
+  bad = bad + errors.connect + errors.read + errors.write + errors.timeout
+  print(string.format('{"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "failed": %d}',
+    summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, bad))
+end

@@ -1,0 +1,292 @@
+"""How fast the service answers, beside the raw session and other servers, in one run on one machine.
+
+Everything gets the same encoder, the same threads and the same PNG files; wrk makes the load. Nothing else
+runs while one of them is measured, and every round measures all of them, so that a noisy machine disturbs all
+alike: the ratios are within a round, and the table shows their medians.
+
+    .venv/bin/pip install -e '.[bench]' && apt install wrk
+    .venv/bin/python benchmarks/serve.py
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import numpy as np
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers"
+SERVICE = "this service"
+BINARY = "this service, binary tensors"
+CLIENTS = (1, 8, 32, 128)
+BINARY_IMAGES = 64  # in one request
+BINARY_CLIENTS = 4
+START_S = 60.0
+WARM_S = 2
+
+Result = dict[str, float]  # images_s, p50_ms, p99_ms, failed
+
+
+@dataclass(frozen=True)
+class Server:
+    """What is measured; in `command`, `{port}` stands for a free one."""
+
+    name: str
+    package: str
+    command: tuple[str, ...]
+    path: str = "/classify"
+
+
+SERVERS = (
+    Server(SERVICE, "service", ("-m", "service.cli", "--port", "{port}")),
+    Server(
+        "mosec",
+        "mosec",
+        (str(PEERS / "mosec_server.py"), "--port", "{port}", "--address", "127.0.0.1"),
+        "/inference",
+    ),
+    Server("LitServe", "litserve", (str(PEERS / "litserve_server.py"), "{port}")),
+    Server("FastAPI handler", "fastapi", (str(PEERS / "fastapi_handler.py"), "{port}")),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    if not shutil.which("wrk"):
+        print("serve.py: wrk makes the load and is not installed: apt install wrk", file=sys.stderr)
+        return 2
+    servers = [server for server in SERVERS if find_spec(server.package)]
+    for missing in sorted({server.name for server in SERVERS} - {server.name for server in servers}):
+        print(f"{missing} is left out: .venv/bin/pip install -e '.[bench]' installs it", file=sys.stderr)
+    environment = _environment(options.bundle, options.threads)
+    print(_heading(options))
+    raws: list[dict[str, Result]] = []
+    rounds: list[dict[tuple[str, int], Result]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        pictures, tensors = write_bodies(options.bundle, Path(folder))
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            raws.append(measure_raw(options.seconds, environment))
+            rounds.append({})
+            for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
+                rounds[-1].update(measure(server, options.seconds, pictures, tensors, environment))
+    print("\n".join(report(raws, rounds)))
+    return 0
+
+
+def measure_raw(seconds: float, environment: dict[str, str]) -> dict[str, Result]:
+    """The raw session, by batch size."""
+    command = [sys.executable, str(PEERS / "raw_session.py"), str(seconds)]
+    made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found: dict[str, Result] = json.loads(made.stdout)
+    return found
+
+
+def measure(
+    server: Server, seconds: float, pictures: Sequence[Path], tensors: Path, environment: dict[str, str]
+) -> dict[tuple[str, int], Result]:
+    """A server under 1 to 128 clients that post one PNG each; this service with binary tensors, too."""
+    found = {}
+    with running(server, pictures[0], environment) as origin:
+        for clients in CLIENTS:
+            files = [str(path) for path in pictures]
+            found[server.name, clients] = _load(origin + server.path, clients, seconds, "image/png", *files)
+        if server.name == SERVICE:
+            header = f"HEADER_Inference-Header-Content-Length={tensors.suffix[1:]}"
+            url = f"{origin}/v2/models/{environment['CAPSNET_DEFAULT_MODEL']}/infer"
+            result = _load(url, BINARY_CLIENTS, seconds, "application/octet-stream", header, str(tensors))
+            result["images_s"] *= BINARY_IMAGES
+            found[BINARY, BINARY_CLIENTS] = result
+    return found
+
+
+@contextmanager
+def running(server: Server, picture: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The server's origin, once it answers; it and its children are gone afterwards.
+
+    Raises:
+        RuntimeError: it does not start; with the end of what it said.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    origin = f"http://127.0.0.1:{port}"
+    command = [sys.executable, *(part.format(port=port) for part in server.command)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, cwd=HERE.parent, start_new_session=True
+        )
+        try:
+            _wait_until_it_answers(origin + server.path, picture.read_bytes(), process)
+            yield origin
+        except TimeoutError:
+            log.seek(0)
+            words = log.read()[-2000:].decode(errors="replace")
+            raise RuntimeError(f"{server.name} does not answer; it said:\n{words}") from None
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def write_bodies(bundle: Path, folder: Path) -> tuple[list[Path], Path]:
+    """The bundle's samples as PNG files, and as one binary request whose suffix is its JSON's length."""
+    with np.load(bundle / "samples.npz", allow_pickle=False) as samples:
+        pixels = samples["pixels"]
+    pictures = []
+    for number, values in enumerate(np.rint(pixels[..., 0] * 255).astype(np.uint8)):
+        pictures.append(folder / f"{number}.png")
+        Image.fromarray(values).save(pictures[-1])
+    batch = np.resize(pixels, (BINARY_IMAGES, *pixels.shape[1:])).astype("<f4").tobytes()
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "pixels",
+                    "datatype": "FP32",
+                    "shape": [BINARY_IMAGES, *pixels.shape[1:]],
+                    "parameters": {"binary_data_size": len(batch)},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    tensors = folder / f"tensors.{len(head)}"
+    tensors.write_bytes(head + batch)
+    return pictures, tensors
+
+
+def report(
+    raws: Sequence[dict[str, Result]], rounds: Sequence[dict[tuple[str, int], Result]]
+) -> Iterator[str]:
+    """The tables, line by line: medians over the rounds."""
+    yield "| raw session, batch | images/s | p50 ms |\n| ---: | ---: | ---: |"
+    for size in raws[0]:
+        rate, p50 = (median(raw[size][key] for raw in raws) for key in ("images_s", "p50_ms"))
+        yield f"| {size} | {rate:.0f} | {p50:.2f} |"
+    best = max(raws[0], key=lambda size: median(raw[size]["images_s"] for raw in raws))
+    yield f"\nRatios are to the raw session at batches of {best}, and to the best peer at as many clients.\n"
+    yield "| server | clients | images/s | p50 ms | p99 ms | failed | of raw | of best peer |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    peers = {name for name, _ in rounds[0]} - {SERVICE, BINARY}
+    for name, clients in sorted(rounds[0], key=lambda key: (key[1], key[0] != SERVICE, key[0])):
+        ours = [one[name, clients] for one in rounds]
+        rate, p50, p99 = (median(one[key] for one in ours) for key in ("images_s", "p50_ms", "p99_ms"))
+        of_raw = median(one["images_s"] / raw[best]["images_s"] for one, raw in zip(ours, raws, strict=True))
+        of_peer = ""
+        if name == SERVICE and peers:
+            of_peer = f"{median(_of_best_peer(one, clients, peers) for one in rounds):.2f}"
+        failed = sum(one["failed"] for one in ours)
+        yield (
+            f"| {name} | {clients} | {rate:.0f} | {p50:.1f} | {p99:.1f} | {failed:.0f} "
+            f"| {of_raw:.2f} | {of_peer} |"
+        )
+    beyond = median(
+        one[SERVICE, 1]["p50_ms"] - raw["1"]["p50_ms"] for one, raw in zip(rounds, raws, strict=True)
+    )
+    yield (
+        f"\nOne client of {SERVICE} waits {beyond:.2f} ms longer (p50) than the raw session takes "
+        "for one image."
+    )
+
+
+def _of_best_peer(one: dict[tuple[str, int], Result], clients: int, peers: set[str]) -> float:
+    best = max(one[peer, clients]["images_s"] for peer in peers)
+    return one[SERVICE, clients]["images_s"] / best if best else math.inf
+
+
+def _load(url: str, clients: int, seconds: float, *arguments: str) -> Result:
+    """What wrk measures, after a warm-up that does not count."""
+    command = ["wrk", "-t1", f"-c{clients}", "--timeout", "30s", "-s", str(HERE / "post.lua")]
+    for length in (WARM_S, max(1, round(seconds))):
+        made = subprocess.run(
+            [*command, f"-d{length}s", url, "--", *arguments], check=True, capture_output=True, text=True
+        )
+    found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
+    return {**found, "images_s": found["requests"] / found["seconds"]}
+
+
+def _wait_until_it_answers(url: str, png: bytes, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urlopen(Request(url, png, {"Content-Type": "image/png"}), timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    raise TimeoutError
+
+
+def _environment(bundle: Path, threads: int) -> dict[str, str]:
+    """Of every server and the raw session; pools of other libraries would only stand in the way."""
+    ours = {
+        "BENCH_BUNDLE": str(bundle),
+        "BENCH_THREADS": str(threads),
+        "CAPSNET_THREADS": str(threads),
+        "CAPSNET_MODELS": str(bundle.parent.parent),
+        "CAPSNET_DEFAULT_MODEL": bundle.parent.name,
+        "OMP_NUM_THREADS": "1",
+    }
+    return {name: value for name, value in os.environ.items() if not name.startswith("CAPSNET_")} | ours
+
+
+def _heading(options: argparse.Namespace) -> str:
+    names = ("onnxruntime", "fastapi", "uvicorn", "mosec", "litserve")
+    versions = ", ".join(f"{name} {version(name)}" for name in names if find_spec(name))
+    return (
+        f"{_processor()}, {options.threads} threads, Python {platform.python_version()}, {versions}; "
+        f"{options.rounds} rounds of {options.seconds:g} s, "
+        f"{options.bundle.parent.name}/{options.bundle.name}\n"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=8, help="of each measurement (8)")
+    parser.add_argument("--rounds", type=int, default=3, help="of measuring everything (3)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the session (usable CPUs)"
+    )
+    parser.add_argument(
+        "--bundle",
+        type=lambda text: Path(text).resolve(),
+        default=HERE.parent / "models" / "capsnet-mnist" / "1",
+        help="<models>/<model>/<version> (models/capsnet-mnist/1)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
