@@ -3,12 +3,13 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 VENV := .venv
 PIP := -m pip --disable-pip-version-check
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: help serve test dev docker-test constraints clean
+.PHONY: help serve test fuzz dev soak docker-test constraints clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -26,7 +27,13 @@ test: $(VENV)/.dev ## run every check that CI runs
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest
 
+fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly wrong (SEED=7: the same again)
+	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600
+
 dev: $(VENV)/.dev ## install all that tests, benchmarks and experiments import
+
+soak: $(VENV)/.serve ## keep a service saturated for ten minutes; fails if it grows (needs wrk or oha)
+	$(VENV)/bin/python benchmarks/soak.py
 
 docker-test: ## build the images, run them with compose and check what they answer
 	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' docker/test.sh
@@ -43,7 +50,7 @@ constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml 
 clean: ## remove .venv and what the tools leave behind; runs/ and data/ stay
 	rm -rf $(VENV) build capsnet.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
-	find training export service tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find training export service tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------
 

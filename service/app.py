@@ -214,7 +214,12 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
         docs_url=None,  # ours work without internet
         redoc_url=None,
     )
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.uploads_bytes,
+        receive_ms=settings.receive_ms,
+    )
     access.guard(app, settings, metrics)
     _add_error_handlers(app)
     app.router.routes.extend(quick_routes.routes)  # what FastAPI includes it looks for by a longer way

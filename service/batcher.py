@@ -211,7 +211,10 @@ class Batcher:
         return len(self._deaths) > RESTARTS
 
     def close(self) -> None:
-        """Finish the present runs, refuse what still waits, end the threads. Blocks; may be called twice."""
+        """Finish the present runs, refuse what still waits, end the threads. Blocks; may be called twice.
+
+        A thread that is stuck in its run for longer than a request may wait is left behind.
+        """
         with self._lock:
             self._closed = True
             left = self._empty()
@@ -219,9 +222,10 @@ class Batcher:
                 self._wake_one()
         for job in left:
             job.fail(OverloadedError(f"{self._name} is being taken down; try again"))
+        until = time.monotonic() + self._deadline_s
         for lane in self._lanes:
             if lane.thread:
-                lane.thread.join()
+                lane.thread.join(max(0.0, until - time.monotonic()))
 
     def _enqueue(self, job: _Job) -> None:
         with self._lock:

@@ -45,6 +45,8 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     import uvicorn
 
     from service.app import create_app
+    from service.connections import BoundedHttp
+    from service.gentle_server import GentleServer
     from service.repository import Repository
 
     failures: list[str] = []
@@ -60,12 +62,13 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     app = create_app(settings, on_loaded=announce)
     config = uvicorn.Config(
         app,
+        http=BoundedHttp,
         log_config=None,  # its records go where all go
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
-    server = uvicorn.Server(config)
+    server = GentleServer(config)
     # Uvicorn stops gently at a signal and then raises it again; being asked to stop is no failure.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: sys.exit(0))

@@ -1,4 +1,4 @@
-"""What each method of a client asks for, and what it makes of the answers.
+"""What a client asks about pictures, and what it makes of the answers.
 
 Every job is a generator that yields calls and is sent their answers; whoever drives it sends them.
 """
@@ -6,8 +6,7 @@ Every job is a generator that yields calls and is sent their answers; whoever dr
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeVar
-from urllib.parse import quote
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
@@ -17,21 +16,15 @@ from numpy.typing import NDArray
 from service.client_answers import (
     Answer,
     Classification,
-    Encoded,
     Failed,
-    Floats,
     Levels,
-    Model,
     Outcome,
-    Pinned,
     Reconstructions,
     Scored,
     Segmentation,
     read_json,
     read_png,
     to_classifications,
-    to_model,
-    to_models,
     to_reconstructions,
     to_segmentations,
 )
@@ -49,13 +42,11 @@ from service.client_pictures import (
     load_or_say,
     picture_file,
 )
-from service.client_steps import Call, Job
-from service.oip_tensors import HEADER_LENGTH, WireError, read_tensors, split, write_request
+from service.client_steps import Call, Job, Params, params
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 
 Preprocess = Literal["auto", "off"]
-Params = Mapping[str, str | int]
 Pose = NDArray[Any] | Sequence[float]
 R = TypeVar("R")
 T = TypeVar("T")
@@ -91,13 +82,21 @@ class Sweep:
         return {"dimensions": [int(dimension) for dimension in self.dimensions], **deltas}
 
 
-def params(**given: str | int | None) -> Params:
-    """Query parameters: those that are given."""
-    return {name: value for name, value in given.items() if value is not None}
+class Decoding(NamedTuple):
+    """What is to be decoded: an image's pose or a given one, and what is added to it."""
+
+    image: Picture | None
+    pose: Pose | None
+    label: str | None
+    perturbations: Mapping[int, float] | None
+    sweep: Sweep | None
 
 
-def classify(pictures: Pictures, query: Params, most_bytes: int) -> Job[Answer[Classification]]:
+def classify(
+    pictures: Pictures, top_k: int | None, reconstruction: bool, query: Params, most_bytes: int
+) -> Job[Answer[Classification]]:
     """Classify pictures, in as many requests as it takes."""
+    query = {**query, **params(top_k=top_k, reconstruction="true" if reconstruction else None)}
     return _each_image("/classify", to_classifications, pictures, query, REQUEST_IMAGES, most_bytes)
 
 
@@ -168,29 +167,15 @@ def batches_of(pictures: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def reconstruct(
-    image: Picture | None,
-    pose: Pose | None,
-    label: str | None,
-    perturbations: Mapping[int, float] | None,
-    sweep: Sweep | None,
-    query: Params,
-) -> Job[Reconstructions]:
+def reconstruct(decoding: Decoding, query: Params) -> Job[Reconstructions]:
     """The decoded pictures one by one."""
-    body = _reconstruction(image, pose, label, perturbations, sweep)
+    body = _reconstruction(decoding)
     return read_json((yield Call("POST", "/reconstruct", query, body)), to_reconstructions)
 
 
-def reconstruct_grid(
-    image: Picture | None,
-    pose: Pose | None,
-    label: str | None,
-    perturbations: Mapping[int, float] | None,
-    sweep: Sweep | None,
-    query: Params,
-) -> Job[Levels]:
+def reconstruct_grid(decoding: Decoding, query: Params) -> Job[Levels]:
     """The decoded pictures in one, uint8 [H, W, C]: a row per dimension, a column per delta."""
-    body = _reconstruction(image, pose, label, perturbations, sweep)
+    body = _reconstruction(decoding)
     came = yield Call("POST", "/reconstruct", query, {**body, "headers": {"Accept": "image/png"}})
     try:
         return read_png(came.content)
@@ -198,14 +183,13 @@ def reconstruct_grid(
         raise not_understood(came, str(error)) from error
 
 
-def _reconstruction(
-    image: Picture | None,
-    pose: Pose | None,
-    label: str | None,
-    perturbations: Mapping[int, float] | None,
-    sweep: Sweep | None,
-) -> dict[str, Any]:
-    """The body: a form with a picture's file, or JSON with a pose."""
+def _reconstruction(decoding: Decoding) -> dict[str, Any]:
+    """The body: a form with a picture's file, or JSON with a pose.
+
+    Raises:
+        ValueError: there is neither an image nor a pose, or both.
+    """
+    image, pose, label, perturbations, sweep = decoding
     fields: dict[str, Any] = {} if label is None else {"label": label}
     changes: dict[str, Any] = {}
     if perturbations is not None:
@@ -222,139 +206,3 @@ def _reconstruction(
         raise ValueError(f"give either image, or pose and label; got {given}")
     fields["pose"] = np.asarray(pose, np.float32).ravel()
     return {"content": orjson.dumps({**fields, **changes}, option=orjson.OPT_SERIALIZE_NUMPY)}
-
-
-def infer(pixels: Floats, model: str | None, version: int | None, most_bytes: int) -> Job[Encoded]:
-    """The encoder's outputs for pixels [N, H, W, C]."""
-    _check_floats("pixels", pixels, "[N, H, W, C]", 4)
-    outputs = yield from _run_graph(
-        "", {"pixels": pixels}, ("probabilities", "poses"), model, version, most_bytes
-    )
-    return Encoded(*outputs)
-
-
-def decode(
-    poses: Floats, mask: Floats, model: str | None, version: int | None, most_bytes: int
-) -> Job[Floats]:
-    """The decoder's output [N, H, W, C] for poses [N, J, D] and a mask [N, J]."""
-    _check_floats("poses", poses, "[N, J, D]", 3)
-    _check_floats("mask", mask, "[N, J]", 2)
-    if poses.shape[:2] != mask.shape:
-        raise ValueError(f"poses {list(poses.shape)} and mask {list(mask.shape)} must agree in N and J")
-    inputs = {"poses": poses, "mask": mask}
-    outputs = yield from _run_graph("-decoder", inputs, ("reconstruction",), model, version, most_bytes)
-    return outputs[0]
-
-
-def _run_graph(
-    suffix: str,
-    inputs: Mapping[str, Floats],
-    names: Sequence[str],
-    model: str | None,
-    version: int | None,
-    most_bytes: int,
-) -> Job[list[Floats]]:
-    """Outputs of a graph, one array a name; N in as many requests as it takes, all to one version."""
-    model = model or (yield from default_model())
-    count = len(next(iter(inputs.values())))
-    image_bytes = sum(array[0].nbytes for array in inputs.values())
-    step = max(1, min(REQUEST_IMAGES, most_bytes // image_bytes))
-    pieces: list[list[Floats]] = []
-    for start in range(0, count, step):
-        message = write_request({name: array[start : start + step] for name, array in inputs.items()}, names)
-        body = {"content": message.body, "headers": message.headers}
-        came = yield Call("POST", f"{_graph_path(model + suffix, version)}/infer", body=body)
-        answered, outputs = _read_outputs(came, names, min(step, count - start))
-        version = answered if version is None else version
-        pieces.append(outputs)
-    return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
-
-
-def _read_outputs(came: httpx.Response, names: Sequence[str], count: int) -> tuple[int, list[Floats]]:
-    """The version that answered, and its outputs for so many images."""
-    try:
-        header, binary = split(came.content, came.headers.get(HEADER_LENGTH))
-        outputs = read_tensors(header, "outputs", binary)
-        arrays = [outputs[name] for name in names]
-        version = int(header["model_version"])
-    except (WireError, KeyError, TypeError, ValueError) as error:
-        raise not_understood(came, f"{type(error).__name__}: {error}") from error
-    if any(array.shape[:1] != (count,) for array in arrays):
-        shapes = {name: array.shape for name, array in outputs.items()}
-        raise not_understood(came, f"expected outputs for {count} images, got {shapes}")
-    return version, arrays
-
-
-def models() -> Job[tuple[Model, ...]]:
-    """Every model, without manifests."""
-    return read_json((yield Call("GET", "/models")), to_models)
-
-
-def model(name: str) -> Job[Model]:
-    """One model, with its manifests."""
-    return read_json((yield Call("GET", f"/models/{_in_path(name)}")), to_model)
-
-
-def ready() -> Job[bool]:
-    """Whether requests will be answered now."""
-    try:
-        yield Call("GET", "/readyz")
-    except CapsnetError as error:
-        if error.status != httpx.codes.SERVICE_UNAVAILABLE:
-            raise
-        return False
-    return True
-
-
-def default_model() -> Job[str]:
-    """The name of the model that answers requests without one.
-
-    Raises:
-        CapsnetError: none does; as the service itself would put it.
-    """
-    known = yield from models()
-    for one in known:
-        if one.default or len(known) == 1:
-            return one.name
-    names = ", ".join(one.name for one in known) or "no models"
-    detail = f"none is the default; there are {names}"
-    raise CapsnetError(400, "/problems/model-required", "Name a model", detail)
-
-
-def pin(name: str | None, version: int | None) -> Job[Pinned]:
-    """The model and version that a request for these gets now, loaded if it was not.
-
-    Raises:
-        CapsnetError: none is served.
-    """
-    name = name or (yield from default_model())
-    yield Call("GET", f"{_graph_path(name, version)}/ready")  # loads what loads with its first request
-    known = yield from model(name)
-    for one in known.versions:  # newest first
-        if one.manifest is not None and version in (None, one.version):
-            return Pinned(name, one.version, one.manifest)
-    states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
-    title = "No such model or version is served"
-    raise CapsnetError(404, "/problems/unknown-model", title, f"{name} was taken down just now: {states}")
-
-
-def stream_query(model: str | None, version: int | None, **given: str | int | None) -> Job[Params]:
-    """Query parameters that name one version for a whole stream."""
-    if model is None or version is None:
-        model, version, _ = yield from pin(model, version)
-    return params(model=model, version=version, **given)
-
-
-def _graph_path(graph: str, version: int | None) -> str:
-    path = f"/v2/models/{_in_path(graph)}"
-    return path if version is None else f"{path}/versions/{version}"
-
-
-def _in_path(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _check_floats(name: str, array: Floats, shape: str, axes: int) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.ndim != axes or not array.size:
-        came = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise ValueError(f"{name} must be a float32 array {shape} of at least one image, got {came}")

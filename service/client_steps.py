@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 T = TypeVar("T")
+Params = Mapping[str, str | int]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Call:
 
     method: str
     path: str
-    params: Mapping[str, str | int] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,3 +49,8 @@ def advance(steps: Steps[T], came: Came) -> Call | Pause | Done[T]:
         return steps.send(came)
     except StopIteration as end:
         return Done(end.value)
+
+
+def params(**given: str | int | None) -> Params:
+    """Query parameters: those that are given."""
+    return {name: value for name, value in given.items() if value is not None}

@@ -354,6 +354,7 @@ def _session_options(threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     # Threads that spin between runs starve image decoding, and burn a core while idle.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # what fails is raised, too; its own line of it is none of our log's
     return options
 
 

@@ -9,11 +9,13 @@ The `type` of a problem is stable; programs may rely on it. The classes say when
 | 403    | /problems/admin-key-required                                                        |
 | 404    | /problems/unknown-model, administration-off, not-found (no route)                   |
 | 405    | /problems/method-not-allowed                                                        |
+| 408    | /problems/slow-body (with Connection: close)                                        |
 | 413    | /problems/body-too-large, picture-too-large, too-many-pictures                      |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                 |
 | 422    | /problems/invalid-field, unreadable-picture, wrong-array, no-decoder, refused-model |
+| 431    | /problems/head-too-large (see service.connections; with Connection: close)          |
 | 500    | /problems/internal-error                                                            |
-| 503    | /problems/not-ready, overloaded (both with Retry-After)                             |
+| 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)           |
 | 504    | /problems/deadline-exceeded                                                         |
 """
 
@@ -73,6 +75,15 @@ class UnknownModelError(ServiceError):
     """No such model or version is served."""
 
     status, slug, title = 404, "unknown-model", "No such model or version is served"
+
+
+class SlowBodyError(ServiceError):
+    """The body was not here within CAPSNET_RECEIVE_MS."""
+
+    status, slug, title = 408, "slow-body", "The body came too slowly"
+    headers: ClassVar[Mapping[str, str]] = {
+        "Connection": "close"
+    }  # the rest of it would be read as a request
 
 
 class BodyTooLargeError(ServiceError):
@@ -149,8 +160,15 @@ class NotReadyError(ServiceError):
     headers = RETRY
 
 
+class InferenceStoppedError(ServiceError):
+    """Inference threads keep dying and are left dead; only a new process helps."""
+
+    status, slug, title = 503, "inference-stopped", "Inference has stopped for good"
+    headers = RETRY
+
+
 class OverloadedError(ServiceError):
-    """The queue is full, or the model is being taken down."""
+    """The queue or the room for bodies is full, or the model is being taken down."""
 
     status, slug, title = 503, "overloaded", "Too much to do at the moment"
     headers = RETRY

@@ -60,7 +60,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class ClassifyBody:
-    """A /classify body as it came: picture files, or one .npy file."""
+    """A body of /classify or /segment as it came: picture files, or one .npy file."""
 
     files: list[Upload]
     is_array: bool
@@ -78,7 +78,7 @@ class Images:
 
 
 async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
-    """The whole /classify body: files in multipart, one raw file, or an array.
+    """The whole body of /classify or /segment: files in multipart, one raw file, or an array.
 
     Raises:
         ServiceError: what was expected and what came.
@@ -88,7 +88,7 @@ async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
         return ClassifyBody(await _image_files(request, settings), is_array=False)
     if kind == "application/json":
         raise UnsupportedBodyError(
-            f"/classify takes {MULTIPART} with the field images, one raw image, or {NPY}; "
+            f"{request.url.path} takes {MULTIPART} with the field images, one raw image, or {NPY}; "
             "got application/json"
         )
     content = await _raw_body(request)  # whatever it is called: `curl --data-binary` calls it a form
@@ -102,7 +102,7 @@ async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
 async def decode_images(
     body: ClassifyBody, facts: Preprocessing, rule: Preprocess, service: Service
 ) -> Images:
-    """The images of a /classify body.
+    """The images of a body of /classify or /segment.
 
     Raises:
         ServiceError: what was expected and what came, or that there is too much to do.
@@ -255,7 +255,7 @@ async def _image_files(request: Request, settings: Settings) -> list[Upload]:
     for name, value in await _read_form(request, settings):
         if name != "images":
             raise InvalidFieldError(
-                f"unknown field {shown(name)}; /classify takes files in the field 'images'"
+                f"unknown field {shown(name)}; {request.url.path} takes files in the field 'images'"
             )
         if isinstance(value, str):
             raise InvalidFieldError(
@@ -263,7 +263,9 @@ async def _image_files(request: Request, settings: Settings) -> list[Upload]:
             )
         uploads.append(value)
     if not uploads:
-        raise InvalidFieldError("the multipart body has no part; /classify takes files in the field 'images'")
+        raise InvalidFieldError(
+            f"the multipart body has no part; {request.url.path} takes files in the field 'images'"
+        )
     return uploads
 
 

@@ -1,8 +1,12 @@
-"""Refuse a body that is too large before it has been read."""
+"""Limits on the bodies of requests: their size, the time they take to arrive, and what all of them hold."""
+
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLargeError
+from service.errors import BodyTooLargeError, OverloadedError, SlowBodyError
+
+SMALL_BYTES = 2**20  # bodies up to this size find room where larger ones do not
 
 
 class BodyLimit:
@@ -12,42 +16,171 @@ class BodyLimit:
     chunk that crosses it. The server reads and drops the rest of a refused body, so that clients that send
     before they listen get to see the answer. (FastAPI's own max_body_size answers in plain text.)
 
+    A body counts as held from its arrival to the end of its request. The last quarter of what may be held is
+    left to small bodies: a few clients that send much do not shut out all others.
+
+    Attributes:
+        held_bytes: the sum of the bodies of now.
+        arriving: those that are not here yet, oldest first.
+
     Args:
         app: what is limited.
         max_bytes: largest body, in bytes.
+        max_held_bytes: largest sum of the bodies of all requests, in bytes; at least 4/3 of `max_bytes`.
+        receive_ms: longest time from the end of a request's headers to that of its body, in milliseconds.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_held_bytes: int, receive_ms: int) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self._max_held_bytes = max_held_bytes
+        self._receive_s = receive_ms / 1000
+        self.held_bytes = 0
+        # All have the same time. So one timer does for all, and most bodies, which come with their headers,
+        # need none.
+        self.arriving: dict[_Arrival, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a `receive` that raises BodyTooLargeError."""
+        """Pass the request on with a `receive` that raises BodyTooLarge-, Overloaded- or SlowBodyError."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = _declared_bytes(scope)
-        received = 0
+        arrival = _Arrival(self, scope, receive)
+        try:
+            await self._app(scope, arrival.receive, send)
+        finally:
+            self.held_bytes -= arrival.received_bytes
+            self.arriving.pop(arrival, None)
 
-        async def limited() -> Message:
-            nonlocal received
-            if announced > self._max_bytes:
-                raise self._too_large(f"{announced} bytes")
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise self._too_large("more")
-            return message
+    def begin(self, arrival: "_Arrival") -> None:
+        """Expect a body, from now on until it is here or its request over.
 
-        await self._app(scope, limited, send)
+        Raises:
+            BodyTooLargeError: it is declared too large.
+        """
+        announced = _declared_bytes(arrival.scope)
+        if announced > self.max_bytes:
+            raise self.too_large(f"{announced} bytes")
+        loop = asyncio.get_running_loop()
+        arrival.ends_at = loop.time() + self._receive_s
+        self.arriving[arrival] = None
+        if self._timer is None:
+            self._timer = loop.call_at(arrival.ends_at, self._end_overdue)
 
-    def _too_large(self, came: str) -> BodyTooLargeError:
+    def too_large(self, came: str) -> BodyTooLargeError:
+        """What a client is told whose body is larger than one may be."""
         return BodyTooLargeError(
-            f"the body may have {self._max_bytes} bytes (CAPSNET_MAX_BODY_BYTES), got {came}"
+            f"the body may have {self.max_bytes} bytes (CAPSNET_MAX_BODY_BYTES), got {came}"
         )
+
+    def too_slow(self, came_bytes: int) -> SlowBodyError:
+        """What a client is told whose time is over."""
+        return SlowBodyError(
+            f"the body may take {self._receive_s * 1000:.0f} ms to arrive (CAPSNET_RECEIVE_MS); "
+            f"got {came_bytes} bytes until then"
+        )
+
+    def full(self) -> OverloadedError:
+        """What a client is told for whose body there is no room."""
+        return OverloadedError(
+            f"the bodies of requests under way have {self.held_bytes} bytes; at most {self._max_held_bytes} "
+            f"are held (CAPSNET_UPLOADS_BYTES), the last quarter of them for bodies of up to {SMALL_BYTES}"
+        )
+
+    def has_room(self, size: int) -> bool:
+        """Whether there is some for all bodies of now, of which one has this size in bytes."""
+        room = self._max_held_bytes if size <= SMALL_BYTES else self._max_held_bytes * 3 // 4
+        return self.held_bytes <= room
+
+    def _end_overdue(self) -> None:
+        """Give up the bodies whose time is over, and wait for the next one's."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self.arriving:
+            oldest = next(iter(self.arriving))
+            if oldest.ends_at > loop.time():
+                self._timer = loop.call_at(oldest.ends_at, self._end_overdue)
+                return
+            del self.arriving[oldest]
+            oldest.give_up()
+
+
+class _Arrival:
+    """One request's body on its way in.
+
+    Attributes:
+        ends_at: when it must be here, in seconds of the event loop's clock; 0 before anybody asked for it.
+        received_bytes: what has come of it.
+    """
+
+    __slots__ = (
+        "_is_here",
+        "_is_overdue",
+        "_limit",
+        "_reader",
+        "_receive",
+        "ends_at",
+        "received_bytes",
+        "scope",
+    )
+
+    def __init__(self, limit: BodyLimit, scope: Scope, receive: Receive) -> None:
+        self._limit = limit
+        self._receive = receive
+        self._reader: asyncio.Task[object] | None = None
+        self._is_here = False
+        self._is_overdue = False
+        self.scope = scope
+        self.ends_at = 0.0
+        self.received_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next message, as the server has it."""
+        if self._is_here:  # what comes now is that the client has hung up, and may take as long as the answer
+            return await self._receive()
+        if not self.ends_at:
+            self._limit.begin(self)
+        elif self._is_overdue:
+            raise self._limit.too_slow(self.received_bytes)
+        # What asyncio.timeout does, which alone takes longer than all of this.
+        self._reader = reader = asyncio.current_task()
+        try:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            if reader is None or not self._is_overdue:
+                raise
+            reader.uncancel()
+            raise self._limit.too_slow(self.received_bytes) from None
+        finally:
+            self._reader = None
+        self._take(message)
+        return message
+
+    def give_up(self) -> None:
+        """The time is over: wake whoever waits for more."""
+        self._is_overdue = True
+        if self._reader:
+            self._reader.cancel()
+
+    def _take(self, message: Message) -> None:
+        """Count what has come, and refuse what is too much."""
+        limit, size = self._limit, len(message.get("body", b""))
+        limit.held_bytes += size
+        self.received_bytes += size
+        if self.received_bytes > limit.max_bytes:
+            raise limit.too_large("more")
+        if not limit.has_room(self.received_bytes):
+            raise limit.full()
+        if not message.get("more_body", False):
+            self._is_here = True
+            limit.arriving.pop(self, None)
 
 
 def _declared_bytes(scope: Scope) -> int:
     """The Content-Length, 0 where there is none; servers refuse lengths that are no numbers themselves."""
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    return max((int(value) for value in lengths if value.isdigit() and len(value) < 20), default=0)
+    declared = 0
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and len(value) < 20:
+            declared = max(declared, int(value))
+    return declared

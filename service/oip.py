@@ -54,9 +54,11 @@ async def get_server(request: Request) -> Response:
     return _json({"name": "capsnet", "version": installed_version("capsnet"), "extensions": extensions})
 
 
-@routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}})
-async def get_live(_: Request) -> Response:
-    """Answers as long as the event loop turns."""
+@routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
+async def get_live(request: Request) -> Response:
+    """As /healthz: 503 once inference threads have died too often and only a new process helps."""
+    service: Service = request.state.service
+    service.repository.check_alive()
     return _json({"live": True})
 
 

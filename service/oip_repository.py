@@ -46,10 +46,7 @@ async def post_index(request: Request) -> Response:
 async def post_load(name: str, request: Request) -> Response:
     """Answers when its versions serve; one that was unloaded serves again."""
     service = await _as_admin(request)
-    parameters = (await _fields(request)).get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise InvalidFieldError(f"parameters must be an object, got {shown(parameters)}")
-    for parameter in parameters:
+    for parameter in await _parameters(request):
         if parameter == "config" or parameter.startswith("file:"):
             raise InvalidFieldError(f"a bundle is served as it was published; got {shown(parameter)}")
     try:
@@ -69,7 +66,7 @@ async def post_load(name: str, request: Request) -> Response:
 async def post_unload(name: str, request: Request) -> Response:
     """Requests that have begun are answered; the model stays unloaded until it is loaded again."""
     service = await _as_admin(request)
-    await _fields(request)
+    await _parameters(request)
     await service.repository.unload(name)
     return Response()
 
@@ -84,6 +81,14 @@ async def _as_admin(request: Request) -> Service:
     service: Service = request.state.service
     check_admin(request, service.settings)
     return service
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    """The parameters of a body that may be empty."""
+    parameters = (await _fields(request)).get("parameters")
+    if not isinstance(parameters, dict | None):
+        raise InvalidFieldError(f"parameters must be an object, got {shown(parameters)}")
+    return parameters or {}
 
 
 async def _fields(request: Request) -> dict[str, Any]:

@@ -282,10 +282,10 @@ def _shape(given: Mapping[str, Any], place: str) -> tuple[int, ...]:
         or len(shape) > MAX_AXES
         or not all(type(size) is int and size >= 1 for size in shape)
     ):
-        raise WireError(
-            f"{place}: shape must be a list of up to {MAX_AXES} sizes of at least 1, got "
-            f"{_shown(shape) if not isinstance(shape, list) else shape[: MAX_AXES + 1]}"
-        )
+        came = _shown(shape)
+        if isinstance(shape, list):
+            came = f"[{', '.join(map(_shown, shape[: MAX_AXES + 1]))}]"
+        raise WireError(f"{place}: shape must be a list of up to {MAX_AXES} sizes of at least 1, got {came}")
     return tuple(shape)
 
 

@@ -35,7 +35,7 @@ CLASSIFY_BODY: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": ["images"],
-                    "properties": {"images": {"type": "array", "items": FILE}},
+                    "properties": {"images": {"type": "array", "items": FILE, "minItems": 1}},
                     "additionalProperties": False,
                 }
             },

@@ -1,4 +1,4 @@
-"""Bundles on disk and the versions of them that are served.
+"""The versions that are served, in line with what is on disk and with what requests ask for.
 
 The folders of CAPSNET_MODELS are looked through at the start and then every CAPSNET_RESCAN_S seconds. The
 default model is loaded at once, any other when the first request for it comes; from then on its newest
@@ -10,73 +10,33 @@ version in a request is looked up among what was found and never becomes a path.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from export.contract.manifest import MODEL_NAME, VERSION, BundleError
-from service.batcher import Batcher
-from service.engine import DeviceError, Engine, Placement, check_bundle, load_engine
-from service.errors import ModelRequiredError, NotReadyError, RefusedModelError, UnknownModelError, shown
+from export.contract.manifest import BundleError
+from service.bundles import Bundles, Found
+from service.engine import DeviceError, Placement, load_engine
+from service.errors import (
+    InferenceStoppedError,
+    ModelRequiredError,
+    NotReadyError,
+    RefusedModelError,
+    UnknownModelError,
+    shown,
+)
+from service.memory import give_back_memory
 from service.metrics import Metrics
+from service.served import Served, start
 from service.settings import Settings
 
-Floats = NDArray[np.float32]
-Fingerprint = tuple[tuple[str, int, int], ...]  # name, bytes and time of change of every file
+__all__ = ["IndexEntry", "Repository", "Served", "StartError"]
 
 log = logging.getLogger(__name__)
 
 
 class StartError(RuntimeError):
     """Nothing can be served: the message says what was looked for, where, and what was wrong with it."""
-
-
-@dataclass(eq=False)
-class Served:
-    """A loaded version, its inference thread and the requests that use it."""
-
-    model: str
-    version: int
-    path: Path
-    fingerprint: Fingerprint
-    engine: Engine
-    batcher: Batcher
-    users: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
-        probabilities, poses = await self.batcher.submit(self.engine.encode, pixels)
-        return probabilities, poses
-
-    async def decode(self, poses: Floats, mask: Floats) -> Floats:
-        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
-        (pictures,) = await self.batcher.submit(self.engine.decode, poses, mask)
-        return pictures
-
-    def describe(self) -> dict[str, Any]:
-        """This version as /models shows it, without its manifest."""
-        graphs = {role: graph.file for role, graph in self.engine.manifest.graphs.items()}
-        state = {"version": self.version, "state": "loaded", "device": self.engine.device}
-        return {**state, "provider": self.engine.provider, "graphs": graphs}
-
-
-@dataclass(frozen=True)
-class Found:
-    """A version on disk that is not loaded.
-
-    Attributes:
-        reason: why it is refused, until its files change; "" while nothing speaks against it.
-    """
-
-    path: Path
-    fingerprint: Fingerprint
-    reason: str = ""
 
 
 class IndexEntry(NamedTuple):
@@ -99,14 +59,13 @@ class Repository:
         self._settings = settings
         self._metrics = metrics
         self._placement = Placement(settings.device, settings.max_batch, settings.cache, settings.threads)
+        self._bundles = Bundles(settings, metrics)
         self._served: dict[str, dict[int, Served]] = {}
-        self._found: dict[str, dict[int, Found]] = {}
         self._used: set[str] = set()  # models that were asked for: they are kept loaded
         self._unloaded: set[str] = set()  # models that an operator has taken down
         self._updating: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[asyncio.Task[None], Served] = {}
-        self._roots_seen: set[Path] = set()
         self._is_looked_through = False
         self.failure: StartError | None = None
 
@@ -153,13 +112,10 @@ class Repository:
             OSError: a folder of CAPSNET_MODELS that was there is not; nothing has been changed.
             DeviceError: an explicit device cannot be had.
         """
-        found = await asyncio.to_thread(find_bundles, self._settings.roots)
-        await asyncio.to_thread(self._check_roots)
-        for model in sorted(found.keys() | self._found.keys()):
-            await self._look_at(model, found.get(model, {}))
+        await self._bundles.look()
         self._is_looked_through = True
         kept_loaded = (self._used | {self._default()}) - self._unloaded
-        for model in sorted(self._found.keys() | self._served.keys()):
+        for model in sorted(self._bundles.found.keys() | self._served.keys()):
             if model in kept_loaded or model in self._served:
                 await self._update(model)
         self.failure = None if self._is_any_usable() else StartError(self._nothing_to_serve())
@@ -173,7 +129,9 @@ class Repository:
         return [
             self._entry(name, version)
             for name in self.names()
-            for version in sorted(self._served.get(name, {}).keys() | self._found[name].keys(), reverse=True)
+            for version in sorted(
+                self._served.get(name, {}).keys() | self._bundles.found[name].keys(), reverse=True
+            )
         ]
 
     async def load(self, model: str) -> None:
@@ -185,15 +143,15 @@ class Repository:
             RefusedModelError: none of its versions can be served; says why.
             DeviceError: an explicit device cannot be had.
         """
-        found = await asyncio.to_thread(find_bundles, self._settings.roots)
-        if model not in found:
+        paths = await self._bundles.paths(model)
+        if not paths:
             self._check_known(model)
-        await self._look_at(model, found.get(model, {}))
+        await self._bundles.look_at(model, paths)
         self._unloaded.discard(model)
         self._used.add(model)
         await self._update(model)
         if model not in self._served:
-            raise RefusedModelError(self._refusal(model))
+            raise RefusedModelError(self._bundles.refusal(model))
 
     async def unload(self, model: str) -> None:
         """Take a model down until `load`: it finishes what it has begun.
@@ -228,7 +186,7 @@ class Repository:
         """
         if not self._is_looked_through:
             raise NotReadyError(str(self.failure or "models are still loading"))
-        return sorted(self._found)
+        return sorted(self._bundles.found)
 
     def loaded(self) -> list[Served]:
         """Every loaded version."""
@@ -251,6 +209,19 @@ class Repository:
                 )
         return loaded
 
+    def check_alive(self) -> None:
+        """Whatever does not answer now may yet do so, in this process.
+
+        Raises:
+            InferenceStoppedError: the inference threads of a version were left dead; says which.
+        """
+        for served in self.loaded():
+            if served.batcher.given_up:
+                raise InferenceStoppedError(
+                    f"the inference threads of {served.model}/{served.version} keep dying and are left dead; "
+                    "restart the service"
+                )
+
     async def close(self) -> None:
         """End every inference thread; no request is left waiting."""
         open_ones = [*self.loaded(), *self._retiring.values()]
@@ -261,40 +232,10 @@ class Repository:
 
     # -- from disk to what is served --------------------------------------------------------------------
 
-    async def _look_at(self, model: str, paths: Mapping[int, Path]) -> None:
-        """Note a model's bundles; those of the newest versions that have changed are checked and hashed."""
-        known, now = self._found.get(model, {}), dict[int, Found]()
-        for rank, version in enumerate(sorted(paths, reverse=True)):
-            path = paths[version]
-            found = Found(path, await asyncio.to_thread(_fingerprint, path))
-            before = known.get(version)
-            if before and (before.path, before.fingerprint) == (path, found.fingerprint):
-                found = before
-            elif rank < self._settings.versions_kept:
-                found = await self._checked(model, version, found)
-            now[version] = found
-        if now:
-            self._found[model] = now
-        else:
-            self._found.pop(model, None)
-
-    async def _checked(self, model: str, version: int, found: Found) -> Found:
-        try:
-            await asyncio.to_thread(check_bundle, found.path, model)
-        except (BundleError, OSError) as error:
-            return self._refuse(model, version, found, error)
-        return found
-
-    def _refuse(self, model: str, version: int, found: Found, error: Exception) -> Found:
-        reason = str(error).replace(f"{found.path}/", "")
-        log.error("refused %s/%d in %s: %s", model, version, found.path, reason)
-        self._metrics.refused(model, version)
-        return Found(found.path, found.fingerprint, reason)
-
     async def _update(self, model: str) -> None:
         """Serve the newest versions of a model that can be loaded, as many as are kept."""
         async with self._updating[model]:
-            found, loaded = self._found.get(model, {}), self._served.get(model, {})
+            found, loaded = self._bundles.found.get(model, {}), self._served.get(model, {})
             wanted: dict[int, Served] = {}
             for version in sorted(found, reverse=True):
                 if len(wanted) == self._settings.versions_kept:
@@ -314,29 +255,17 @@ class Repository:
 
     async def _load(self, model: str, version: int, found: Found, loaded: Served | None) -> Served | None:
         """Load a version unless it is loaded with the same files; one that is refused replaces nothing."""
-        if found.reason or (loaded and (loaded.path, loaded.fingerprint) == (found.path, found.fingerprint)):
+        if found.reason or (loaded and loaded.found == found):
             return loaded
         try:
             engine = await asyncio.to_thread(load_engine, found.path, model, self._placement)
         except (BundleError, OSError) as error:
-            self._found.setdefault(model, {})[version] = self._refuse(model, version, found, error)
+            self._bundles.refuse(model, version, found, error)
             return loaded
+        await asyncio.to_thread(give_back_memory)
         log.info("loaded %s/%d from %s on %s", model, version, found.path, engine.device)
         self._metrics.reloaded(model, version)
-        return Served(
-            model, version, found.path, found.fingerprint, engine, self._batcher(model, version, engine)
-        )
-
-    def _batcher(self, model: str, version: int, engine: Engine) -> Batcher:
-        settings = self._settings
-        return Batcher(
-            f"{model}/{version}",
-            lanes=engine.lanes,
-            max_batch=engine.max_batch,
-            queue_images=settings.queue_images,
-            deadline_ms=settings.deadline_ms,
-            observer=self._metrics.model(model, version),
-        )
+        return start(model, version, found, engine, self._settings, self._metrics)
 
     def _retire(self, served: Served) -> None:
         task = asyncio.create_task(self._drain(served))
@@ -344,11 +273,7 @@ class Repository:
         task.add_done_callback(self._retiring.pop)
 
     async def _drain(self, served: Served) -> None:
-        """Close a version that takes no new requests once those it has are answered."""
-        while served.users:
-            served.idle.clear()
-            await served.idle.wait()
-        await asyncio.to_thread(served.batcher.close)
+        await served.drain()
         self._metrics.dropped(served.model, served.version)
         log.info("dropped %s/%d", served.model, served.version)
 
@@ -378,7 +303,7 @@ class Repository:
         if served:
             return served
         if name not in self._served:
-            raise RefusedModelError(self._refusal(name))
+            raise RefusedModelError(self._bundles.refusal(name))
         loaded = ", ".join(str(v) for v in sorted(self._served[name]))
         raise UnknownModelError(f"{name} has no loaded version {shown(version)}; there are {loaded}")
 
@@ -390,21 +315,21 @@ class Repository:
             raise ModelRequiredError(f"several models are served: name one of {self._names()} as model")
         if name in self._unloaded:
             raise UnknownModelError(f"{name} was taken down by an operator; there are {self._names()}")
-        if name not in self._found and name not in self._served:
+        if name not in self._bundles.found and name not in self._served:
             raise UnknownModelError(f"no model {shown(name)} is served; there are {self._names()}")
         return name
 
     def _default(self) -> str | None:
         """The model of requests that name none: the one in the settings, else the only one."""
         name = self._settings.default_model
-        if name in self._found:
+        if name in self._bundles.found:
             return name
-        return next(iter(self._found)) if len(self._found) == 1 else None
+        return next(iter(self._bundles.found)) if len(self._bundles.found) == 1 else None
 
     # -- what is there ----------------------------------------------------------------------------------
 
     def _entry(self, name: str, version: int) -> IndexEntry:
-        found = self._found[name].get(version)
+        found = self._bundles.found[name].get(version)
         reason = found.reason if found else ""
         if version in self._served.get(name, {}):
             return IndexEntry(name, version, "loaded", reason)
@@ -415,15 +340,13 @@ class Repository:
         return IndexEntry(name, version, "loading" if self._updating[name].locked() else "available", "")
 
     def _describe_version(self, entry: IndexEntry, manifests: bool) -> dict[str, Any]:
-        served = self._served.get(entry.name, {}).get(entry.version)
-        if served is None:
-            described: dict[str, Any] = {"version": entry.version, "state": entry.state}
-            return {**described, "reason": entry.reason} if entry.reason else described
-        described = served.describe()
-        if entry.reason:  # its files have changed into something that cannot be served
+        described: dict[str, Any] = {"version": entry.version, "state": entry.state}
+        if entry.reason:  # of one that is loaded too: its files have changed into what cannot be served
             described["reason"] = entry.reason
-        if manifests:
-            described["manifest"] = served.engine.manifest.model_dump(mode="json")
+        if served := self._served.get(entry.name, {}).get(entry.version):
+            described |= served.describe()
+            if manifests:
+                described["manifest"] = served.engine.manifest.model_dump(mode="json")
         return described
 
     def _check_known(self, model: str) -> None:
@@ -431,82 +354,12 @@ class Repository:
             raise UnknownModelError(f"no model {shown(model)}; there are {self._names()}")
 
     def _is_any_usable(self) -> bool:
-        return bool(self._served) or any(
-            not found.reason
-            for model, versions in self._found.items()
-            if model not in self._unloaded
-            for found in versions.values()
-        )
-
-    def _check_roots(self) -> None:
-        """A folder that has never been there may still come; one that was is a volume that is away."""
-        for root in self._settings.roots:
-            try:
-                next(root.iterdir(), None)
-            except OSError:
-                if root in self._roots_seen:
-                    raise
-            else:
-                self._roots_seen.add(root)
+        return bool(self._served) or self._bundles.is_any_usable(self._unloaded)
 
     def _names(self) -> str:
-        return ", ".join(sorted(self._found.keys() - self._unloaded)) or "none"
-
-    def _refusal(self, model: str) -> str:
-        reasons = [f"{model}/{v}: {found.reason}" for v, found in self._found.get(model, {}).items()]
-        return f"no version of {model} can be served: {'; '.join(reasons) or 'it has been removed'}"
+        return ", ".join(sorted(self._bundles.found.keys() - self._unloaded)) or "none"
 
     def _nothing_to_serve(self) -> str:
-        folders = ", ".join(str(root) for root in self._settings.roots)
         if self._unloaded:
             return f"every model was taken down by an operator: {', '.join(sorted(self._unloaded))}"
-        reasons = [
-            f"{model}/{version}: {found.reason}"
-            for model, versions in self._found.items()
-            for version, found in versions.items()
-        ]
-        if reasons:
-            return f"every bundle in {folders} was refused: {'; '.join(reasons)}"
-        return (
-            f"no bundle <model>/<version>/ in {folders}; set CAPSNET_MODELS or export one with capsnet-export"
-        )
-
-
-def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
-    """Folders `<model>/<version>/` by model and version; where two roots hold the same, the first wins.
-
-    Folders whose names are no model name or no positive integer are passed over: exporters write aside and
-    rename, and volumes hold `lost+found`.
-    """
-    found: dict[str, dict[int, Path]] = {}
-    for root in roots:
-        for folder in _folders(root):
-            if not MODEL_NAME.fullmatch(folder.name):
-                continue
-            for bundle in _folders(folder):
-                if VERSION.fullmatch(bundle.name):
-                    found.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
-    return found
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        return sorted(path for path in parent.iterdir() if path.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        log.warning("passed over %s: %s", parent, error)
-        return []
-
-
-def _fingerprint(bundle: Path) -> Fingerprint:
-    """Changes when a file of the bundle does, so that one copied while we looked is tried again.
-
-    Where the folder cannot be looked through it is cut short; loading says why.
-    """
-    files = []
-    with suppress(OSError):
-        for path in sorted(bundle.iterdir()):
-            status = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
-            files.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(files)
+        return self._bundles.nothing_to_serve()

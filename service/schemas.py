@@ -215,14 +215,16 @@ class ReconstructAnswer(BaseModel):
 
 
 class VersionAnswer(BaseModel):
-    """A version of a model: loaded, or refused and why."""
+    """A version of a model: loaded, on its way, taken down, or refused and why."""
 
     version: int
-    state: Literal["loaded", "refused"]
+    state: Literal["loaded", "available", "loading", "refused", "unloaded"] = Field(
+        description="available: loads with the first request; unloaded: taken down by an operator"
+    )
     device: str | None = Field(default=None, description="cpu, cuda or tensorrt")
     provider: str | None = Field(default=None, description="ONNX Runtime's execution provider")
     graphs: dict[str, str] | None = Field(default=None, description="graphs in use, by role")
-    reason: str | None = Field(default=None, description="why it was refused")
+    reason: str | None = Field(default=None, description="why it was refused or taken down")
     manifest: dict[str, Any] | None = None
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import to_input
+from service.bundles import find_bundles
 from service.engine import DeviceError, Engine, Placement, load_engine
-from service.repository import find_bundles
 from service.score_query import (
     Batch,
     Capsule,

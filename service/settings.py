@@ -37,6 +37,10 @@ class Settings(BaseSettings):
         queue_images: images that may wait for their run, per model version; beyond that requests get 503.
         deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
+        uploads_bytes: largest sum of the bodies of all requests under way, in bytes; beyond that requests
+            get 503. Bodies of more than 1 MiB leave a quarter of it to smaller ones.
+        receive_ms: how long a body may take to arrive, from the end of the request's headers, before it gets
+            408 and its connection is closed, in milliseconds.
         max_pixels: largest picture, in pixels, judged before it is decoded; at most 178 million.
         max_images_per_request: images in one request, at most.
         max_reconstructions: pictures that one sweep, or one request to /segment, may ask for, at most.
@@ -67,6 +71,8 @@ class Settings(BaseSettings):
     queue_images: int = Field(default=1024, ge=1)
     deadline_ms: int = Field(default=30_000, ge=1)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    uploads_bytes: int = Field(default=256 * 2**20, ge=1024)
+    receive_ms: int = Field(default=60_000, ge=1)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MAX_PIXELS)
     max_images_per_request: int = Field(default=256, ge=1)
     max_reconstructions: int = Field(default=512, ge=1)
@@ -131,6 +137,15 @@ class Settings(BaseSettings):
             except RuntimeError:
                 raise ValueError(f"{part} begins with ~ and the name of no user's home") from None
         return folders
+
+    @model_validator(mode="after")
+    def _one_body_fits_what_all_may_hold(self) -> Self:
+        if self.max_body_bytes > self.uploads_bytes * 3 // 4:
+            raise ValueError(
+                f"CAPSNET_UPLOADS_BYTES is {self.uploads_bytes}, of which large bodies may take 3/4; "
+                f"one of {self.max_body_bytes} bytes (CAPSNET_MAX_BODY_BYTES) would never be taken"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_request_fits_the_queue(self) -> Self:

@@ -15,7 +15,7 @@ from service.metrics import Metrics
 from service.repository import Repository
 from service.settings import Settings
 
-# A client that hangs up is noticed from then on. Before, an answer costs less than looking for one that is gone.
+# From then on a client that hangs up is noticed; most answers take less and are spared the looking.
 WATCHED_AFTER_S = 0.1
 
 P = ParamSpec("P")

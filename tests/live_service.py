@@ -10,6 +10,7 @@ import httpx
 import uvicorn
 
 from service.app import create_app
+from service.connections import BoundedHttp
 from service.settings import Settings
 
 START_S = 30
@@ -21,9 +22,12 @@ def settings_for(models: Path, **changes: object) -> Settings:
 
 
 @contextmanager
-def live_service(settings: Settings, *, ready: bool = True) -> Iterator[httpx.Client]:
+def live_service(
+    settings: Settings, *, ready: bool = True, http: type[BoundedHttp] = BoundedHttp
+) -> Iterator[httpx.Client]:
     """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning"))
+    config = uvicorn.Config(create_app(settings), http=http, port=0, log_level="warning")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="service")
     thread.start()
     try:

@@ -134,7 +134,7 @@ def test_the_openapi_document_describes_the_bodies(client):
     paths = client.get("/openapi.json").json()["paths"]
     classify = paths["/classify"]["post"]["requestBody"]["content"]
     images = classify["multipart/form-data"]["schema"]["properties"]["images"]
-    assert images == {"type": "array", "items": {"type": "string", "format": "binary"}}
+    assert images == {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
     assert {"application/x-npy", "image/*"} <= set(classify)
     reconstruct = paths["/reconstruct"]["post"]
     assert set(reconstruct["requestBody"]["content"]) == {"application/json", "multipart/form-data"}

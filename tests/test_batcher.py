@@ -203,6 +203,18 @@ def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
     asyncio.run(scenario())
 
 
+def test_closing_leaves_a_thread_behind_that_is_stuck_in_its_run():
+    async def scenario() -> None:
+        batcher, graph = make_batcher(deadline_ms=50), Doubling()
+        (task,) = await while_held(graph, batcher)
+        await asyncio.to_thread(batcher.close)  # returns, although the gate is still shut
+        with pytest.raises(DeadlineExceededError):
+            await task
+        graph.gate.set()
+
+    asyncio.run(scenario())
+
+
 def test_closing_answers_everyone_who_waits():
     async def scenario() -> None:
         batcher, graph = make_batcher(), Doubling()
@@ -271,6 +283,20 @@ def test_lanes_work_side_by_side_and_know_it():
             graph.gate.set()
             assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
             assert graph.alone == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, max_batch=2)) as batcher:
+            graph = Doubling()
+            graph.gate.clear()
+            await asyncio.sleep(0.05)  # both lanes sleep now; one that did not would pass all the same
+            large = asyncio.create_task(batcher.submit(graph.run, images(1, 2, 3, 4)))
+            await started(lambda: len(graph.alone) == 2)  # nothing is submitted that could wake the other
+            graph.gate.set()
+            np.testing.assert_array_equal((await large)[0], images(2, 4, 6, 8))
 
     asyncio.run(scenario())
 

@@ -596,6 +596,8 @@ def test_administration_is_off_without_an_admin_key(client: triton.InferenceServ
         ("index", b'{"ready": 1}'),
         ("index", b"{"),
         ("models/tiny/load", b'{"parameters": 1}'),
+        ("models/tiny/load", b'{"parameters": false}'),
+        ("models/tiny/unload", b'{"parameters": "unload_dependents"}'),
     ],
 )
 def test_administration_refuses_bodies_that_are_not_the_protocols(

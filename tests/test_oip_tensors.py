@@ -160,6 +160,12 @@ def test_a_shape_is_a_short_list_of_sizes(shape: Any) -> None:
         read_request(body_of(tensor(shape=shape)), None)
 
 
+def test_a_refusal_repeats_little_of_a_shape() -> None:
+    with pytest.raises(WireError, match="-1") as raised:
+        read_request(body_of(tensor(shape=["x" * 5000, -1, [1] * 5000])), None)
+    assert len(str(raised.value)) < 500
+
+
 def test_other_datatypes_are_refused_by_name() -> None:
     with pytest.raises(WireError, match="datatype must be 'FP32', got 'UINT8'"):
         read_request(body_of(tensor(datatype="UINT8")), None)

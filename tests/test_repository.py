@@ -14,6 +14,7 @@ import pytest
 from live_service import settings_for
 from tiny_bundle import SIDE, replace_file, write_bundle
 
+from service.bundles import find_bundles
 from service.errors import (
     ModelRequiredError,
     NotReadyError,
@@ -22,7 +23,7 @@ from service.errors import (
     UnknownModelError,
 )
 from service.metrics import Metrics
-from service.repository import Repository, find_bundles
+from service.repository import Repository
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 
@@ -140,7 +141,7 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
-            await repository._look_at("tiny", found)
+            await repository._bundles.look_at("tiny", found)
             await repository._update("tiny")
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
 

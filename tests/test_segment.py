@@ -218,6 +218,22 @@ def test_an_unknown_parameter_is_named(client):
     assert "top_k" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"json": {"image": ""}},
+        {"files": {"picture": b"1"}},
+        {"content": b"--a--\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=a"}},
+    ],
+    ids=["json", "another field", "no part"],
+)
+@pytest.mark.parametrize("route", ["/classify", "/segment"])
+def test_a_body_that_the_route_does_not_take_is_refused_in_the_routes_own_name(client, route, body):
+    answer = client.post(route, **body)
+    assert answer.status_code in {415, 422}
+    assert f"{route} takes " in answer.json()["detail"]
+
+
 def test_the_openapi_document_describes_the_route(client):
     route = client.get("/openapi.json").json()["paths"]["/segment"]["post"]
     assert {"multipart/form-data", "image/*", "application/x-npy"} <= set(route["requestBody"]["content"])

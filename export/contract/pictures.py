@@ -1,15 +1,18 @@
 """The bytes of an image file become an 8-bit picture, or an error that says why not.
 
 The bytes come from strangers. The format is told by its signature and Pillow is offered that format
-alone; the size is read from the header and checked before anything is decoded.
+alone; the size is read from the header and checked before anything is decoded, and what is not shown is
+not read.
 """
 
 import io
-import struct
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageStat
+from PIL.TiffImagePlugin import TiffImageFile
+
+from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
 MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
@@ -63,15 +66,20 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
         PictureError: damaged, cut short, smaller than 8x8, or of a colour mode that cannot be read.
     """
     image_format = _format_of(content)
-    if size := _declared_size(image_format, content):
+    if size := declared_size(image_format, content):
         _check_size(*size, max_pixels)
     try:
-        with Image.open(io.BytesIO(content), formats=[image_format]) as picture:
+        shown = without_metadata(image_format, content)
+        with Image.open(io.BytesIO(shown), formats=[image_format]) as picture:
             _check_size(*picture.size, max_pixels)
             picture.draft(None, (WORKING_SIDE_PIXELS, WORKING_SIDE_PIXELS))  # JPEG decodes at 1/2, 1/4, 1/8
+            if isinstance(picture, TiffImageFile):
+                picture.is_animated = True  # of a file with one page Pillow would read every nested directory
             picture.load()
-            orientation = picture.getexif().get(ORIENTATION_TAG)
+            orientation = _orientation(picture)
             flat = _flatten(picture)
+    except HeaderError as error:
+        raise PictureError(f"{image_format} file {error}") from None
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -99,19 +107,6 @@ def _format_of(content: bytes) -> str:
     raise UnsupportedPicture(f"expected a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; came {came}")
 
 
-def _declared_size(image_format: str, content: bytes) -> tuple[int, int] | None:
-    """Width and height from the header, for the two formats whose Pillow readers allocate when opening."""
-    if image_format == "GIF" and len(content) >= 10:
-        width, height = struct.unpack_from("<HH", content, 6)
-        return width, height
-    if image_format == "WEBP" and content[12:16] == b"VP8X" and len(content) >= 30:
-        return 1 + int.from_bytes(content[24:27], "little"), 1 + int.from_bytes(content[27:30], "little")
-    if image_format == "WEBP" and content[12:16] == b"VP8L" and len(content) >= 25:
-        bits = int.from_bytes(content[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    return None
-
-
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise PictureTooLarge(
@@ -125,6 +120,14 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise PictureError(
             f"picture is {width}x{height}; expected at least {MIN_SIDE_PIXELS}x{MIN_SIDE_PIXELS} pixels"
         )
+
+
+def _orientation(picture: Image.Image) -> int:
+    """EXIF's, 1 where there is none."""
+    if len(picture.info.get("exif", b"")) > MAX_EXIF_BYTES:
+        return 1
+    found = picture.getexif().get(ORIENTATION_TAG)
+    return found if isinstance(found, int) else 1
 
 
 def _flatten(picture: Image.Image) -> Image.Image:

@@ -81,7 +81,8 @@ def _values(picture: Image.Image, channels: int) -> NDArray[np.float32]:
     """Pixels as float32 [H, W, C], 0-1."""
     mode = "L" if channels == 1 else "RGB"
     pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-    return pixels.reshape(picture.height, picture.width, channels) / np.float32(255)
+    channels_last = pixels.reshape(picture.height, picture.width, channels)
+    return np.divide(channels_last, np.float32(255), dtype=np.float32)
 
 
 def _has_light_border(picture: Image.Image) -> bool:

@@ -1,0 +1,281 @@
+"""How long faults last: each is made on a running capsnet-serve, and the times are printed.
+
+    python benchmarks/faults.py               all of them, about two minutes
+
+The service is a process of its own with the shipped capsnet-mnist and its default settings, but for the size
+of its queue where that is full. Requests are single pictures of 28x28, as PNG, from threads of this script,
+on the same cores as the service. What is waited for is looked at every 10 ms, the version of a new bundle
+every 100 ms. tests/test_faults.py asserts what must come out.
+"""
+
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import ExitStack
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))  # where the faults are at home
+
+from live_process import KILLABLE, LiveProcess, live_process  # noqa: E402  # see the line before
+from live_service import wait_until  # noqa: E402
+from load import Load, under_load  # noqa: E402
+
+from service.batcher import RESTARTS  # noqa: E402
+
+BUNDLE = ROOT / "models" / "capsnet-mnist" / "1"
+COMPUTED = "capsnet_batch_images_sum"
+RESTARTED = "capsnet_inference_thread_restarts_total"
+CLIENTS = 8
+STOP_CLIENTS = 32
+LEAVING_CLIENTS = 200
+FULL_QUEUE_CLIENTS = 40
+FULL_QUEUE_IMAGES = 16
+FULL_QUEUE_S = 3
+LOOK_S = 0.1
+IDLE_PUBLICATIONS = 5
+REPLACEMENTS = 20
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    fault: str
+    measured: str
+    value: str
+
+
+def main() -> None:
+    """Make every fault and print the table as it grows."""
+    faults: list[Callable[[Path], Iterator[Row]]] = [
+        killed_thread,
+        threads_that_keep_dying,
+        published_bundle,
+        replaced_bundle,
+        broken_bundle,
+        clients_that_leave,
+        full_queue,
+        stop_under_load,
+    ]
+    before = ""
+    for fault in faults:
+        with tempfile.TemporaryDirectory() as folder:
+            publish(Path(folder) / "models", 1)
+            for row in fault(Path(folder)):
+                print(
+                    f"{'' if row.fault == before else row.fault:38} {row.measured:58} {row.value}", flush=True
+                )
+                before = row.fault
+
+
+def killed_thread(folder: Path) -> Iterator[Row]:
+    """An inference thread ends in the middle of its work."""
+    fault = f"inference thread killed, {CLIENTS} clients"
+    with (
+        live_process(folder / "models", folder / "log", program=KILLABLE) as service,
+        under_load(service.address, CLIENTS, picture()) as load,
+    ):
+        wait_until(lambda: len(load.of_status(200)) > 10 * CLIENTS)
+        killed = time.monotonic()
+        service.kill_inference_thread()
+        yield Row(fault, "until there was another thread", until(lambda: service.metric(RESTARTED) == 1))
+        answered = len(load.of_status(200))
+        wait_until(lambda: len(load.of_status(200)) > answered + 10 * CLIENTS)
+    after = [outcome for outcome in load.of_status(200) if outcome.began > killed]
+    yield Row(fault, "until a request sent after it was answered", ms(min(o.ended for o in after) - killed))
+    yield Row(fault, "requests of its batch, answered 503", str(len(load.of_status(503))))
+    yield Row(fault, "requests without an answer", of_all(load.lost, load))
+
+
+def threads_that_keep_dying(folder: Path) -> Iterator[Row]:
+    """One death more than threads are restarted; then another process takes over, as an orchestrator does."""
+    fault = f"inference threads killed {RESTARTS + 1} times"
+    with (
+        live_process(folder / "models", folder / "log", program=KILLABLE, threads=1) as service,
+        under_load(service.address, 1, picture()) as load,
+    ):
+        wait_until(lambda: bool(load.of_status(200)))
+        for deaths in range(1, RESTARTS + 1):
+            service.kill_inference_thread()
+            wait_until(lambda deaths=deaths: service.metric(RESTARTED) == deaths)
+        service.kill_inference_thread()
+        yield Row(fault, "until /readyz was 503", until(lambda: status(service, "/readyz") == 503))
+        yield Row(fault, "until /healthz was 503, too", until(lambda: status(service, "/healthz") == 503))
+        service.stop()
+        yield Row(fault, "from SIGTERM until it had ended", until(lambda: service.running.poll() is not None))
+    began = time.monotonic()
+    with live_process(folder / "models", folder / "log") as service:
+        wait_until(lambda: status(service, "/readyz") == 200)
+        yield Row(fault, "from the next start until /readyz was 200", ms(time.monotonic() - began))
+        service.client.post("/classify", content=picture())
+        yield Row(fault, "and until a picture was answered", ms(time.monotonic() - began))
+
+
+def published_bundle(folder: Path) -> Iterator[Row]:
+    """A new version, on a service that has nothing else to do."""
+    with live_process(folder / "models", folder / "log") as service:
+        times = [publication(service, folder, 2 + number) for number in range(IDLE_PUBLICATIONS)]
+    fault = f"bundle published {IDLE_PUBLICATIONS} times, idle"
+    yield Row(fault, "until the version first answered, median", ms(median(times)))
+    yield Row(fault, "until the version first answered, longest", ms(max(times)))
+
+
+def replaced_bundle(folder: Path) -> Iterator[Row]:
+    """New versions, one after another, on a busy service."""
+    with (
+        live_process(folder / "models", folder / "log") as service,
+        under_load(service.address, CLIENTS, picture()) as load,
+    ):
+        times = [publication(service, folder, 2 + number) for number in range(REPLACEMENTS)]
+    fault = f"bundle replaced {REPLACEMENTS} times, {CLIENTS} clients"
+    failed = [outcome for outcome in load.outcomes if outcome.status != 200]
+    yield Row(fault, "until the version first answered, median", ms(median(times)))
+    yield Row(fault, "until the version first answered, longest", ms(max(times)))
+    yield Row(fault, "slowest answer", ms(max(o.ended - o.began for o in load.of_status(200))))
+    yield Row(fault, "requests that failed", of_all(failed, load))
+
+
+def broken_bundle(folder: Path) -> Iterator[Row]:
+    """A graph of which a byte is wrong, and is put right."""
+    fault = "bundle with a wrong byte"
+    content = bytearray((BUNDLE / "encoder.onnx").read_bytes())
+    content[len(content) // 2] ^= 1
+    bundle = shutil.copytree(BUNDLE, folder / "aside" / "2")
+    (bundle / "encoder.onnx").write_bytes(content)
+    with live_process(folder / "models", folder / "log") as service:
+        bundle = bundle.rename(folder / "models" / "capsnet-mnist" / "2")
+        refused = until(lambda: service.metric("capsnet_model_refused", version="2") == 1)
+        yield Row(fault, "from its publishing until /models said why it is refused", refused)
+        shutil.copy(BUNDLE / "encoder.onnx", bundle)
+        yield Row(
+            fault, "from its mending until the version first answered", until(lambda: answers(service, 2))
+        )
+
+
+def clients_that_leave(folder: Path) -> Iterator[Row]:
+    """Many clients send a picture and hang up."""
+    fault = f"{LEAVING_CLIENTS} clients that hang up"
+    head = f"POST /classify HTTP/1.1\r\nHost: benchmark\r\nContent-Length: {len(picture())}\r\n\r\n"
+    with live_process(folder / "models", folder / "log") as service:
+        answers(service, 1)
+        descriptors = service.metric("process_open_fds")
+        with ExitStack() as connected:
+            connections = [socket.create_connection(service.address) for _ in range(LEAVING_CLIENTS)]
+            for connection in connections:
+                connected.enter_context(connection)
+                connection.sendall(head.encode() + picture())
+            wait_until(lambda: service.metric("capsnet_queue_images") > 0)
+            computed = service.metric(COMPUTED)
+        yield Row(
+            fault, "of their images, computed at that moment", f"{computed - 1:.0f} of {LEAVING_CLIENTS}"
+        )
+        yield Row(fault, "until none waited", until(lambda: service.metric("capsnet_queue_images") == 0))
+        yield Row(fault, "and until the next picture was answered", until(lambda: answers(service, 1)))
+        wait_until(lambda: service.metric("process_open_fds") == descriptors)
+        after = service.metric(COMPUTED) - 1 - computed
+        yield Row(fault, "of their images, computed all the same after it", f"{after:.0f}")
+
+
+def full_queue(folder: Path) -> Iterator[Row]:
+    """Many more clients than the queue has room for, who try again at once."""
+    fault = f"queue of {FULL_QUEUE_IMAGES} images, {FULL_QUEUE_CLIENTS} clients"
+    names = ("queue_images", "max_images_per_request", "max_reconstructions")
+    limits = dict.fromkeys(names, FULL_QUEUE_IMAGES)
+    with (
+        live_process(folder / "models", folder / "log", **limits) as service,
+        under_load(service.address, FULL_QUEUE_CLIENTS, picture()) as load,
+    ):
+        time.sleep(FULL_QUEUE_S)
+    refusals = sorted(outcome.ended - outcome.began for outcome in load.of_status(503))
+    yield Row(fault, "time of a 503, p50", ms(refusals[len(refusals) // 2]))
+    yield Row(fault, "time of a 503, p99", ms(refusals[len(refusals) * 99 // 100]))
+    yield Row(fault, "answered 200", of_all(load.of_status(200), load))
+    yield Row(fault, "requests with neither", of_all(load.lost, load))
+
+
+def stop_under_load(folder: Path) -> Iterator[Row]:
+    """SIGTERM while everybody posts."""
+    fault = f"SIGTERM, {STOP_CLIENTS} clients"
+    with (
+        live_process(folder / "models", folder / "log") as service,
+        under_load(service.address, STOP_CLIENTS, picture()) as load,
+    ):
+        wait_until(lambda: len(load.of_status(200)) > 5 * STOP_CLIENTS)
+        asked = time.monotonic()
+        service.stop()
+        exit_status = service.running.wait()
+        ended = time.monotonic()
+    yield Row(fault, "until the process had ended", ms(ended - asked))
+    yield Row(fault, "exit status", str(exit_status))
+    yield Row(fault, "requests answered after the signal", str(sum(o.ended > asked for o in load.outcomes)))
+    yield Row(fault, "requests without an answer", of_all(load.lost, load))
+
+
+def publish(models: Path, version: int) -> None:
+    """The shipped bundle as another version, whole at once."""
+    folder = models / "capsnet-mnist"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(BUNDLE, folder / f".{version}").rename(folder / str(version))
+
+
+def publication(service: LiveProcess, folder: Path, version: int) -> float:
+    """Seconds from the publishing of a version until it answers."""
+    publish(folder / "models", version)
+    began = time.monotonic()
+    while not answers(service, version):
+        time.sleep(LOOK_S)
+    seconds = time.monotonic() - began
+    shutil.rmtree(folder / "models" / "capsnet-mnist" / str(version - 2), ignore_errors=True)  # not kept
+    return seconds
+
+
+def answers(service: LiveProcess, version: int) -> bool:
+    """Whether that version answers a picture for which no version is named."""
+    answer = service.client.post("/classify", content=picture())
+    return answer.status_code == 200 and answer.json()["version"] == version
+
+
+def status(service: LiveProcess, path: str) -> int:
+    """Of what the service answers there."""
+    return service.client.get(path).status_code
+
+
+def until(condition: Callable[[], bool]) -> str:
+    """How long it takes from now on."""
+    began = time.monotonic()
+    wait_until(condition)
+    return ms(time.monotonic() - began)
+
+
+def ms(seconds: float) -> str:
+    """As the table shows it."""
+    return f"{seconds * 1000:.1f} ms"
+
+
+def of_all(some: Sized, load: Load) -> str:
+    """As the table shows it."""
+    return f"{len(some)} of {len(load.outcomes)}"
+
+
+@cache
+def picture() -> bytes:
+    """The first of the bundle's samples as a PNG file."""
+    with np.load(BUNDLE / "samples.npz") as samples:
+        pixels = samples["pixels"][0, :, :, 0]  # [H, W] in 0-1
+    file = BytesIO()
+    Image.fromarray((pixels * 255).round().astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    main()

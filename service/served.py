@@ -1,0 +1,72 @@
+"""A loaded version of a model: it answers requests until the last one that uses it is over."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.batcher import Batcher
+from service.bundles import Found
+from service.engine import Engine
+from service.metrics import Metrics
+from service.settings import Settings
+
+# N images, J classes, D numbers of a pose, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Served:
+    """A loaded version, its inference thread and the requests that use it.
+
+    Attributes:
+        found: the files that it was loaded from.
+    """
+
+    model: str
+    version: int
+    found: Found
+    engine: Engine
+    batcher: Batcher
+    users: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
+        probabilities, poses = await self.batcher.submit(self.engine.encode, pixels)
+        return probabilities, poses
+
+    async def decode(self, poses: Floats, mask: Floats) -> Floats:
+        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
+        (pictures,) = await self.batcher.submit(self.engine.decode, poses, mask)
+        return pictures
+
+    def describe(self) -> dict[str, Any]:
+        """What it runs on, as /models shows it."""
+        graphs = {role: graph.file for role, graph in self.engine.manifest.graphs.items()}
+        return {"device": self.engine.device, "provider": self.engine.provider, "graphs": graphs}
+
+    async def drain(self) -> None:
+        """Close this version, which gets no new requests, once those that use it are over."""
+        while self.users:
+            self.idle.clear()
+            await self.idle.wait()
+        await asyncio.to_thread(self.batcher.close)
+
+
+def start(
+    model: str, version: int, found: Found, engine: Engine, settings: Settings, metrics: Metrics
+) -> Served:
+    """Give a loaded engine its queue and its inference thread."""
+    batcher = Batcher(
+        f"{model}/{version}",
+        lanes=engine.lanes,
+        max_batch=engine.max_batch,
+        queue_images=settings.queue_images,
+        deadline_ms=settings.deadline_ms,
+        observer=metrics.model(model, version),
+    )
+    return Served(model, version, found, engine, batcher)

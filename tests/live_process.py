@@ -1,0 +1,81 @@
+"""capsnet-serve in a process of its own, for what a thread of the test cannot show: signals and the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+START_S = 60
+CAPSNET_SERVE = ("-m", "service.cli")
+KILLABLE = (str(Path(__file__).with_name("killable_serve.py")),)
+
+
+@dataclass
+class LiveProcess:
+    """A running service, a client of it, and what it has written to standard error."""
+
+    running: subprocess.Popen[str]
+    client: httpx.Client
+    log: Path
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self.client.base_url.host, self.client.base_url.port or 80
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log, in which every line is one JSON object."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that have these labels."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.client.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def kill_inference_thread(self) -> None:
+        """End one of its inference threads; only of a process that was started as KILLABLE."""
+        self.running.send_signal(signal.SIGUSR1)
+
+    def stop(self) -> None:
+        """Ask it to end, and wait for nothing."""
+        self.running.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def live_process(
+    models: Path, log: Path, *, program: tuple[str, ...] = CAPSNET_SERVE, **settings: object
+) -> Iterator[LiveProcess]:
+    """A service process that is ready, on a free port, with these settings and no others."""
+    facts = {"models": models, "port": 0, "device": "cpu", **settings}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CAPSNET_")}
+    environment |= {f"CAPSNET_{name.upper()}": str(value) for name, value in facts.items()}
+    command = [sys.executable, *program]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+        ) as running,
+    ):
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()  # comes once its models are loaded
+            address = next((word for word in line.split() if word.startswith("http://")), None)
+            assert address, f"capsnet-serve did not start: {log.read_text()}"
+            with httpx.Client(base_url=address, timeout=START_S) as client:
+                yield LiveProcess(running, client, log)
+        finally:
+            running.kill()

@@ -1,0 +1,426 @@
+"""What slow, many and endless uploads take of the service: bounded time, bounded memory, nobody's answer."""
+
+import asyncio
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from live_process import live_process
+from live_service import live_service, settings_for, wait_until
+from PIL import Image
+from starlette.types import Message
+from tiny_bundle import SIDE, write_bundle
+
+from service.connections import BoundedHttp
+from service.errors import SlowBodyError
+from service.limits import SMALL_BYTES, BodyLimit
+from service.settings import SettingsError, read_settings
+
+RECEIVE_MS = 300
+MIB = 2**20
+PNG = "Content-Type: image/png"
+PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
+FORM = "Content-Type: multipart/form-data; boundary=x"
+JSON = "Content-Type: application/json"
+LENGTH = "Content-Length: 1000"
+CHUNKED = "Transfer-Encoding: chunked"
+
+# Route, headers, and the beginning of a body that never ends.
+UPLOADS = [
+    ("/classify", (PNG, LENGTH), b"\x89PNG"),
+    ("/classify", (PNG, LENGTH), b""),
+    ("/classify", (PNG, LENGTH, "Expect: 100-continue"), b""),
+    ("/classify", (PNG, CHUNKED), b"4\r\n\x89PNG\r\n"),
+    ("/classify", (FORM, LENGTH), PART),
+    ("/classify", (FORM, CHUNKED), b"%x\r\n%s\r\n" % (len(PART), PART)),
+    ("/segment", (PNG, LENGTH), b"\x89PNG"),
+    ("/reconstruct", (JSON, LENGTH), b'{"pose": ['),
+    ("/reconstruct", (FORM, LENGTH), PART),
+    ("/v2/models/tiny/infer", (JSON, LENGTH), b'{"inputs": ['),
+    ("/v2/models/tiny/versions/1/infer", ("Inference-Header-Content-Length: 9", LENGTH), b"{"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_bundle(root / "tiny" / "1")
+    return root
+
+
+@pytest.fixture(scope="module")
+def impatient(models: Path) -> Iterator[httpx.Client]:
+    """A service to which no body may take longer than RECEIVE_MS."""
+    with live_service(settings_for(models, receive_ms=RECEIVE_MS)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def patient(models: Path) -> Iterator[httpx.Client]:
+    """A service to which a body may take ten minutes."""
+    with live_service(settings_for(models, receive_ms=600_000)) as client:
+        yield client
+
+
+class ImpatientHttp(BoundedHttp):
+    """Looks at its connections much more often."""
+
+    patience_s = 0.2
+
+
+def png() -> bytes:
+    file = BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def head(route: str, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {route} HTTP/1.1", "Host: test", *headers, "", ""]).encode()
+
+
+def connected(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All that comes until the service closes the connection, in whichever way."""
+    received = b""
+    try:
+        while more := connection.recv(2**16):
+            received += more
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def is_cut_off(connection: socket.socket, piece: bytes, *, pause_s: float = 0) -> bool:
+    """Whether the service ends the connection while a thousand pieces are sent."""
+    try:
+        for _ in range(1000):
+            connection.sendall(piece)
+            time.sleep(pause_s)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
+
+
+@contextmanager
+def stalled_uploads(client: httpx.Client, count: int, sent: bytes, declared: int) -> Iterator[None]:
+    """Connections that have sent the beginning of a body, which the service has read, and send no more."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            connection = stack.enter_context(connected(client))
+            connection.sendall(head("/classify", PNG, f"Content-Length: {declared}") + sent)
+        for _ in range(100):  # its event loop turns once for each, and reads from everybody
+            assert client.get("/healthz").status_code == 200
+        yield
+
+
+def assert_too_slow(answer: bytes) -> None:
+    answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    headers, _, body = answer.partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 408 "), answer
+    assert b"connection: close" in headers.lower()
+    assert json.loads(body)["type"] == "/problems/slow-body"
+    assert f"{RECEIVE_MS} ms" in json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize(("route", "headers", "begun"), UPLOADS)
+def test_a_body_that_stops_coming_is_answered_408_and_its_connection_closed(impatient, route, headers, begun):
+    with connected(impatient) as connection:
+        connection.sendall(head(route, *headers) + begun)
+        assert_too_slow(read_to_end(connection))
+
+
+def test_a_body_that_drips_has_no_more_time_than_one_that_stops(impatient):
+    with connected(impatient) as connection:
+        connection.sendall(head("/classify", PNG, "Content-Length: 100000"))
+        connection.settimeout(0.02)
+        for _ in range(1000):
+            connection.sendall(b".")
+            try:
+                answer = connection.recv(2**16)
+                break
+            except TimeoutError:
+                continue
+        assert_too_slow(answer)
+
+
+def test_a_slow_body_is_counted_and_logged_as_408(impatient):
+    with connected(impatient) as connection:
+        connection.sendall(head("/segment", PNG, LENGTH, "X-Request-ID: slow-one"))
+        assert b"x-request-id: slow-one" in read_to_end(connection)
+    assert 'status="408"' in impatient.get("/metrics").text
+
+
+def test_bodies_that_come_in_pieces_within_their_time_are_answered(impatient):
+    content = png()
+    for _ in range(20):
+        with connected(impatient) as connection:
+            connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}"))
+            connection.sendall(content[:100])
+            time.sleep(0.01)
+            connection.sendall(content[100:])
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_may_take_longer_than_a_body(models):
+    content = png()
+    with live_service(settings_for(models, receive_ms=1)) as client, connected(client) as connection:
+        for _ in range(50):  # whose bodies come with their headers
+            connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}") + content)
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_hundred_stalled_uploads_keep_nobody_from_an_answer(patient):
+    with stalled_uploads(patient, 100, bytes(50_000), 100_000):
+        for _ in range(20):
+            assert patient.post("/classify", content=png()).status_code == 200
+
+
+def test_a_hundred_stalled_uploads_hold_the_end_up_no_longer_than_the_deadline(models, tmp_path):
+    with (
+        live_process(models, tmp_path / "log", deadline_ms=500, receive_ms=600_000) as service,
+        stalled_uploads(service.client, 100, bytes(5000), 100_000),
+    ):
+        assert service.client.post("/classify", content=png()).status_code == 200
+        service.stop()
+        assert service.running.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: te", b"GET /healthz HTTP/1.1\r\nHost: test\r\n"],
+    ids=["nothing", "a letter", "half a header", "half the headers"],
+)
+@pytest.mark.parametrize("first", ["", "GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n"], ids=["new", "used"])
+def test_a_connection_on_which_no_request_comes_is_closed(models, first, begun):
+    with (
+        live_service(settings_for(models), http=ImpatientHttp) as client,
+        connected(client) as connection,
+    ):
+        if first:
+            connection.sendall(first.encode())
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(begun)
+        assert read_to_end(connection) == b""
+
+
+def test_a_head_that_drips_has_no_more_time_than_one_that_stops(models):
+    with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+        assert is_cut_off(connection, b"a", pause_s=0.02)
+
+
+def test_the_rest_of_a_refused_body_may_not_drip_for_ever(models):
+    with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
+        connection.sendall(head("/nowhere", PNG, "Content-Length: 100000"))
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 404 ")
+        assert is_cut_off(connection, b".", pause_s=0.02)
+
+
+def test_a_request_under_way_is_not_cut_off_as_one_that_never_comes(models):
+    content = png()
+    with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
+        connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}"))
+        for part in (content[:50], content[50:100], content[100:]):
+            time.sleep(3 * ImpatientHttp.patience_s)
+            connection.sendall(part)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_does_not_read_its_answers_is_cut_off(models):
+    asked = 24
+    with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
+        file = client.get("/docs/swagger-ui-bundle.js").content
+        connection.sendall(b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: test\r\n\r\n" * asked)
+        time.sleep(5 * ImpatientHttp.patience_s)
+        assert len(read_to_end(connection)) < asked * len(file)
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nA: ", b"a" * 65536),
+        (b"GET /", b"a" * 65536),
+        (b"GET /healthz HTTP/1.1\r\n", b"a: b\r\n" * 10_000),
+        (head("/classify", PNG, CHUNKED) + b"4;", b"a" * 65536),
+        (head("/classify", PNG, CHUNKED) + b"0\r\n", b"a: b\r\n" * 10_000),
+    ],
+    ids=["header", "path", "headers", "chunk extension", "trailers"],
+)
+def test_a_head_without_an_end_is_refused_while_it_comes(patient, begun, more):
+    with connected(patient) as connection:
+        connection.sendall(begun)
+        assert is_cut_off(connection, more)
+
+
+def test_too_many_headers_are_told_how_many_there_may_be(patient):
+    lines = [f"X-{number}: 1" for number in range(BoundedHttp.max_header_lines)]
+    with connected(patient) as connection:
+        connection.sendall(head("/classify", *lines, "Content-Length: 0"))
+        headers, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["type"] == "/problems/head-too-large"
+    assert "100 lines" in json.loads(body)["detail"]
+
+
+def test_requests_sent_ahead_of_their_answers_do_not_pile_up(patient):
+    with connected(patient) as connection:
+        assert is_cut_off(connection, b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n" * 1000)
+
+
+def test_a_few_requests_sent_ahead_of_their_answers_are_answered(patient):
+    with connected(patient) as connection:
+        last = b"GET /healthz HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n" * 16 + last)
+        assert read_to_end(connection).count(b"HTTP/1.1 200 ") == 17
+
+
+def test_bodies_beyond_what_all_may_hold_are_answered_503_with_retry_after(models):
+    limits = {"max_body_bytes": 3 * MIB, "uploads_bytes": 4 * MIB, "receive_ms": 600_000}
+    large = bytes(2 * MIB)
+    with live_service(settings_for(models, **limits)) as client:
+        with stalled_uploads(client, 1, large, 3 * MIB):
+            refused = client.post("/classify", content=large)
+            assert refused.status_code == 503
+            assert refused.json()["type"] == "/problems/overloaded"
+            assert "CAPSNET_UPLOADS_BYTES" in refused.json()["detail"]
+            assert int(refused.headers["retry-after"]) >= 1
+            assert client.post("/classify", content=png()).status_code == 200  # for which there is room
+        wait_until(lambda: client.post("/classify", content=large).status_code == 415)
+
+
+def test_the_last_quarter_is_for_small_bodies(models):
+    limits = {"max_body_bytes": 3 * MIB, "uploads_bytes": 4 * MIB, "receive_ms": 600_000}
+    with (
+        live_service(settings_for(models, **limits)) as client,
+        stalled_uploads(client, 1, bytes(3 * MIB - 1), 3 * MIB),
+    ):
+        assert client.post("/classify", content=bytes(SMALL_BYTES + 1)).status_code == 503
+        assert client.post("/classify", content=bytes(SMALL_BYTES)).status_code == 415
+
+
+def test_after_clients_of_every_bad_kind_nothing_is_held(models):
+    limits = {"max_body_bytes": MIB * 3 // 4, "uploads_bytes": MIB, "receive_ms": 200}
+    settings = settings_for(models, **limits, max_images_per_request=2)
+    with live_service(settings) as client:
+        send_everything_bad(client)
+        with stalled_uploads(client, 1, bytes(300_001), 300_002):
+            rest = bytes(MIB - 300_001)
+            assert len(rest) <= settings.max_body_bytes
+            wait_until(lambda: client.post("/classify", content=rest).status_code == 415)
+
+
+def send_everything_bad(client: httpx.Client) -> None:
+    kinds = [(head(route, *headers), begun) for route, headers, begun in UPLOADS]
+    with ExitStack() as stalled:
+        for start, begun in kinds * 5:
+            with connected(client) as gone:
+                gone.sendall(start + begun)
+            stalled.enter_context(connected(client)).sendall(start + begun + begun)
+        client.post("/classify", content=bytes(MIB))
+        client.post("/classify", content=iter([bytes(2**16)] * 16))
+        client.post("/classify", content=b"no picture")
+        client.post("/classify", files=[("images", bytes(1000))] * 3)
+        client.post("/classify?top_k=0", content=bytes(1000))
+        client.post("/nowhere", content=bytes(100_000))
+        client.get("/classify")
+        time.sleep(0.3)
+
+
+@given(
+    bodies=st.lists(
+        st.lists(st.integers(0, 60), max_size=4).flatmap(
+            lambda sizes: st.tuples(
+                st.just(sizes), st.sampled_from(["end", "stall", "hang up", "fail", "cancel", "unread"])
+            )
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_however_requests_end_what_they_held_is_given_back(bodies):
+    limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=5)
+
+    async def run() -> None:
+        requests = [asyncio.create_task(request(limit, sizes, end)) for sizes, end in bodies]
+        await asyncio.sleep(0)
+        assert limit.held_bytes >= 0
+        for task, (_, end) in zip(requests, bodies, strict=True):
+            if end == "cancel":
+                task.cancel()
+        ended = await asyncio.gather(*requests, return_exceptions=True)
+        for (_, end), how in zip(bodies, ended, strict=True):
+            assert end == "stall" or not isinstance(how, SlowBodyError)
+
+    asyncio.run(run())
+    assert (limit.held_bytes, limit.arriving) == (0, {})
+
+
+async def read_all(scope, receive, send) -> None:
+    """An application that holds what it reads, and a while longer."""
+    if scope["end"] != "unread":
+        while (message := await receive()).get("more_body"):
+            pass
+        await asyncio.sleep(0)
+        if message["type"] != "http.disconnect" and scope["end"] == "fail":
+            raise RuntimeError("a fault of ours")
+
+
+async def request(limit: BodyLimit, sizes: list[int], end: str) -> None:
+    messages = iter(sizes)
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        for size in messages:
+            return {"type": "http.request", "body": bytes(size), "more_body": True}
+        if end == "hang up":
+            return {"type": "http.disconnect"}
+        if end == "stall":
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    await limit({"type": "http", "headers": [], "end": end}, receive, None)
+
+
+def test_every_overdue_body_is_given_up_and_each_at_its_own_time():
+    gone: list[str] = []
+
+    async def begin(limit: BodyLimit, name: str) -> None:
+        with pytest.raises(SlowBodyError, match="20 ms"):
+            await request(limit, [1], "stall")
+        gone.append(name)
+
+    async def run() -> None:
+        limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=20)
+        first = [asyncio.create_task(begin(limit, "first")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await asyncio.gather(*first, begin(limit, "second"))
+
+    asyncio.run(run())
+    assert gone == ["first"] * 3 + ["second"]
+
+
+def test_uploads_are_kept_in_memory_and_need_no_folder_to_write_to(models, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    files = [("images", png()), ("images", png() + bytes(5 * MIB))]  # more than Starlette itself keeps there
+    with live_service(settings_for(models)) as client:
+        assert client.post("/classify", files=files).status_code == 200
+
+
+def test_a_body_that_would_never_find_room_is_a_wrong_setting():
+    with pytest.raises(SettingsError, match=r"CAPSNET_UPLOADS_BYTES.*CAPSNET_MAX_BODY_BYTES"):
+        read_settings(max_body_bytes=3 * MIB + 1, uploads_bytes=4 * MIB)
