@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -106,7 +107,11 @@ class LineWriter(logging.Handler):
 
 @contextmanager
 def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
-    """Every record of this process, warnings of Python's included, goes to standard error in one format."""
+    """Every record of this process, warnings of Python's included, goes to standard error in one format.
+
+    But for the warnings of Pillow: strangers' files make it warn of whatever they say, each text is another
+    one, and Python keeps them all.
+    """
     # A process may be started without one; its number is then that of something else.
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else os.open(os.devnull, os.O_WRONLY)
     handler = LineWriter(descriptor)
@@ -115,9 +120,11 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
     before = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())
-    logging.captureWarnings(True)
     try:
-        yield
+        with warnings.catch_warnings():
+            logging.captureWarnings(True)
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
     finally:
         logging.captureWarnings(False)
         root.setLevel(before)

@@ -407,6 +407,12 @@ def test_how_the_camera_was_held_is_still_read(image_format, orientation):
     assert shown.size == ((30, 60) if orientation >= 5 else (60, 30))
 
 
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WebP"])
+def test_a_picture_whose_exif_cannot_be_read_is_upright(image_format):
+    content = saved(image_format, Image.new("L", (60, 30), 200), exif=b"Exif\0\0no TIFF file at all")
+    assert read_picture(content, MAX_PIXELS).size == (60, 30)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16", "CMYK", "YCbCr"])
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF"])
 def test_leaving_metadata_out_changes_no_pixel(image_format, mode):

@@ -3,13 +3,17 @@
 import json
 import logging
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 
 import pytest
 from live_service import wait_until
+from PIL import Image, TiffImagePlugin
 
+from export.contract.pictures import read_picture
 from service.logs import LINES_WAITING, JsonLine, LineWriter, TextLine, logging_to_stderr
 
 NASTY = 'two\nlines, a "quote", \x1b[31mred\x1b[0m, \u2028 and \x85'
@@ -117,3 +121,15 @@ def test_everything_that_logs_comes_out_in_one_format(capfd):
         ("some.library", "from a library"),
         ("py.warnings", "from Python"),
     ]
+
+
+def test_what_pillow_says_of_a_clients_file_is_neither_logged_nor_kept(capfd):
+    exif = Image.Exif()
+    exif[0x010E] = "a description, whose length the file says is larger than it is"
+    told = exif.tobytes().replace(struct.pack(">I", len(exif[0x010E]) + 1), struct.pack(">I", 12_345_678))
+    with logging_to_stderr("json", "info"):
+        file = BytesIO()
+        Image.new("L", (28, 28)).save(file, "PNG", exif=told)
+        assert read_picture(file.getvalue(), max_pixels=1000).size == (28, 28)
+    assert capfd.readouterr().err == ""
+    assert "12345678" not in repr(vars(TiffImagePlugin).get("__warningregistry__"))

@@ -123,10 +123,13 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _orientation(picture: Image.Image) -> int:
-    """EXIF's, 1 where there is none."""
+    """EXIF's; 1, upright, where there is none or it cannot be read: the picture beside it is sound."""
     if len(picture.info.get("exif", b"")) > MAX_EXIF_BYTES:
         return 1
-    found = picture.getexif().get(ORIENTATION_TAG)
+    try:
+        found = picture.getexif().get(ORIENTATION_TAG)
+    except Exception:  # as above, Pillow raises nearly everything there is
+        return 1
     return found if isinstance(found, int) else 1
 
 
