@@ -7,7 +7,9 @@ never stands in front of the small ones.
 
 On a CPU there are several threads, called lanes. A batch that runs alone has all cores to itself, which is
 what a lone request wants; batches that run side by side have one share of them each, which keeps the cores
-busy while one of the batches waits, for its slowest part or for a core that the event loop has taken.
+busy while one of the batches waits, for its slowest part or for a core that the event loop has taken. Where
+there was company a moment ago a batch leaves room for more of it: one on all cores and one beside it are slower
+than two that share.
 
 Whatever happens, every request gets its outcome: a batch that fails is run again one request at a time, so
 that only the one at fault fails; a thread that dies takes only its present batch with it, and is restarted.
@@ -15,6 +17,7 @@ that only the one at fault fails; a thread that dies takes only its present batc
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -30,9 +33,10 @@ from service.errors import DeadlineExceededError, OverloadedError
 # N images or poses of one request; a batch joins requests along this axis.
 
 Arrays = tuple[NDArray[np.float32], ...]
-# Takes arrays [N, ...] and the keyword `alone`, whether no other lane is at work; gives arrays [N, ...].
+# Takes arrays [N, ...] and the keyword `alone`, whether all cores are its own; gives arrays [N, ...].
 Run = Callable[..., Arrays]
 
+COMPANY_S = 0.05  # about the time of a large batch; for so long it is expected back
 RESTARTS = 3  # of a dead thread, within the time below; one that keeps dying is left dead
 RESTARTS_WITHIN_S = 60.0
 
@@ -123,7 +127,7 @@ class _Lane:
         wake: notified when there is work for it while it sleeps.
         batch: what it has taken and not yet finished.
         busy_since: time.monotonic() of the beginning of its present batch.
-        is_computing: at this moment.
+        is_alone: its present batch has all cores.
     """
 
     number: int
@@ -131,7 +135,7 @@ class _Lane:
     thread: threading.Thread | None = None
     batch: list[_Slice] = field(default_factory=list)
     busy_since: float | None = None
-    is_computing: bool = False
+    is_alone: bool = True
 
 
 class Batcher:
@@ -169,6 +173,7 @@ class Batcher:
         self._lanes = [_Lane(number, threading.Condition(self._lock)) for number in range(lanes)]
         # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
         self._asleep: list[_Lane] = []
+        self._company_at = -math.inf  # time.monotonic() when there was last work for more than one lane
         for lane in self._lanes:
             self._start(lane)
 
@@ -299,7 +304,10 @@ class Batcher:
                     self._asleep.append(lane)
                     lane.wake.wait_for(lambda: lane not in self._asleep)
                 self._take(lane.batch)
-            lane.busy_since = time.monotonic()
+            now = time.monotonic()
+            if self._queue or any(other.busy_since for other in self._lanes):
+                self._company_at = now
+            lane.busy_since, lane.is_alone = now, now > self._company_at + COMPANY_S
             if self._queue:  # such as the rest of a large request: a lane that sleeps may take it
                 self._wake_one()
         return bool(lane.batch)
@@ -345,7 +353,7 @@ class Batcher:
         """Run slices together; if that fails, one by one, so that only the request at fault fails."""
         began = time.monotonic()
         try:
-            outputs = self._compute(lane, batch)
+            outputs = batch[0].job.run(*_joined(batch), alone=lane.is_alone)
         except Exception as error:  # handed on to the requests, never swallowed
             if len(batch) == 1:
                 batch[0].job.fail(error)
@@ -359,15 +367,6 @@ class Batcher:
         for part in batch:
             part.job.deliver(part.start, tuple(output[first : first + part.images] for output in outputs))
             first += part.images
-
-    def _compute(self, lane: _Lane, batch: Sequence[_Slice]) -> Arrays:
-        feeds = _joined(batch)
-        alone = not any(other.is_computing for other in self._lanes)
-        lane.is_computing = True
-        try:
-            return batch[0].job.run(*feeds, alone=alone)
-        finally:
-            lane.is_computing = False
 
     def _late(self) -> DeadlineExceededError:
         return DeadlineExceededError(
