@@ -222,7 +222,7 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
     )
     access.guard(app, settings, metrics)
     _add_error_handlers(app)
-    app.router.routes.extend(quick_routes.routes)  # what FastAPI includes it looks for by a longer way
+    app.router.routes[:0] = quick_routes.routes  # first; what FastAPI includes it finds by a longer way
     app.include_router(routes)
     app.include_router(oip.routes)
     app.include_router(oip_repository.routes)
