@@ -8,8 +8,8 @@ never stands in front of the small ones.
 On a CPU there are several threads, called lanes. A batch that runs alone has all cores to itself, which is
 what a lone request wants; batches that run side by side have one share of them each, which keeps the cores
 busy while one of the batches waits, for its slowest part or for a core that the event loop has taken. Where
-there was company a moment ago a batch leaves room for more of it: one on all cores and one beside it are slower
-than two that share.
+there was company a moment ago a batch leaves room for more of it: one on all cores and another beside it are
+slower than two that share.
 
 Whatever happens, every request gets its outcome: a batch that fails is run again one request at a time, so
 that only the one at fault fails; a thread that dies takes only its present batch with it, and is restarted.

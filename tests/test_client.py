@@ -35,8 +35,8 @@ from service.client import (
     Sweep,
     UnreachableError,
 )
-from service.client_pictures import REQUEST_IMAGES
-from service.client_retry import retry_after_s
+from service.client.pictures import REQUEST_IMAGES
+from service.client.steps import retry_after_s
 
 SIZE = 4  # numbers of a tiny pose
 QUICK = Retry(attempts=3, first_wait_s=0.01)

@@ -28,11 +28,12 @@ from PIL import Image
 from tiny_bundle import CLASSES, SIDE, write_bundle
 
 from service.engine import Placement, load_engine
-from service.score import in_order, main
-from service.score_local import LocalScorer
-from service.score_pictures import Picture, in_batches
-from service.score_query import Batch, Chosen, Loaded, Outcome, Query, Skipped
-from service.score_sources import walk
+from service.score import main
+from service.score.local import LocalScorer
+from service.score.pictures import Picture, in_batches
+from service.score.query import Batch, Chosen, Loaded, Outcome, Query, Skipped
+from service.score.run import in_order
+from service.score.sources import walk
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -272,7 +273,7 @@ def test_parquet_is_not_written_to_stdout(models, digits, capsys):
 
 def test_without_pyarrow_parquet_is_refused_before_anything_is_scored(digits, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "service.score_parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "service.score.parquet", raising=False)
     assert score(digits, "--out", tmp_path / "a.parquet", "--url", "http://127.0.0.1:9") == 2
     assert "pip install -e '.[parquet]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -355,12 +356,12 @@ def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, dig
     assert score(folder, "--out", tmp_path / "a.csv", *reached) == 1
     good = sorted(folder / path.relative_to(digits) for path in digits.rglob("*.*"))
     assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [str(path) for path in good]
-    errors = [json.loads(line) for line in (tmp_path / "a.errors.jsonl").read_text().splitlines()]
+    errors = [json.loads(line) for line in (tmp_path / "a.csv.errors.jsonl").read_text().splitlines()]
     bad = [str(folder / name) for name in ("0/empty.png", "1/text.jpg", "2/gone.png")]
     assert [error["path"] for error in errors] == bad
     assert all(error["reason"] for error in errors)
     summary, labels = capsys.readouterr().err.splitlines()
-    errors_file = f"({tmp_path / 'a.errors.jsonl'} says why)"
+    errors_file = f"({tmp_path / 'a.csv.errors.jsonl'} says why)"
     assert summary.startswith(
         f"capsnet-score: 10 scored with tiny/2, 3 skipped {errors_file}; 13 in this run"
     )
@@ -546,7 +547,7 @@ def test_a_picture_that_breaks_the_service_costs_no_other_its_row(service, digit
     assert [row["path"] for row in read_csv(tmp_path / "a.csv")] == [
         str(names[n]) for n in range(9) if n != 3
     ]
-    (error,) = (tmp_path / "a.errors.jsonl").read_text().splitlines()
+    (error,) = (tmp_path / "a.csv.errors.jsonl").read_text().splitlines()
     assert json.loads(error)["path"] == str(names[3])
     assert capsys.readouterr().err.startswith("capsnet-score: 8 scored with tiny/2, 1 skipped")
 

@@ -70,7 +70,7 @@ def rows_of(path: Path) -> object:
 
 
 def errors_of(path: Path) -> bytes:
-    return path.with_name(f"{path.stem}.errors.jsonl").read_bytes()
+    return path.with_name(f"{path.name}.errors.jsonl").read_bytes()
 
 
 def leftovers(path: Path) -> list[str]:
@@ -119,7 +119,7 @@ def test_a_run_killed_again_and_again_leaves_what_an_undisturbed_one_does(
     assert run_slowly(arguments, paths, fifo, kill_at=None) == 1
     assert rows_of(out) == rows_of(whole)
     assert errors_of(out) == errors_of(whole)
-    assert leftovers(out) == sorted([f".{suffix}", f".{suffix}.run.json", ".errors.jsonl"])
+    assert leftovers(out) == sorted([f".{suffix}", f".{suffix}.errors.jsonl", f".{suffix}.run.json"])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -129,7 +129,7 @@ def test_whatever_follows_the_last_commit_is_cut_off(score, paths, tmp_path, suf
     assert score(folder, "--out", whole, "--batch", 4) == 1
     stopped_after(100, score, paths, out)
     rows = out.with_name(f"{out.name}.rows.jsonl") if suffix == "parquet" else out
-    for file in (rows, out.with_name("out.errors.jsonl")):
+    for file in (rows, out.with_name(f"{out.name}.errors.jsonl")):
         with file.open("ab") as torn:
             torn.write(b'{"path": "a row that is')
     assert score(folder, "--out", out, "--batch", 4, "--resume") == 1
@@ -285,7 +285,7 @@ def test_a_version_whose_weights_were_replaced_is_refused(models, score, paths, 
 # Files that exist already
 
 
-@pytest.mark.parametrize("name", ["scores.csv", "scores.errors.jsonl"])
+@pytest.mark.parametrize("name", ["scores.csv", "scores.csv.errors.jsonl"])
 def test_a_file_that_exists_is_not_overwritten_unless_asked_for(score, paths, tmp_path, capsys, name):
     (tmp_path / name).write_text("from yesterday")
     arguments = [*paths[:3], "--out", tmp_path / "scores.csv"]
@@ -299,6 +299,16 @@ def test_a_file_that_exists_is_not_overwritten_unless_asked_for(score, paths, tm
     assert score(*arguments, "--overwrite") == 0
     assert leftovers(tmp_path / "scores.csv") == [".csv", ".csv.run.json"]
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_tables_that_differ_in_their_suffix_alone_keep_each_its_errors(score, paths, tmp_path, option):
+    runs = {"scores.csv": paths[:7], "scores.parquet": paths[7:14], "scores.jsonl": paths[14:21]}
+    for name, some in runs.items():
+        assert score(*some, "--out", tmp_path / name, option) == 1
+    for name, some in runs.items():
+        (error,) = errors_of(tmp_path / name).splitlines()
+        assert json.loads(error)["path"] == str(some[3])
 
 
 def test_rows_that_wait_to_become_parquet_are_not_overwritten_either(score, paths, tmp_path, capsys):

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.score_pictures import in_batches
-from service.score_query import Loaded, ScoreError, Skipped
-from service.score_sources import Sources
+from service.score.pictures import in_batches
+from service.score.query import Loaded, ScoreError, Skipped
+from service.score.sources import Sources
 
 LIMIT = 2**20  # bytes of one file
 NAMES = ["b/7.png", "a/8.jpg", "9.PNG"]
@@ -326,7 +326,7 @@ def test_a_damaged_parquet_file_costs_no_other_source_its_rows(tmp_path):
 # Not getrusage, which tells of a child what its parent used.
 READ_AND_TELL_GROWTH = """
 import re, sys
-from service.score_parquet import in_parquet
+from service.score.parquet import in_parquet
 from pathlib import Path
 def most(): return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 before = most()
@@ -348,7 +348,7 @@ def test_a_large_row_group_is_not_read_at_once(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "set.parquet", image=[b"0"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "service.score_parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "service.score.parquet", raising=False)
     with pytest.raises(ScoreError, match=r"pip install -e '\.\[parquet\]'"):
         found(path)
 

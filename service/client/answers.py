@@ -12,8 +12,8 @@ import orjson
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from service.client_errors import not_understood
-from service.client_pictures import Picture
+from service.client.errors import not_understood
+from service.client.pictures import Picture
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
 

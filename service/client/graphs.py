@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import httpx
 import numpy as np
 
-from service.client_answers import Encoded, Floats
-from service.client_errors import not_understood
-from service.client_models import default_model, graph_path
-from service.client_pictures import REQUEST_IMAGES
-from service.client_steps import Call, Job
+from service.client.answers import Encoded, Floats
+from service.client.errors import not_understood
+from service.client.models import default_model, graph_path
+from service.client.pictures import REQUEST_IMAGES
+from service.client.steps import Call, Job
 from service.oip_tensors import HEADER_LENGTH, WireError, read_tensors, split, write_request
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose

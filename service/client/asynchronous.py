@@ -9,10 +9,8 @@ from typing import Any, Self, TypeVar
 import httpx
 from numpy.typing import NDArray
 
-from service import client_graphs as graphs
-from service import client_jobs as jobs
-from service import client_models as models
-from service.client_answers import (
+from service.client import graphs, jobs, models
+from service.client.answers import (
     Answer,
     Classification,
     Encoded,
@@ -24,11 +22,10 @@ from service.client_answers import (
     Reconstructions,
     Segmentation,
 )
-from service.client_base import BATCH, CONCURRENCY, BaseClient, check_stream
-from service.client_jobs import Decoding, Preprocess, Sweep
-from service.client_pictures import Picture, Pictures
-from service.client_retry import ONCE, Retry
-from service.client_steps import Call, Came, Done, Job, Pause, advance, params
+from service.client.base import BATCH, CONCURRENCY, BaseClient, check_stream
+from service.client.jobs import Decoding, Preprocess, Sweep
+from service.client.pictures import Picture, Pictures
+from service.client.steps import ONCE, Call, Came, Done, Job, Pause, Retry, advance, params
 
 T = TypeVar("T")
 

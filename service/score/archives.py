@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from service.score_pictures import Picture, UnreadablePictureError, check_bytes, is_picture_name, unreadable
-from service.score_query import ScoreError
+from service.score.pictures import Picture, UnreadablePictureError, check_bytes, is_picture_name, unreadable
+from service.score.query import ScoreError
 
 ZIP_SUFFIXES = (".zip",)
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")

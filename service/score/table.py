@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from service.score_query import Capsule, Row, ScoreError, Skipped
+from service.score.query import Capsule, Row, ScoreError, Skipped
 
 Format = Literal["csv", "jsonl", "parquet"]
 

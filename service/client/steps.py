@@ -1,20 +1,68 @@
-"""Which requests are sent again, how often, and after how long."""
+"""What a client does, step by step: requests, and the pauses before they are sent again.
+
+What is to be done is decided by generators, which yield a step and are sent what came of it, the way httpx
+writes its authentication: the blocking and the asynchronous client drive the same ones. A job yields requests
+and is sent good answers only; `with_retries` makes steps of it, among them the requests that are repeated.
+"""
 
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
-from service.client_errors import CapsnetError, UnreachableError, refusal, unreachable
-from service.client_steps import Call, Came, Job, Pause, Steps
+from service.client.errors import CapsnetError, UnreachableError, refusal, unreachable
 
 T = TypeVar("T")
+Params = Mapping[str, str | int]
 
 PASSING = frozenset({429, 502, 503, 504})  # too much to do, away, or not in time: another time it may work
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to be sent; `body` holds what httpx calls content, data, files and headers."""
+
+    method: str
+    path: str
+    params: Params = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Seconds to be waited."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """Nothing more to do, and the result."""
+
+    result: T
+
+
+Job = Generator[Call, httpx.Response, T]  # is thrown a CapsnetError where there is no good answer
+Came = httpx.Response | httpx.RequestError | None  # None: of a pause, or nothing yet
+Steps = Generator[Call | Pause, Came, T]
+
+
+def advance(steps: Steps[T], came: Came) -> Call | Pause | Done[T]:
+    """The next step, given what came of the last one. Blocks while files are read and pictures unpacked."""
+    try:
+        return steps.send(came)
+    except StopIteration as end:
+        return Done(end.value)
+
+
+def params(**given: str | int | None) -> Params:
+    """Query parameters: those that are given."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from service.score_query import Outcome, Row, ScoreError, Skipped
-from service.score_record import Asked, NamesHash, Record, check_same, read_record, write_record
-from service.score_table import Columns, Csv, Format, JsonLines, error_lines
+from service.score.query import Outcome, Row, ScoreError, Skipped
+from service.score.record import Asked, NamesHash, Record, check_same, read_record, write_record
+from service.score.table import Columns, Csv, Format, JsonLines, error_lines
 
 COMMIT_SHARE = 0.1  # of the time, at most, is spent waiting for the disk; a slow one commits less often
 Existing = Literal["refuse", "resume", "overwrite"]
@@ -60,12 +60,14 @@ class Destination:
 def choose_destination(out: str, errors: str | None, kind: Format) -> Destination:
     """The files that the command line names; errors lie beside the table unless it names another place.
 
+    They have the table's whole name in theirs: scores.csv and scores.parquet are two runs.
+
     Raises:
         ScoreError: Parquet or the errors are to go where there can be no file, or to the table's; or Parquet
             cannot be written, because pyarrow is not installed.
     """
     if kind == "parquet":
-        import_module("service.score_parquet")  # or the error that pyarrow lacks, before a night's work
+        import_module("service.score.parquet")  # or the error that pyarrow lacks, before a night's work
     path = None if out == "-" else Path(out)
     chosen = Destination(kind, path, Path(errors) if errors else None)
     if chosen.errors and (chosen.errors == path or (chosen.errors.exists() and not chosen.errors.is_file())):
@@ -74,7 +76,7 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
         if kind == "parquet":
             raise ScoreError(f"Parquet is written to a file; name one with --out instead of {out}")
         return chosen
-    return chosen if errors else Destination(kind, path, path.with_name(f"{path.stem}.errors.jsonl"))
+    return chosen if errors else Destination(kind, path, path.with_name(f"{path.name}.errors.jsonl"))
 
 
 def find_record(destination: Destination, existing: Existing) -> Record | None:
@@ -154,7 +156,7 @@ class Output:
         rows, out = self._destination.rows, self._destination.out
         changes: dict[str, object] = {"finished": True}
         if rows is not None and out is not None and rows != out:
-            from service.score_parquet import write_parquet  # pyarrow is an extra
+            from service.score.parquet import write_parquet  # pyarrow is an extra
 
             write_parquet(rows, out, self._columns)
             changes["rows_bytes"] = 0  # they go once the record says so

@@ -4,9 +4,9 @@ from urllib.parse import quote
 
 import httpx
 
-from service.client_answers import Model, Pinned, read_json, to_model, to_models
-from service.client_errors import CapsnetError
-from service.client_steps import Call, Job, Params, params
+from service.client.answers import Model, Pinned, read_json, to_model, to_models
+from service.client.errors import CapsnetError
+from service.client.steps import Call, Job, Params, params
 
 
 def models() -> Job[tuple[Model, ...]]:

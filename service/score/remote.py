@@ -19,7 +19,7 @@ from service.client import (
     UnreachableError,
 )
 from service.pictures import to_png
-from service.score_query import (
+from service.score.query import (
     Batch,
     Capsule,
     Chosen,

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.client_answers import (
+from service.client.answers import (
     Answer,
     Classification,
     Failed,
@@ -28,8 +28,8 @@ from service.client_answers import (
     to_reconstructions,
     to_segmentations,
 )
-from service.client_errors import CapsnetError, not_understood
-from service.client_pictures import (
+from service.client.errors import CapsnetError, not_understood
+from service.client.pictures import (
     REQUEST_IMAGES,
     Picture,
     Pictures,
@@ -42,7 +42,7 @@ from service.client_pictures import (
     load_or_say,
     picture_file,
 )
-from service.client_steps import Call, Job, Params, params
+from service.client.steps import Call, Job, Params, params
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from service.score_archives import TAR_SUFFIXES, ZIP_SUFFIXES, in_tar, in_zip
-from service.score_pictures import SUFFIXES, Picture, check_bytes, is_picture_name
-from service.score_query import ScoreError
+from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, in_tar, in_zip
+from service.score.pictures import SUFFIXES, Picture, check_bytes, is_picture_name
+from service.score.query import ScoreError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CONTAINER_SUFFIXES = TAR_SUFFIXES + ZIP_SUFFIXES + PARQUET_SUFFIXES
@@ -82,7 +82,7 @@ class Sources:
         if name.endswith(ZIP_SUFFIXES):
             return in_zip(path)
         if name.endswith(PARQUET_SUFFIXES):
-            from service.score_parquet import in_parquet  # pyarrow is an extra
+            from service.score.parquet import in_parquet  # pyarrow is an extra
 
             return in_parquet(path, self.image_column, self.id_column)
         return [_file(path)]

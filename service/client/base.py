@@ -5,9 +5,8 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from service.client_pictures import REQUEST_BYTES
-from service.client_retry import DEFAULT_RETRY, Retry, with_retries
-from service.client_steps import Job, Steps
+from service.client.pictures import REQUEST_BYTES
+from service.client.steps import DEFAULT_RETRY, Job, Retry, Steps, with_retries
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason

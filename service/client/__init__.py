@@ -15,7 +15,7 @@ Needs neither the server's packages nor onnxruntime or torch. A refusal is raise
 was expected, what came and what to do.
 """
 
-from service.client_answers import (
+from service.client.answers import (
     Answer,
     Classification,
     ClassScore,
@@ -31,13 +31,13 @@ from service.client_answers import (
     Segmentation,
     SegmentedObject,
 )
-from service.client_asyncio import AsyncCapsnetClient
-from service.client_base import DEFAULT_URL
-from service.client_blocking import CapsnetClient
-from service.client_errors import CapsnetError, UnreachableError
-from service.client_jobs import Sweep
-from service.client_pictures import Picture, Pictures
-from service.client_retry import Retry
+from service.client.asynchronous import AsyncCapsnetClient
+from service.client.base import DEFAULT_URL
+from service.client.blocking import CapsnetClient
+from service.client.errors import CapsnetError, UnreachableError
+from service.client.jobs import Sweep
+from service.client.pictures import Picture, Pictures
+from service.client.steps import Retry
 
 __all__ = [
     "DEFAULT_URL",

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.score_pictures import Picture, UnreadablePictureError, check_bytes, unreadable
-from service.score_query import ScoreError
-from service.score_table import Columns, from_bytes, to_bytes
+from service.score.pictures import Picture, UnreadablePictureError, check_bytes, unreadable
+from service.score.query import ScoreError
+from service.score.table import Columns, from_bytes, to_bytes
 
 try:
     import pyarrow as pa

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from service.score_query import Loaded, Skipped
+from service.score.query import Loaded, Skipped
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB unless told otherwise

@@ -15,7 +15,7 @@ from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import to_input
 from service.bundles import find_bundles
 from service.engine import DeviceError, Engine, Placement, load_engine
-from service.score_query import (
+from service.score.query import (
     Batch,
     Capsule,
     Chosen,

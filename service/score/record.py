@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.score_pictures import Picture
-from service.score_query import ScoreError
-from service.score_table import Format, to_bytes
+from service.score.pictures import Picture
+from service.score.query import ScoreError
+from service.score.table import Format, to_bytes
 
 
 class Asked(BaseModel):
