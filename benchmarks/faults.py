@@ -1,9 +1,10 @@
 """How long faults last: each is made on a running capsnet-serve, and the times are printed.
 
-    python benchmarks/faults.py               all of them, about two minutes
+    python benchmarks/faults.py               all of them, about two and a half minutes
 
 The service is a process of its own with the shipped capsnet-mnist and its default settings, but for the size
-of its queue where that is full. Requests are single pictures of 28x28, as PNG, from threads of this script,
+of its queue where that is full, the time for a body where bodies drip, and a model that can be made to raise
+where that is shown. Requests are single pictures of 28x28, as PNG, from threads of this script,
 on the same cores as the service. What is waited for is looked at every 10 ms, the version of a new bundle
 every 100 ms. tests/test_faults.py asserts what must come out.
 """
@@ -12,9 +13,10 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -27,10 +29,14 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # where the faults are at home
 
-from live_process import KILLABLE, LiveProcess, live_process  # noqa: E402  # see the line before
+from bombs import BOMBS, saved  # noqa: E402  # see the line before
+from faulty_bundle import write_touchy_bundle  # noqa: E402
+from live_process import KILLABLE, LiveProcess, live_process  # noqa: E402
 from live_service import wait_until  # noqa: E402
 from load import Load, under_load  # noqa: E402
+from tiny_bundle import SIDE  # noqa: E402
 
+from export.contract.pictures import FORMATS  # noqa: E402
 from service.batcher import RESTARTS  # noqa: E402
 
 BUNDLE = ROOT / "models" / "capsnet-mnist" / "1"
@@ -42,6 +48,11 @@ LEAVING_CLIENTS = 200
 FULL_QUEUE_CLIENTS = 40
 FULL_QUEUE_IMAGES = 16
 FULL_QUEUE_S = 3
+RAISED_BATCHES = 20
+ALONE = 100
+DRIPPING_CLIENTS = 100
+DRIP_S = 0.1
+DRIPPING_MS = 5000
 LOOK_S = 0.1
 IDLE_PUBLICATIONS = 5
 REPLACEMENTS = 20
@@ -60,11 +71,14 @@ def main() -> None:
     faults: list[Callable[[Path], Iterator[Row]]] = [
         killed_thread,
         threads_that_keep_dying,
+        raising_session,
         published_bundle,
         replaced_bundle,
         broken_bundle,
         clients_that_leave,
         full_queue,
+        dripping_uploads,
+        image_bombs,
         stop_under_load,
     ]
     before = ""
@@ -119,6 +133,32 @@ def threads_that_keep_dying(folder: Path) -> Iterator[Row]:
         yield Row(fault, "from the next start until /readyz was 200", ms(time.monotonic() - began))
         service.client.post("/classify", content=picture())
         yield Row(fault, "and until a picture was answered", ms(time.monotonic() - began))
+
+
+def raising_session(folder: Path) -> Iterator[Row]:
+    """A picture for which the session raises, and with it for its whole batch, among good ones."""
+    fault = f"session that raises, {CLIENTS} clients"
+    write_touchy_bundle(folder / "touchy" / "touchy" / "1")
+    good, bad = (saved("PNG", Image.new("L", (SIDE, SIDE), level)) for level in (0, 255))
+    spans: list[tuple[float, float]] = []
+    with (
+        live_process(folder / "touchy", folder / "log", threads=1, log_level="warning") as service,
+        under_load(service.address, CLIENTS, good) as load,
+    ):
+        wait_until(lambda: len(load.of_status(200)) > 10 * CLIENTS)
+        while len(spans) < RAISED_BATCHES:
+            said, began = len(service.lines), time.monotonic()
+            service.client.post("/classify", content=bad)
+            ended = time.monotonic()
+            time.sleep(LOOK_S)  # until the log is written
+            if any("running them one by one" in line["message"] for line in service.lines[said:]):
+                spans.append((began, ended))
+    beside = [o for o in load.outcomes if any(o.began < end and o.ended > start for start, end in spans)]
+    yield Row(fault, "answer beside one that raised, median", ms(median(o.ended - o.began for o in beside)))
+    yield Row(fault, "answer beside one that raised, longest", ms(max(o.ended - o.began for o in beside)))
+    yield Row(fault, "any answer, median", ms(median(o.ended - o.began for o in load.outcomes)))
+    failed = [outcome for outcome in load.outcomes if outcome.status != 200]
+    yield Row(fault, f"good requests that failed, {RAISED_BATCHES} batches raised", of_all(failed, load))
 
 
 def published_bundle(folder: Path) -> Iterator[Row]:
@@ -203,6 +243,43 @@ def full_queue(folder: Path) -> Iterator[Row]:
     yield Row(fault, "requests with neither", of_all(load.lost, load))
 
 
+def dripping_uploads(folder: Path) -> Iterator[Row]:
+    """Many clients send a byte of their body now and then."""
+    fault = f"{DRIPPING_CLIENTS} uploads that drip"
+    with live_process(folder / "models", folder / "log", receive_ms=DRIPPING_MS) as service:
+        answers(service, 1)
+        alone = [posted(service, picture())[1] for _ in range(ALONE)]
+        beside: list[float] = []
+        with dripping(service.address, DRIPPING_CLIENTS) as cut_off_after:
+            while len(cut_off_after) < DRIPPING_CLIENTS:
+                beside.append(posted(service, picture())[1])
+    yield Row(fault, "time of a picture before them, median", ms(median(alone)))
+    yield Row(fault, "time of a picture beside them, median", ms(median(beside)))
+    yield Row(fault, "time of a picture beside them, longest", ms(max(beside)))
+    yield Row(fault, f"until one was answered 408 (limit {DRIPPING_MS} ms), first", ms(min(cut_off_after)))
+    yield Row(fault, f"until one was answered 408 (limit {DRIPPING_MS} ms), last", ms(max(cut_off_after)))
+
+
+def image_bombs(folder: Path) -> Iterator[Row]:
+    """Small files that would become large pictures, one after another."""
+    fault = f"{len(BOMBS)} image bombs"
+    files = {name: make() for name, make in BOMBS.items()}
+    with live_process(folder / "models", folder / "log") as service:
+        for image_format in FORMATS:
+            posted(service, saved(image_format))  # loads what it needs
+        before = memory_mib(service, "VmRSS")
+        Path(f"/proc/{service.running.pid}/clear_refs").write_text("5")  # the peak begins here
+        refusals = {name: posted(service, file) for name, file in files.items()}
+        peak = memory_mib(service, "VmHWM")
+    times = {name: seconds for name, (_, seconds) in refusals.items()}
+    slowest = max(times, key=lambda name: times[name])
+    refused = [status for status, _ in refusals.values() if status in (413, 422)]
+    yield Row(fault, "refused", f"{len(refused)} of {len(BOMBS)}")
+    yield Row(fault, "until all were refused", ms(sum(times.values())))
+    yield Row(fault, f"slowest: {slowest}", ms(times[slowest]))
+    yield Row(fault, "memory at its peak, above that before", f"{peak - before:.1f} MiB")
+
+
 def stop_under_load(folder: Path) -> Iterator[Row]:
     """SIGTERM while everybody posts."""
     fault = f"SIGTERM, {STOP_CLIENTS} clients"
@@ -243,6 +320,47 @@ def answers(service: LiveProcess, version: int) -> bool:
     """Whether that version answers a picture for which no version is named."""
     answer = service.client.post("/classify", content=picture())
     return answer.status_code == 200 and answer.json()["version"] == version
+
+
+def posted(service: LiveProcess, content: bytes) -> tuple[int, float]:
+    """The status of the answer to a picture, and the seconds it took."""
+    began = time.monotonic()
+    answer = service.client.post("/classify", content=content)
+    return answer.status_code, time.monotonic() - began
+
+
+@contextmanager
+def dripping(address: tuple[str, int], clients: int) -> Iterator[list[float]]:
+    """Uploads that drip until they are answered; yields the seconds that each has lasted, once it is over."""
+    lasted: list[float] = []
+    threads = [threading.Thread(target=drip, args=[address, lasted]) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lasted
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def drip(address: tuple[str, int], lasted: list[float]) -> None:
+    """Send a byte, wait for an answer, send the next; until the answer, which must be 408."""
+    began = time.monotonic()
+    answer = b""
+    with socket.create_connection(address, timeout=DRIP_S) as connection:
+        connection.sendall(b"POST /classify HTTP/1.1\r\nHost: benchmark\r\nContent-Length: 1000000\r\n\r\n")
+        while not answer:
+            connection.sendall(b".")
+            with suppress(TimeoutError):
+                answer = connection.recv(2**16)
+    lasted.append(time.monotonic() - began)
+    assert answer.startswith(b"HTTP/1.1 408 "), answer
+
+
+def memory_mib(service: LiveProcess, name: str) -> float:
+    """VmRSS, what the process has in memory, or VmHWM, the most that it had there."""
+    facts = Path(f"/proc/{service.running.pid}/status").read_text().splitlines()
+    return next(int(fact.split()[1]) / 1024 for fact in facts if fact.startswith(f"{name}:"))
 
 
 def status(service: LiveProcess, path: str) -> int:

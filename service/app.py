@@ -31,7 +31,7 @@ from service.openapi import (
 )
 from service.pictures import to_png_grid
 from service.quick_route import QuickRoute
-from service.repository import Repository, StartError
+from service.repository import Repository
 from service.schemas import (
     ClassifyAnswer,
     ClassifyQuery,
@@ -257,7 +257,7 @@ async def _keep_loaded(repository: Repository, on_loaded: Callable[[Repository],
         await repository.watch()
     except Exception as error:  # nobody awaits this task before the end: say so now
         log.exception("looking for bundles has stopped; what is loaded serves on")
-        repository.failure = StartError(f"loading stopped: {type(error).__name__}")
+        repository.stopped = f"looking for bundles has stopped: {type(error).__name__}; restart the service"
         raise
 
 

@@ -12,7 +12,7 @@ from service.engine import check_bundle
 from service.metrics import Metrics
 from service.settings import Settings
 
-Fingerprint = tuple[tuple[str, int, int], ...]  # name, bytes and time of change of every file
+Fingerprint = tuple[tuple[str, int, int, int, int], ...]  # of every file, see `_fingerprint`
 
 SECOND_LOOK_S = 0.5  # a folder that is moved away and another moved in is missing for a moment
 
@@ -66,14 +66,21 @@ class Bundles:
         """The folders of a model's versions as they are now; none of a model that is not there."""
         return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
 
-    async def look_at(self, model: str, paths: Mapping[int, Path]) -> None:
-        """Note a model's bundles; those of the newest versions that have changed are checked and hashed."""
+    async def look_at(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
+        """Note a model's bundles; those of the newest versions that have changed are checked and hashed.
+
+        Args:
+            model: its name.
+            paths: the folders of its versions.
+            again: those that are refused are checked, too, changed or not.
+        """
         known, now = self.found.get(model, {}), dict[int, Found]()
         for rank, version in enumerate(sorted(paths, reverse=True)):
             path = paths[version]
             found = Found(path, await asyncio.to_thread(_fingerprint, path))
             before = known.get(version)
-            if before and (before.path, before.fingerprint) == (path, found.fingerprint):
+            is_same = before and (before.path, before.fingerprint) == (path, found.fingerprint)
+            if before and is_same and not (again and before.reason):
                 found = before
             elif rank < self._checked_versions:
                 found = await self._checked(model, version, found)
@@ -86,7 +93,7 @@ class Bundles:
     async def _checked(self, model: str, version: int, found: Found) -> Found:
         try:
             await asyncio.to_thread(check_bundle, found.path, model)
-        except (BundleError, OSError) as error:
+        except Exception as error:  # what is odd about one bundle must not keep us from the others
             return self._refused(model, version, found, error)
         return found
 
@@ -95,19 +102,22 @@ class Bundles:
         self.found.setdefault(model, {})[version] = self._refused(model, version, found, error)
 
     def _refused(self, model: str, version: int, found: Found, error: Exception) -> Found:
-        reason = str(error).replace(f"{found.path}/", "")
-        log.error("refused %s/%d in %s: %s", model, version, found.path, reason)
+        is_foreseen = isinstance(error, BundleError | OSError)
+        text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+        reason = text.replace(f"{found.path}/", "")
+        trace = None if is_foreseen else error
+        log.error("refused %s/%d in %s: %s", model, version, found.path, reason, exc_info=trace)
         self._metrics.refused(model, version)
         return Found(found.path, found.fingerprint, reason)
 
     def is_any_usable(self, unloaded: Set[str]) -> bool:
         """There is a version that is not refused, of a model that no operator has taken down."""
-        return any(
-            not found.reason
-            for model, versions in self.found.items()
-            if model not in unloaded
-            for found in versions.values()
-        )
+        return any(self.is_usable(model) for model in self.found.keys() - unloaded)
+
+    def is_usable(self, model: str | None) -> bool:
+        """There is a version of this model that is not refused."""
+        versions = self.found.get(model, {}) if model is not None else {}
+        return any(not found.reason for found in versions.values())
 
     def refusal(self, model: str) -> str:
         """Why no version of a model can be served."""
@@ -173,11 +183,14 @@ def _folders(parent: Path) -> list[Path]:
 def _fingerprint(bundle: Path) -> Fingerprint:
     """Changes when a file of the bundle does, so that one copied while we looked is tried again.
 
-    Where the folder cannot be looked through it is cut short; loading says why.
+    Of every file its name, number, bytes and times: who replaces one can give the other the same size and
+    the same time of modification, as rsync and tar do, but not the same number and time of change. Where the
+    folder cannot be looked through it is cut short; loading says why.
     """
     files = []
     with suppress(OSError):
         for path in sorted(bundle.iterdir()):
             status = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
-            files.append((path.name, status.st_size, status.st_mtime_ns))
+            times = status.st_mtime_ns, status.st_ctime_ns
+            files.append((path.name, status.st_ino, status.st_size, *times))
     return tuple(files)

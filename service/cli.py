@@ -56,13 +56,15 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
             failures.append(str(repository.failure))
             server.should_exit = True
             return
-        served = ", ".join(f"{one.model}/{one.version} on {one.engine.device}" for one in repository.ready())
+        loaded = [f"{one.model}/{one.version} on {one.engine.device}" for one in repository.loaded()]
+        served = ", ".join(loaded) or "every model from the first request for it"
         print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
 
     app = create_app(settings, on_loaded=announce)
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
+        ws="none",
         log_config=None,  # its records go where all go
         log_level="warning",
         access_log=False,

@@ -1,23 +1,23 @@
-"""Connections on which no request comes, or one without an end, are closed.
+"""Connections: what comes on one is a request, is refused in words, or has an end.
 
 Uvicorn 0.54 with httptools leaves them open and reads on: a connection without a request has no time limit
 once its first byte is there, 60 MB of header lines take 1 GB, and of requests sent ahead of their answers
-every answer lets in more.
+every answer lets in more. What is no HTTP it answers at once, before what was asked earlier; and of a request
+that offers another protocol, as `curl --http2` does, it drops the body.
 """
 
 import asyncio
+import logging
 from typing import Any, ClassVar
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-PROBLEM = (
-    b'{"type":"/problems/head-too-large","title":"The head of the request is too large","status":431,'
-    b'"detail":"a request may have %d bytes of headers in %d lines"}'
-)
-ANSWER = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: application/problem+json\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
-)
+from service import errors
+from service.access import Access
+from service.errors import HeadTooLargeError, MalformedRequestError, ServiceError
+
+log = logging.getLogger(__name__)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -27,14 +27,17 @@ class BoundedHttp(HttpToolsProtocol):
     anything has happened since it last looked.
 
     Attributes:
+        idle_s: a connection on which nothing comes is closed after so much time; longer than the 60 s after
+            which most proxies close theirs, so that theirs is never a request on its way to a closed one.
         patience_s: a connection without a request under way is cut off when in so much time no head was
-            completed and nothing of an answer sent; after its first request, in twice as much at most.
+            completed and nothing of an answer sent; in twice as much at most.
         max_head_bytes: bytes in a row that are no body: a head, the lines that frame a chunk, trailers. What
             one read of the socket brings may go beyond it by 256 KiB.
         max_header_lines: of one request, trailers included.
         max_requests_ahead: requests that wait for the answer to an earlier one of their connection.
     """
 
+    idle_s: ClassVar[int] = 75
     patience_s: ClassVar[float] = 30
     max_head_bytes: ClassVar[int] = 64 * 2**10
     max_header_lines: ClassVar[int] = 100
@@ -42,50 +45,140 @@ class BoundedHttp(HttpToolsProtocol):
 
     _newest: RequestResponseCycle | None = None
     _head_bytes = 0
+    _is_refused = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self.patience_s, self._look, (None, 0))
+        self._timer = self.loop.call_later(self.patience_s, self._look, None)
+        self.timeout_keep_alive = self.idle_s
+        self.timeout_keep_alive_task = self.loop.call_later(self.idle_s, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         if self._timer:
             self._timer.cancel()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except HttpParserError as error:
+            ours = error.__context__  # what a method of this class has raised
+            fault = f"this is no request of HTTP/1.1: {error}"
+            self._refuse(ours if isinstance(ours, ServiceError) else MalformedRequestError(fault))
+            return
         if self.cycle is not self._newest:  # a head is here
             self._newest = self.cycle
             self._head_bytes = 0
         if len(self.pipeline) > self.max_requests_ahead:
-            self.transport.abort()
+            self._cut_off(f"more than {self.max_requests_ahead} requests ahead of their answers")
         elif self._head_bytes > self.max_head_bytes or len(self.headers or ()) > self.max_header_lines:
-            self._refuse_head()
+            self._refuse(self._too_large())
+
+    def on_headers_complete(self) -> None:
+        """Its head is here."""
+        if len(self.headers) > self.max_header_lines:
+            raise self._too_large()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+        elif self.parser.get_method() == b"CONNECT":
+            raise MalformedRequestError("CONNECT asks for a tunnel, and this is no proxy")
 
     def on_body(self, body: bytes) -> None:
         """A piece of its body is here."""
         self._head_bytes = 0
         super().on_body(body)
 
-    def _refuse_head(self) -> None:
-        if self.pipeline:  # whoever reads would take it for the answer to an earlier request
-            self.transport.abort()
-            return
-        problem = PROBLEM % (self.max_head_bytes, self.max_header_lines)
-        self.transport.write(ANSWER % (len(problem), problem))
-        self.transport.close()
+    def on_message_complete(self) -> None:
+        """All of it is here, trailers included."""
+        if len(self.headers) > self.max_header_lines:
+            raise self._too_large()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, which takes what follows an offer of another protocol for that protocol."""
+        while data and len(self.pipeline) <= self.max_requests_ahead:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """The head that has just come, less its offer, which a server may ignore (RFC 9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _too_large(self) -> HeadTooLargeError:
+        return HeadTooLargeError(
+            f"a request may have {self.max_head_bytes} bytes of headers in {self.max_header_lines} lines"
+        )
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer what is coming in when its turn is there, then close; what follows is not read."""
+        self._is_refused = True
+        newest = self.cycle
+        waits = newest is not None and not newest.response_complete
+        if newest and newest.scope is self.scope and newest.more_body:  # its head was good: it is the newest
+            newest.disconnected = True  # for the application, its client is gone
+            newest.message_event.set()
+            if newest.response_started:
+                self.transport.close()
+                return
+            waits = bool(self.pipeline)
+            if waits:
+                self.pipeline.popleft()
+        answer = errors.problem(error.status, error.slug, error.title, str(error), error.headers)
+        refusal: Any = Access(answer, self.app_state["service"].metrics)  # which counts and logs it
+        self.cycle = self._newest = self._last_cycle()
+        if waits:
+            self.pipeline.appendleft((self.cycle, refusal))
+        else:
+            self._start_asgi_task(self.cycle, refusal)
+
+    def _last_cycle(self) -> RequestResponseCycle:
+        """For an answer to what is no request; afterwards the connection is closed."""
+        scope: Any = {"type": "http", "method": "", "path": "", "headers": [], "client": self.client}
+        return RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=False,
+            on_response=self.on_response_complete,
+        )
 
     def _look(self, seen: tuple[RequestResponseCycle | None, int] | None) -> None:
         """Cut the connection off if it is where it was the last time."""
-        is_idle = self.cycle is None or self.cycle.response_complete
+        is_done = self.cycle is None or self.cycle.response_complete
+        is_idle = self.timeout_keep_alive_task is not None and not self.transport.is_closing()
         unsent: Any = self.transport.get_write_buffer_size()
-        now = (self.cycle, unsent) if is_idle or self.flow.write_paused else None
+        now = (self.cycle, unsent) if self.flow.write_paused or (is_done and not is_idle) else None
         if now and now == seen:
-            self.transport.abort()
+            self._cut_off(f"neither sent a request nor read an answer in {self.patience_s:g} s")
         else:
             self._timer = self.loop.call_later(self.patience_s, self._look, now)
+
+    def _cut_off(self, reason: str) -> None:
+        log.info("cut off a client", {"client": self.client[0] if self.client else None, "reason": reason})
+        self.transport.abort()

@@ -3,16 +3,15 @@
 import logging
 import math
 import os
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import onnxruntime as ort
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError, Graph, Manifest, Tensor, read_checked, read_manifest
@@ -209,7 +208,7 @@ def open_session(
             content, _session_options(threads), providers=providers, enable_fallback=0
         )
     except Exception as error:  # ONNX Runtime's errors share no base class
-        if device != "cpu":
+        if device != "cpu" and _can_be_read(content):
             raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
         raise BundleError(f"{graph.file} cannot be loaded: {_first_line(error)}") from error
     if session.get_providers()[0] != PROVIDERS[device]:
@@ -219,6 +218,15 @@ def open_session(
         )
     _check_interface(session, graph)
     return session
+
+
+def _can_be_read(content: bytes) -> bool:
+    """Whether the graph is one; a CPU, which every machine has, tells what is wrong with it or the device."""
+    try:
+        ort.InferenceSession(content, _session_options(1), providers=[PROVIDERS["cpu"]])
+    except Exception:  # ONNX Runtime's errors share no base class
+        return False
+    return True
 
 
 def provider_list(
@@ -377,13 +385,28 @@ def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:
 def _read_samples(content: bytes, *, decoder: bool) -> dict[str, Floats]:
     names = ["pixels", "probabilities", "poses", *(["mask", "reconstruction"] if decoder else [])]
     try:
-        with np.load(BytesIO(content), allow_pickle=False) as archive:
-            samples = {name: archive[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
-        raise BundleError(f"samples: cannot be read: {error}") from None
-    if any(len(array) == 0 or array.dtype != np.float32 for array in samples.values()):
-        raise BundleError("samples: every array must be float32 and hold at least one sample")
+        samples = _load_arrays(content, names)
+    except Exception as error:  # what numpy, zipfile and zlib raise has no base class, MemoryError among it
+        raise BundleError(f"samples: cannot be read: {_first_line(error)}") from error
+    for name, array in samples.items():
+        if array.dtype != np.float32 or array.ndim == 0 or len(array) == 0:
+            raise BundleError(
+                f"samples: {name} is {array.dtype} {list(array.shape)}; every array must be float32 and hold "
+                "at least one sample"
+            )
     return samples
+
+
+def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
+    archive = np.load(BytesIO(content), allow_pickle=False)
+    if not isinstance(archive, NpzFile):
+        raise BundleError("one array and no archive of several")
+    with archive:
+        arrays = {name: archive[name] for name in names}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format
+            raise BundleError(f"{name} is no array")
+    return arrays
 
 
 def _sizes(tensor: Tensor, images: int) -> str:

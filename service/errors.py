@@ -4,7 +4,7 @@ The `type` of a problem is stable; programs may rely on it. The classes say when
 
 | status | type                                                                                |
 | ------ | ----------------------------------------------------------------------------------- |
-| 400    | /problems/malformed-body, model-required                                            |
+| 400    | /problems/malformed-body, malformed-request (no HTTP/1.1), model-required           |
 | 401    | /problems/key-required (with WWW-Authenticate)                                      |
 | 403    | /problems/admin-key-required                                                        |
 | 404    | /problems/unknown-model, administration-off, not-found (no route)                   |
@@ -44,6 +44,12 @@ class MalformedBodyError(ServiceError):
     """No body, or broken JSON, multipart or base64."""
 
     status, slug, title = 400, "malformed-body", "The body cannot be read"
+
+
+class MalformedRequestError(ServiceError):
+    """What came is no request of HTTP/1.1; the connection is closed."""
+
+    status, slug, title = 400, "malformed-request", "The request cannot be read"
 
 
 class ModelRequiredError(ServiceError):
@@ -151,6 +157,12 @@ class RefusedModelError(ServiceError):
     """A model is on disk, but no version of it can be served; the message says why."""
 
     status, slug, title = 422, "refused-model", "The model's bundles were refused"
+
+
+class HeadTooLargeError(ServiceError):
+    """The line and the headers of a request are over what a connection takes; it is closed."""
+
+    status, slug, title = 431, "head-too-large", "The head of the request is too large"
 
 
 class NotReadyError(ServiceError):

@@ -1,10 +1,12 @@
 """What the process says on standard error: every record of every logger as one line, JSON or text."""
 
+import ctypes
 import json
 import logging
 import os
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -99,10 +101,17 @@ class LineWriter(logging.Handler):
         self.release()
         if lost:
             records.append(_record_of_loss(lost))
-        left = "".join(f"{self.format(record)}\n" for record in records).encode(errors="backslashreplace")
-        with suppress(OSError):  # there is nobody to tell
+        with suppress(OSError, MemoryError):  # there is nobody to tell, or nothing to tell it with
+            left = b"".join(self._line(record) for record in records)
             while left:
                 left = left[os.write(self._descriptor, left) :]
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        try:
+            line = self.format(record)
+        except Exception as error:  # anything, from the text that an argument makes of itself
+            line = self.format(_record_of_a_fault(record, error))
+        return f"{line}\n".encode(errors="backslashreplace")
 
 
 @contextmanager
@@ -110,7 +119,8 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
     """Every record of this process, warnings of Python's included, goes to standard error in one format.
 
     But for the warnings of Pillow: strangers' files make it warn of whatever they say, each text is another
-    one, and Python keeps them all.
+    one, and Python keeps them all. What libtiff prints of them, past every logger, is not printed: Pillow
+    raises it, too.
     """
     # A process may be started without one; its number is then that of something else.
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else os.open(os.devnull, os.O_WRONLY)
@@ -123,13 +133,35 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             logging.captureWarnings(True)
+            # No line tells these, and asking for them takes longer than the rest of a record.
+            logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            yield
+            with _libtiff_says_nothing():
+                yield
     finally:
         logging.captureWarnings(False)
         root.setLevel(before)
         root.removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def _libtiff_says_nothing() -> Iterator[None]:
+    from PIL import _imaging  # late, so that --help answers at once
+
+    try:
+        # Of the library that Pillow has loaded; where it is a part of Pillow's own, nothing is found.
+        handle_errors_with = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    except (AttributeError, OSError):
+        yield
+        return
+    handle_errors_with.argtypes = [ctypes.c_void_p]
+    handle_errors_with.restype = ctypes.c_void_p
+    before = handle_errors_with(None)
+    try:
+        yield
+    finally:
+        handle_errors_with(before)
 
 
 # Whatever some reader takes for the end of a line, or a terminal for a command; written as JSON would.
@@ -158,3 +190,10 @@ def _json(value: object) -> str:
 def _record_of_loss(lines: int) -> logging.LogRecord:
     words = "%d lines were lost: standard error is read too slowly"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, words, (lines,), None)
+
+
+def _record_of_a_fault(unwritten: logging.LogRecord, error: Exception) -> logging.LogRecord:
+    words = "a record of %s (%s:%d) cannot be written: %s"
+    why = "".join(traceback.format_exception_only(error)).strip()
+    where = (unwritten.name, unwritten.pathname, unwritten.lineno, why)
+    return logging.LogRecord(__name__, logging.ERROR, __file__, 0, words, where, None)

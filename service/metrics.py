@@ -82,8 +82,8 @@ class Entry(Protocol):
         """Its number."""
 
     @property
-    def state(self) -> str:
-        """`refused`, for one that could not be loaded."""
+    def is_refused(self) -> bool:
+        """Whether its files cannot be served as they are now."""
 
 
 class Models(Protocol):
@@ -101,7 +101,7 @@ class Models(Protocol):
 
 
 class ModelMetrics:
-    """What the inference thread of one version tells; made by `Metrics.model`."""
+    """What the inference threads of one version tell; made by `Metrics.model`."""
 
     def __init__(self, waits: Histogram, computes: Histogram, batches: Histogram, restarts: Counter) -> None:
         self._waits = waits
@@ -119,7 +119,7 @@ class ModelMetrics:
         self._computes.observe(seconds)
 
     def restarted(self) -> None:
-        """The thread had died and there is a new one."""
+        """A thread had died and there is a new one."""
         self._restarts.inc()
 
 
@@ -242,9 +242,9 @@ class _LoadedModels(Collector):
         )
         yield _gauge(
             "capsnet_model_refused",
-            "1 for every version on disk that could not be loaded; /models says why",
+            "1 for every version whose files cannot be served as they are now; /models says why",
             VERSION,
-            (([one.name, str(one.version)], 1) for one in self._index() if one.state == "refused"),
+            (([one.name, str(one.version)], 1) for one in self._index() if one.is_refused),
         )
 
     def _index(self) -> Sequence[Entry]:

@@ -108,7 +108,7 @@ async def get_model_ready(request: Request) -> Response:
     service: Service = request.state.service
     async with use_model(service.repository, **request.path_params) as model:
         if not model.served.batcher.answering:
-            raise NotReadyError(f"the inference thread of {model.name} does not answer")
+            raise NotReadyError(f"an inference thread of {model.name} does not answer")
         return _json({"name": model.name, "ready": True})
 
 

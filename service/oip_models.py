@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import VERSION, Graph, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
 from service.oip_tensors import InferRequest, Message, RequestedOutput, write_message
-from service.repository import Repository, Served
+from service.repository import SERVABLE, Repository, Served
 from service.schemas import LARGEST
 
 # N images or poses, J classes
@@ -23,7 +23,6 @@ Floats = NDArray[np.float32]
 
 DECODER_SUFFIX = "-decoder"
 PLATFORM = "onnxruntime_onnx"
-SERVABLE = {"loaded", "loading", "available"}  # states of a version that answers, or will when asked
 # A perturbed pose may leave the range of the encoder's, as in /reconstruct.
 RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-LARGEST, LARGEST)}
 

@@ -125,7 +125,9 @@ class IndexedVersion(BaseModel):
     name: str
     version: str
     state: Literal["READY", "UNAVAILABLE", "LOADING"]
-    reason: str = Field(description="why it is unavailable; empty for one that is not")
+    reason: str = Field(
+        description="why it is unavailable; of a ready one, why its files, which have changed, would not be"
+    )
 
 
 class LoadBody(BaseModel):

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
-from export.contract.manifest import BundleError
 from service.bundles import Bundles, Found
 from service.engine import DeviceError, Placement, load_engine
 from service.errors import (
@@ -32,6 +31,9 @@ from service.settings import Settings
 
 __all__ = ["IndexEntry", "Repository", "Served", "StartError"]
 
+State = Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"]
+SERVABLE = frozenset({"loaded", "loading", "available"})  # states of versions that answer, or will when asked
+
 log = logging.getLogger(__name__)
 
 
@@ -40,19 +42,30 @@ class StartError(RuntimeError):
 
 
 class IndexEntry(NamedTuple):
-    """A version and what has become of it; `reason` says why one is refused."""
+    """A version and what has become of it.
+
+    Attributes:
+        state: `superseded` by as many newer versions as are served.
+        reason: why it is not served; of a loaded one, why its files, which have changed, would not be.
+    """
 
     name: str
     version: int
-    state: Literal["loaded", "available", "loading", "refused", "unloaded"]
-    reason: str
+    state: State
+    reason: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Its files cannot be served as they are now; a loaded one serves on as they were."""
+        return self.state == "refused" or (self.state == "loaded" and bool(self.reason))
 
 
 class Repository:
     """What is served. All methods belong to the event loop; loading happens in threads.
 
     Attributes:
-        failure: why nothing can be served, as the last scan has found out.
+        failure: why nothing can be served, as was last found out.
+        stopped: why nobody looks for new bundles any more, though somebody should; "" while all is well.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -68,6 +81,7 @@ class Repository:
         self._retiring: dict[asyncio.Task[None], Served] = {}
         self._is_looked_through = False
         self.failure: StartError | None = None
+        self.stopped = ""
 
     @asynccontextmanager
     async def use(self, model: str | None, version: int | None) -> AsyncIterator[Served]:
@@ -94,16 +108,21 @@ class Repository:
             await self.scan()
         except (OSError, DeviceError) as error:
             self.failure = StartError(str(error))
+        except Exception as error:  # a mistake of ours, which the next look may not meet again
+            log.exception("looking for bundles failed")
+            self.failure = StartError(f"looking for bundles failed: {type(error).__name__}: {error}")
         self._is_looked_through = True
 
     async def watch(self) -> None:
-        """Look for new bundles for ever."""
+        """Look for new bundles for ever; where a look fails, what is loaded serves on."""
         while self._settings.rescan_s:
             await asyncio.sleep(self._settings.rescan_s)
             try:
                 await self.scan()
-            except (OSError, DeviceError) as error:  # a volume may be away; what is loaded serves on
+            except (OSError, DeviceError) as error:  # a volume may be away for a while
                 log.warning("looking for new bundles failed: %s", error)
+            except Exception:  # a mistake of ours; but then no bundle would ever be noticed again
+                log.exception("looking for new bundles failed")
 
     async def scan(self) -> None:
         """Bring what is served in line with what is on disk.
@@ -114,11 +133,10 @@ class Repository:
         """
         await self._bundles.look()
         self._is_looked_through = True
-        kept_loaded = (self._used | {self._default()}) - self._unloaded
         for model in sorted(self._bundles.found.keys() | self._served.keys()):
-            if model in kept_loaded or model in self._served:
+            if model in self._used or model in self._served or model == self._default():
                 await self._update(model)
-        self.failure = None if self._is_any_usable() else StartError(self._nothing_to_serve())
+        self._note_failure()
 
     def index(self) -> list[IndexEntry]:
         """Every version that is loaded or on disk, by name, newest first.
@@ -126,32 +144,25 @@ class Repository:
         Raises:
             NotReadyError: the first scan is not over.
         """
-        return [
-            self._entry(name, version)
-            for name in self.names()
-            for version in sorted(
-                self._served.get(name, {}).keys() | self._bundles.found[name].keys(), reverse=True
-            )
-        ]
+        return [entry for name in self.names() for entry in self._entries(name)]
 
     async def load(self, model: str) -> None:
         """Load the newest versions of a model as they are on disk now, whoever took it down.
 
         Raises:
             NotReadyError: the first scan is not over.
-            UnknownModelError: there is no such model.
+            UnknownModelError: there is no such model, or it was taken down again meanwhile.
             RefusedModelError: none of its versions can be served; says why.
             DeviceError: an explicit device cannot be had.
         """
         paths = await self._bundles.paths(model)
         if not paths:
             self._check_known(model)
-        await self._bundles.look_at(model, paths)
+        await self._bundles.look_at(model, paths, again=True)
         self._unloaded.discard(model)
         self._used.add(model)
         await self._update(model)
-        if model not in self._served:
-            raise RefusedModelError(self._bundles.refusal(model))
+        self._check_loaded(model)
 
     async def unload(self, model: str) -> None:
         """Take a model down until `load`: it finishes what it has begun.
@@ -163,9 +174,10 @@ class Repository:
         self._check_known(model)
         self._unloaded.add(model)
         self._used.discard(model)
-        async with self._updating[model]:  # what is being loaded is loaded first
+        async with self._updating[model]:  # what is being loaded ends first
             for served in self._served.pop(model, {}).values():
                 self._retire(served)
+        self._note_failure()
 
     def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is on disk of a model and what has become of it, newest first.
@@ -175,7 +187,7 @@ class Repository:
             UnknownModelError: there is no such model.
         """
         self._check_known(model)
-        versions = [self._describe_version(entry, manifests) for entry in self.index() if entry.name == model]
+        versions = [self._describe_version(entry, manifests) for entry in self._entries(model)]
         return {"name": model, "default": model == self._default(), "versions": versions}
 
     def names(self) -> list[str]:
@@ -196,17 +208,17 @@ class Repository:
         """Everything that is loaded.
 
         Raises:
-            NotReadyError: nothing can be served, or an inference thread does not answer; says which.
+            NotReadyError: nothing can be served, new bundles are not noticed any more, or an inference
+                thread does not answer; says which.
         """
         loaded = self.loaded()
-        # Where no model is the default none is loaded at the start, and a request names what it wants.
-        if not loaded and (self._default() or not self._is_any_usable()):
+        if self.stopped:
+            raise NotReadyError(self.stopped)
+        if not loaded and not self._answers_without_any_loaded():
             raise NotReadyError(str(self.failure or "models are still loading"))
         for served in loaded:
             if not served.batcher.answering:
-                raise NotReadyError(
-                    f"the inference thread of {served.model}/{served.version} does not answer"
-                )
+                raise NotReadyError(f"an inference thread of {served.model}/{served.version} does not answer")
         return loaded
 
     def check_alive(self) -> None:
@@ -233,25 +245,29 @@ class Repository:
     # -- from disk to what is served --------------------------------------------------------------------
 
     async def _update(self, model: str) -> None:
-        """Serve the newest versions of a model that can be loaded, as many as are kept."""
+        """Serve the newest versions of a model that can be loaded, as many as are kept.
+
+        None of a model that an operator has taken down, be it while this waits or loads.
+        """
         async with self._updating[model]:
             found, loaded = self._bundles.found.get(model, {}), self._served.get(model, {})
             wanted: dict[int, Served] = {}
             for version in sorted(found, reverse=True):
-                if len(wanted) == self._settings.versions_kept:
+                if len(wanted) == self._settings.versions_kept or model in self._unloaded:
                     break
                 served = await self._load(model, version, found[version], loaded.get(version))
                 if served:
                     wanted[version] = served
                     # At once, not after the older ones: a version that is loaded serves.
                     self._served[model] = {**self._served.get(model, {}), version: served}
-            if wanted:
-                self._served[model] = wanted
+            serving = {} if model in self._unloaded else wanted
+            if serving:
+                self._served[model] = serving
             else:
                 self._served.pop(model, None)
-            for version, served in loaded.items():
-                if wanted.get(version) is not served:
-                    self._retire(served)
+            for served in {*loaded.values(), *wanted.values()} - {*serving.values()}:
+                self._retire(served)
+        self._note_failure()
 
     async def _load(self, model: str, version: int, found: Found, loaded: Served | None) -> Served | None:
         """Load a version unless it is loaded with the same files; one that is refused replaces nothing."""
@@ -259,7 +275,9 @@ class Repository:
             return loaded
         try:
             engine = await asyncio.to_thread(load_engine, found.path, model, self._placement)
-        except (BundleError, OSError) as error:
+        except DeviceError:
+            raise
+        except Exception as error:  # what is odd about one bundle must not keep us from the others
             self._bundles.refuse(model, version, found, error)
             return loaded
         await asyncio.to_thread(give_back_memory)
@@ -290,22 +308,24 @@ class Repository:
     async def _load_to_use(self, model: str | None, version: int | None) -> Served:
         """The version that a request means, after its model was loaded, or the reason why there is none."""
         name = self._name_of(model)
-        if name not in self._served:
-            self._used.add(name)
-            if name not in self._loading:
-                self._loading[name] = task = asyncio.create_task(self._update(name))
-                task.add_done_callback(lambda _: self._loading.pop(name))
-            try:
-                await asyncio.shield(self._loading[name])  # others may wait for it too
-            except DeviceError as error:
-                raise NotReadyError(str(error)) from None
+        if name not in self._served or self._state(name, version) in SERVABLE:
+            await self._load_once(name)
         served = self._find(name, version)
         if served:
             return served
-        if name not in self._served:
-            raise RefusedModelError(self._bundles.refusal(name))
-        loaded = ", ".join(str(v) for v in sorted(self._served[name]))
-        raise UnknownModelError(f"{name} has no loaded version {shown(version)}; there are {loaded}")
+        self._check_loaded(name)
+        raise UnknownModelError(self._why_not(name, version))
+
+    async def _load_once(self, model: str) -> None:
+        """Load a model for this request and for those that come meanwhile."""
+        self._used.add(model)
+        if model not in self._loading:
+            self._loading[model] = task = asyncio.create_task(self._update(model))
+            task.add_done_callback(lambda _: self._loading.pop(model))
+        try:
+            await asyncio.shield(self._loading[model])  # others may wait for it too
+        except DeviceError as error:
+            raise NotReadyError(str(error)) from None
 
     def _name_of(self, model: str | None) -> str:
         if not self._is_any_usable() and not self._unloaded:
@@ -313,8 +333,7 @@ class Repository:
         name = self._default() if model is None else model
         if name is None:
             raise ModelRequiredError(f"several models are served: name one of {self._names()} as model")
-        if name in self._unloaded:
-            raise UnknownModelError(f"{name} was taken down by an operator; there are {self._names()}")
+        self._check_not_taken_down(name)
         if name not in self._bundles.found and name not in self._served:
             raise UnknownModelError(f"no model {shown(name)} is served; there are {self._names()}")
         return name
@@ -328,8 +347,19 @@ class Repository:
 
     # -- what is there ----------------------------------------------------------------------------------
 
-    def _entry(self, name: str, version: int) -> IndexEntry:
-        found = self._bundles.found[name].get(version)
+    def _entries(self, name: str) -> list[IndexEntry]:
+        """The versions of a model, newest first."""
+        entries: list[IndexEntry] = []
+        versions = self._served.get(name, {}).keys() | self._bundles.found.get(name, {}).keys()
+        servable = 0
+        for version in sorted(versions, reverse=True):
+            entry = self._entry(name, version, is_kept=servable < self._settings.versions_kept)
+            servable += entry.state in SERVABLE
+            entries.append(entry)
+        return entries
+
+    def _entry(self, name: str, version: int, *, is_kept: bool) -> IndexEntry:
+        found = self._bundles.found.get(name, {}).get(version)
         reason = found.reason if found else ""
         if version in self._served.get(name, {}):
             return IndexEntry(name, version, "loaded", reason)
@@ -337,7 +367,22 @@ class Repository:
             return IndexEntry(name, version, "refused", reason)
         if name in self._unloaded:
             return IndexEntry(name, version, "unloaded", "taken down by an operator")
-        return IndexEntry(name, version, "loading" if self._updating[name].locked() else "available", "")
+        if not is_kept:
+            kept = f"CAPSNET_VERSIONS_KEPT={self._settings.versions_kept}"
+            return IndexEntry(name, version, "superseded", f"newer versions are served: {kept}")
+        return IndexEntry(name, version, "loading" if self._updating[name].locked() else "available")
+
+    def _state(self, name: str, version: int | None) -> State | None:
+        """What has become of a version; None of one that there is not."""
+        return next((entry.state for entry in self._entries(name) if entry.version == version), None)
+
+    def _why_not(self, name: str, version: int | None) -> str:
+        """Why a version of a model that is loaded does not answer."""
+        why = "".join(
+            f" ({one.state}: {one.reason})" for one in self._entries(name) if one.version == version
+        )
+        loaded = ", ".join(str(loaded) for loaded in sorted(self._served[name]))
+        return f"{name} has no loaded version {shown(version)}{why}; there are {loaded}"
 
     def _describe_version(self, entry: IndexEntry, manifests: bool) -> dict[str, Any]:
         described: dict[str, Any] = {"version": entry.version, "state": entry.state}
@@ -353,13 +398,32 @@ class Repository:
         if model not in self.names():
             raise UnknownModelError(f"no model {shown(model)}; there are {self._names()}")
 
+    def _check_not_taken_down(self, model: str) -> None:
+        if model in self._unloaded:
+            raise UnknownModelError(f"{model} was taken down by an operator; there are {self._names()}")
+
+    def _check_loaded(self, model: str) -> None:
+        """After it was loaded, or should have been."""
+        self._check_not_taken_down(model)
+        if model not in self._served:
+            raise RefusedModelError(self._bundles.refusal(model))
+
     def _is_any_usable(self) -> bool:
         return bool(self._served) or self._bundles.is_any_usable(self._unloaded)
+
+    def _answers_without_any_loaded(self) -> bool:
+        """Models load as requests name them, once there is no default model to be loaded before."""
+        is_awaited = self._bundles.is_usable(self._default()) and self._default() not in self._unloaded
+        return self._is_looked_through and self._is_any_usable() and not is_awaited
+
+    def _note_failure(self) -> None:
+        self.failure = None if self._is_any_usable() else StartError(self._nothing_to_serve())
 
     def _names(self) -> str:
         return ", ".join(sorted(self._bundles.found.keys() - self._unloaded)) or "none"
 
     def _nothing_to_serve(self) -> str:
-        if self._unloaded:
-            return f"every model was taken down by an operator: {', '.join(sorted(self._unloaded))}"
+        taken_down = sorted(self._unloaded & self._bundles.found.keys())
+        if taken_down:
+            return f"taken down by an operator: {', '.join(taken_down)}; no other model can be served"
         return self._bundles.nothing_to_serve()

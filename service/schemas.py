@@ -215,16 +215,20 @@ class ReconstructAnswer(BaseModel):
 
 
 class VersionAnswer(BaseModel):
-    """A version of a model: loaded, on its way, taken down, or refused and why."""
+    """A version of a model: loaded, on its way, or not served and why."""
 
     version: int
-    state: Literal["loaded", "available", "loading", "refused", "unloaded"] = Field(
-        description="available: loads with the first request; unloaded: taken down by an operator"
+    state: Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"] = Field(
+        description="available: loads with the first request; superseded: CAPSNET_VERSIONS_KEPT newer ones "
+        "are served; unloaded: taken down by an operator"
     )
     device: str | None = Field(default=None, description="cpu, cuda or tensorrt")
     provider: str | None = Field(default=None, description="ONNX Runtime's execution provider")
     graphs: dict[str, str] | None = Field(default=None, description="graphs in use, by role")
-    reason: str | None = Field(default=None, description="why it was refused or taken down")
+    reason: str | None = Field(
+        default=None,
+        description="why it is not served; of a loaded one, why its files, which have changed, would not be",
+    )
     manifest: dict[str, Any] | None = None
 
 

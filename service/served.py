@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(eq=False)
 class Served:
-    """A loaded version, its inference thread and the requests that use it.
+    """A loaded version, its inference threads and the requests that use it.
 
     Attributes:
         found: the files that it was loaded from.
@@ -60,7 +60,7 @@ class Served:
 def start(
     model: str, version: int, found: Found, engine: Engine, settings: Settings, metrics: Metrics
 ) -> Served:
-    """Give a loaded engine its queue and its inference thread."""
+    """Give a loaded engine its queue and its inference threads."""
     batcher = Batcher(
         f"{model}/{version}",
         lanes=engine.lanes,

@@ -11,6 +11,7 @@ import uvicorn
 
 from service.app import create_app
 from service.connections import BoundedHttp
+from service.repository import Repository
 from service.settings import Settings
 
 START_S = 30
@@ -23,10 +24,14 @@ def settings_for(models: Path, **changes: object) -> Settings:
 
 @contextmanager
 def live_service(
-    settings: Settings, *, ready: bool = True, http: type[BoundedHttp] = BoundedHttp
+    settings: Settings,
+    *,
+    ready: bool = True,
+    http: type[BoundedHttp] = BoundedHttp,
+    on_loaded: Callable[[Repository], None] | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
-    config = uvicorn.Config(create_app(settings), http=http, port=0, log_level="warning")
+    config = uvicorn.Config(create_app(settings, on_loaded), http=http, port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

@@ -171,12 +171,12 @@ def test_a_client_that_hangs_up_is_logged_and_counted_as_499(process):
     assert counted in process.client.get("/metrics").text
 
 
-def test_the_servers_own_records_come_in_the_same_format(process):
+def test_what_is_no_request_is_a_line_too(process):
     address = (process.client.base_url.host, process.client.base_url.port)
     with socket.create_connection(address) as connection:
         connection.sendall(b"this is no HTTP\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-    wait_until(lambda: any(line["logger"] == "uvicorn.error" for line in process.lines))
+    wait_until(lambda: any(line.get("problem") == "/problems/malformed-request" for line in process.lines))
 
 
 def test_a_fault_of_ours_is_a_500_with_an_id_and_a_traceback_in_the_log(caplog):

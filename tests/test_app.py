@@ -77,6 +77,16 @@ def test_a_service_without_models_is_alive_but_not_ready_and_says_why(tmp_path):
             assert answer.headers["retry-after"].isdigit()
 
 
+def test_where_nobody_looks_for_bundles_any_more_ready_says_so_though_a_model_is_loaded(models):
+    def end(_: Repository) -> None:
+        raise ZeroDivisionError
+
+    with live_service(settings_for(models), ready=False, on_loaded=end) as client:
+        wait_until(lambda: "looking for bundles has stopped" in client.get("/readyz").text)
+        assert client.get("/readyz").status_code == 503
+        assert client.post("/reconstruct", json=POSE).status_code == 200
+
+
 def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client):
     (model,) = client.get("/models").json()["models"]
     refused, loaded = model["versions"]

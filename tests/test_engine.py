@@ -3,6 +3,7 @@
 import os
 from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import onnx
@@ -29,6 +30,7 @@ from service.engine import (
     candidates,
     cuda_options,
     load_engine,
+    open_session,
     tensorrt_options,
     usable_cpus,
 )
@@ -155,6 +157,68 @@ def test_samples_that_are_no_archive_are_refused(bundle, content):
     replace_file(bundle, "samples", content)
     with pytest.raises(BundleError, match="samples"):
         load(bundle)
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_one_array_in_place_of_the_samples_is_refused(bundle):
+    replace_file(bundle, "samples", npy(np.zeros((8, SIDE, SIDE, 1), np.float32)))
+    with pytest.raises(BundleError, match=r"samples: cannot be read: .* no archive"):
+        load(bundle)
+
+
+def with_samples(bundle: Path, **changed: bytes) -> None:
+    """The samples with other bytes for some of the arrays, and the hash to match."""
+    file = BytesIO()
+    with np.load(bundle / "samples.npz") as samples, ZipFile(file, "w") as archive:
+        for name in samples.files:
+            archive.writestr(f"{name}.npy", changed.get(name, npy(samples[name])))
+    replace_file(bundle, "samples", file.getvalue())
+
+
+def huge_array() -> bytes:
+    """An array whose header says that 4 EiB follow."""
+    file = BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**30, 2**30)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (huge_array(), "samples: cannot be read: .*(allocate|big|large)"),
+        (npy(np.float32(1)), r"samples: pixels is float32 \[\]"),
+        (npy(np.zeros((0, SIDE, SIDE, 1), np.float32)), r"samples: pixels is float32 \[0, 28, 28, 1\]"),
+        (npy(np.zeros((8, SIDE, SIDE, 1))), "samples: pixels is float64"),
+        (npy(np.zeros((8, SIDE, SIDE), np.float32)), "samples: the graphs fail"),
+        (b"no array", "samples: cannot be read: pixels is no array"),
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': nonsense", "samples: cannot be read"),
+    ],
+)
+def test_samples_of_an_odd_array_are_refused(bundle, content, said):
+    with_samples(bundle, pixels=content)
+    with pytest.raises(BundleError, match=said):
+        load(bundle)
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx", "samples.npz", "manifest.json"])
+def test_what_is_no_regular_file_is_refused_by_name(bundle, file):
+    (bundle / file).unlink()
+    (bundle / file).symlink_to(os.devnull)
+    with pytest.raises(BundleError, match=f"{file} is no regular file"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_a_graph_that_no_device_can_read_is_no_fault_of_the_device(bundle, device):
+    graph = read_manifest(bundle).graphs["encoder"]
+    with pytest.raises(BundleError, match=r"encoder\.onnx cannot be loaded"):
+        open_session(b"no graph", graph, device, Placement(device, 32, bundle.parent / "cache"), 1)
 
 
 def test_bytes_that_are_no_graph_are_refused(bundle):

@@ -318,6 +318,10 @@ def put_a_graph_of_other_shapes(bundle: Path) -> None:
     replace_file(bundle, "encoder", graph.SerializeToString())
 
 
+def put_one_array_for_the_samples(bundle: Path) -> None:
+    replace_file(bundle, "samples", npy(noise(8)))
+
+
 def name_one_class_more(bundle: Path) -> None:
     rewrite_manifest(bundle, class_names=(*CLASSES, "3"))
 
@@ -336,6 +340,7 @@ def put_a_graph_with_other_weights(bundle: Path) -> None:
         (leave_out_the_manifest, "manifest.json does not exist"),
         (leave_out_the_decoder, "decoder.onnx does not exist"),
         (put_a_graph_of_other_shapes, "encoder.onnx has the outputs"),
+        (put_one_array_for_the_samples, "samples: cannot be read"),
         (name_one_class_more, "manifest: the encoder has"),
         (put_a_graph_with_other_weights, "samples: probabilities differs"),
     ],

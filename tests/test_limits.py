@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import logging
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPResponse
 from io import BytesIO
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from live_process import live_process
 from live_service import live_service, settings_for, wait_until
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 from tiny_bundle import SIDE, write_bundle
 
@@ -74,9 +77,16 @@ def patient(models: Path) -> Iterator[httpx.Client]:
 
 
 class ImpatientHttp(BoundedHttp):
-    """Looks at its connections much more often."""
+    """Looks at its connections much more often, and keeps none without a reason."""
 
     patience_s = 0.2
+    idle_s = 0.2
+
+
+class HurryingHttp(BoundedHttp):
+    """As impatient with those that have begun a request, and no others."""
+
+    patience_s = 0.1
 
 
 def png() -> bytes:
@@ -217,6 +227,21 @@ def test_a_connection_on_which_no_request_comes_is_closed(models, first, begun):
         assert read_to_end(connection) == b""
 
 
+@pytest.mark.parametrize("first", ["", "GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n"], ids=["new", "used"])
+def test_a_connection_on_which_nothing_is_begun_may_wait_for_longer(models, first):
+    with live_service(settings_for(models), http=HurryingHttp) as client, connected(client) as connection:
+        if first:
+            connection.sendall(first.encode())
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 200 ")
+        time.sleep(5 * HurryingHttp.patience_s)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_idle_connection_is_kept_for_longer_than_proxies_keep_theirs():
+    assert BoundedHttp.idle_s > 60  # of nginx, and of most load balancers
+
+
 def test_a_head_that_drips_has_no_more_time_than_one_that_stops(models):
     with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
@@ -274,6 +299,148 @@ def test_too_many_headers_are_told_how_many_there_may_be(patient):
     assert headers.startswith(b"HTTP/1.1 431 ")
     assert json.loads(body)["type"] == "/problems/head-too-large"
     assert "100 lines" in json.loads(body)["detail"]
+
+
+UNREADABLE = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "no target": b"GET  HTTP/1.1\r\n\r\n",
+    "a wrong target": b"GET http:// HTTP/1.1\r\nHost: test\r\n\r\n",
+    "a wrong header": b"GET /healthz HTTP/1.1\r\nHost test\r\n\r\n",
+    "two lengths": head("/classify", PNG, LENGTH, CHUNKED),
+    "a wrong chunk": head("/classify", PNG, CHUNKED) + b"no number\r\n",
+    "a tunnel": b"CONNECT test:80 HTTP/1.1\r\nHost: test:80\r\n\r\n",
+}
+TOO_MANY = b"X: a\r\n" * (BoundedHttp.max_header_lines + 2)  # the parser tells of a line with the next
+TOO_LARGE = {
+    "headers": b"GET /healthz HTTP/1.1\r\n" + TOO_MANY,
+    "whole head": b"GET /healthz HTTP/1.1\r\n" + TOO_MANY + b"\r\n",
+    "trailers": head("/classify", PNG, CHUNKED) + b"0\r\n" + TOO_MANY,
+    "trailers with an end": head("/classify", PNG, CHUNKED) + b"0\r\n" + TOO_MANY + b"\r\n",
+}
+REFUSALS = [
+    *(pytest.param(sent, 400, "malformed-request", id=name) for name, sent in UNREADABLE.items()),
+    *(pytest.param(sent, 431, "head-too-large", id=name) for name, sent in TOO_LARGE.items()),
+]
+
+
+def answers(received: bytes) -> list[tuple[int, bytes, bytes]]:
+    """Status, headers in lower case and body of every answer; each must have a Content-Length."""
+    found = []
+    while received:
+        headers, _, _ = received.lower().partition(b"\r\n\r\n")
+        start = len(headers) + 4
+        size = int(headers.split(b"content-length: ")[1].split()[0])
+        found.append((int(headers.split()[1]), headers, received[start : start + size]))
+        received = received[start + size :]
+    return found
+
+
+@pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
+def test_what_is_no_request_is_refused_as_a_problem_and_its_connection_closed(patient, sent, status, slug):
+    with connected(patient) as connection:
+        connection.sendall(sent)
+        [(came, headers, body)] = answers(read_to_end(connection))
+    assert came == status
+    assert b"content-type: application/problem+json" in headers
+    assert b"connection: close" in headers
+    assert json.loads(body)["type"] == f"/problems/{slug}"
+
+
+@pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
+def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(patient, sent, status, slug):
+    good = head("/classify", PNG, f"Content-Length: {len(png())}") + png()
+    with connected(patient) as connection:
+        connection.sendall(good * 3 + sent + b"X: a\r\n\r\nGET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+        came = answers(read_to_end(connection))
+    assert [status for status, _, _ in came] == [200, 200, 200, status]
+    assert all(json.loads(body)["results"] for _, _, body in came[:3])
+
+
+def test_a_path_that_is_too_long_is_told_how_long_it_may_be(patient):
+    with connected(patient) as connection:
+        connection.sendall(b"GET /" + b"a" * BoundedHttp.max_head_bytes)
+        [(status, _, body)] = answers(read_to_end(connection))
+    assert status == 431
+    assert f"{BoundedHttp.max_head_bytes} bytes" in json.loads(body)["detail"]
+
+
+def test_a_request_that_has_its_answer_already_gets_no_second_one(patient):
+    with connected(patient) as connection:
+        connection.sendall(head("/nowhere", PNG, CHUNKED) + b"1\r\na\r\n")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 404
+        assert answer.read()
+        connection.sendall(b"no number\r\n")
+        assert read_to_end(connection) == b""
+
+
+def refusals_counted(client: httpx.Client, status: int) -> float:
+    """How many requests that matched no route were answered so."""
+    wanted = {"route": "other", "status": str(status)}
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return sum(one.value for one in samples if one.name == "capsnet_requests_total" and one.labels == wanted)
+
+
+@pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
+def test_a_refusal_is_counted_and_logged_as_requests_are(patient, caplog, sent, status, slug):
+    before = refusals_counted(patient, status)
+    with caplog.at_level(logging.INFO, "service.access"), connected(patient) as connection:
+        connection.sendall(sent)
+        [(_, headers, _)] = answers(read_to_end(connection))
+        assert refusals_counted(patient, status) == before + 1
+    lines = [record.args for record in caplog.records if record.name == "service.access"]
+    [line] = [line for line in lines if line["status"] == status]
+    assert line["problem"] == f"/problems/{slug}"
+    assert line["client"] == "127.0.0.1"
+    assert f"x-request-id: {line['id']}".encode() in headers
+
+
+def form_upload(*headers: str, chunked: bool) -> bytes:
+    """A picture in a form, as `curl -F` sends it, with these headers as well."""
+    body = PART + png() + b"\r\n--x--\r\n"
+    if chunked:
+        body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:60], body[60:])) + b"0\r\n\r\n"
+    framing = CHUNKED if chunked else f"Content-Length: {len(body)}"
+    return head("/classify", FORM, framing, *headers) + body
+
+
+OFFERS = {
+    "h2c": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"),
+    "websocket": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+}
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("piece", [1, 100, 2**16])
+def test_a_request_that_offers_another_protocol_is_answered_as_if_it_did_not(patient, offer, chunked, piece):
+    sent = form_upload(*OFFERS[offer], chunked=chunked) * 2 + form_upload(
+        "Connection: close", chunked=chunked
+    )
+    with connected(patient) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(sent), piece):
+            connection.sendall(sent[start : start + piece])
+        came = answers(read_to_end(connection))
+    assert [status for status, _, _ in came] == [200, 200, 200]
+    assert len({body for _, _, body in came}) == 1
+
+
+def test_an_offer_is_not_taken_up_where_there_is_no_body_either(patient):
+    with connected(patient) as connection:
+        for path, status in (("/healthz", b"200"), ("/nowhere", b"404")):
+            lines = [f"GET {path} HTTP/1.1", "Host: test", *OFFERS["websocket"], "", ""]
+            connection.sendall("\r\n".join(lines).encode())
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 " + status)
+
+
+def test_requests_that_offer_another_protocol_do_not_pile_up_either(patient):
+    offer = "\r\n".join(["GET /healthz HTTP/1.1", "Host: test", *OFFERS["h2c"], "", ""]).encode()
+    with connected(patient) as connection:
+        assert is_cut_off(connection, offer * 10)
 
 
 def test_requests_sent_ahead_of_their_answers_do_not_pile_up(patient):

@@ -6,14 +6,15 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 from live_service import wait_until
 from PIL import Image, TiffImagePlugin
 
-from export.contract.pictures import read_picture
+from export.contract.pictures import PictureError, read_picture
 from service.logs import LINES_WAITING, JsonLine, LineWriter, TextLine, logging_to_stderr
 
 NASTY = 'two\nlines, a "quote", \x1b[31mred\x1b[0m, \u2028 and \x85'
@@ -75,6 +76,34 @@ def test_a_format_that_does_not_fit_its_arguments_is_still_logged():
     assert "%d apples" in json.loads(JsonLine().format(record("%d apples", "three")))["message"]
 
 
+class Speechless:
+    """What has no words for itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not a word")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("%s", Speechless()), (Speechless(),), ("request", {"field": Speechless()}), ("%d", Speechless())],
+    ids=["argument", "message", "field", "wrong argument"],
+)
+def test_a_record_that_cannot_be_written_says_so_and_costs_no_other_line(tmp_path, arguments):
+    with (tmp_path / "log").open("w") as file, logger_to(file.fileno()) as logger:
+        logger.info("before")
+        logger.info(*arguments)
+        logger.info("after")
+        wait_until(lambda: "after" in (tmp_path / "log").read_text())  # by a thread that is still at work
+        logger.info("much later")
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["message"] for line in lines[:1] + lines[2:]] == ["before", "after", "much later"]
+    assert lines[1]["level"] == "error"
+    for said in ("a.logger", Path(__file__).name, "RuntimeError: not a word"):
+        assert said in lines[1]["message"]
+
+
 def test_every_line_is_written_in_order_by_the_end(tmp_path):
     with (tmp_path / "log").open("w") as file, logger_to(file.fileno()) as logger:
         for number in range(1000):
@@ -133,3 +162,15 @@ def test_what_pillow_says_of_a_clients_file_is_neither_logged_nor_kept(capfd):
         assert read_picture(file.getvalue(), max_pixels=1000).size == (28, 28)
     assert capfd.readouterr().err == ""
     assert "12345678" not in repr(vars(TiffImagePlugin).get("__warningregistry__"))
+
+
+def test_what_libtiff_prints_of_a_clients_file_is_no_line_of_the_log(capfd):
+    file = BytesIO()
+    Image.new("L", (28, 28)).save(file, "TIFF", compression="tiff_deflate")
+    content = bytearray(file.getvalue())
+    strip = Image.open(file).tag_v2[TiffImagePlugin.STRIPOFFSETS][0]
+    content[strip : strip + 4] = b"oops"
+    for said, logging_begun in ((True, nullcontext()), (False, logging_to_stderr("json", "info"))):
+        with logging_begun, pytest.raises(PictureError):
+            read_picture(bytes(content), max_pixels=1000)
+        assert ("ZIPDecode" in capfd.readouterr().err) == said

@@ -97,6 +97,31 @@ def test_a_refused_bundle_is_counted_and_named(client):
     assert value(text, "capsnet_model_refused", model="tiny", version="1") is None
 
 
+def test_a_loaded_version_whose_files_go_bad_is_named_as_refused_and_as_loaded(tmp_path):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    with live_service(settings_for(tmp_path, rescan_s=0.05)) as client:
+        assert value(client.get("/metrics").text, "capsnet_model_refused", model="tiny", version="1") is None
+        (bundle / "encoder.onnx").write_bytes(b"no graph")
+
+        def is_refused() -> bool:
+            text = client.get("/metrics").text
+            return value(text, "capsnet_model_refused", model="tiny", version="1") == 1
+
+        wait_until(is_refused)
+        labels = {"model": "tiny", "version": "1", "device": "cpu", "provider": "CPUExecutionProvider"}
+        assert value(client.get("/metrics").text, "capsnet_model_loaded", **labels) == 1
+
+
+def test_a_version_that_was_taken_down_or_superseded_is_not_refused(tmp_path):
+    for version in (1, 2):
+        write_bundle(tmp_path / "tiny" / str(version))
+    admin = {"Authorization": "Bearer operator"}
+    with live_service(settings_for(tmp_path, versions_kept=1, admin_key="operator")) as client:
+        assert "capsnet_model_refused{" not in client.get("/metrics").text
+        assert client.post("/v2/repository/models/tiny/unload", headers=admin).status_code == 200
+        assert "capsnet_model_refused{" not in client.get("/metrics").text
+
+
 def test_the_process_tells_its_memory_and_its_time(client):
     text = client.get("/metrics").text
     assert value(text, "process_resident_memory_bytes") > 10 * 2**20

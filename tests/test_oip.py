@@ -514,6 +514,17 @@ def test_the_index_lists_what_is_ready_where_it_is_asked_to(operated_http: httpx
     assert answer.json() == [{"name": "tiny", "version": "1", "state": "READY", "reason": ""}]
 
 
+def test_the_index_says_why_a_version_is_not_served(models: Path, tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        shutil.copytree(models / "tiny" / "1", tmp_path / "tiny" / version)
+    with live_service(settings_for(tmp_path, versions_kept=1, admin_key="operator")) as http:
+        newest, oldest = http.post("/v2/repository/index", headers=ADMIN).json()
+        assert newest["state"] == "READY"
+        assert oldest["state"] == "UNAVAILABLE"
+        assert "CAPSNET_VERSIONS_KEPT=1" in oldest["reason"]
+        assert http.get("/v2/models/tiny").json()["versions"] == ["2"]
+
+
 def test_the_extension_is_listed_where_it_is_on(operated: triton.InferenceServerClient) -> None:
     assert "model_repository" in operated.get_server_metadata()["extensions"]
 

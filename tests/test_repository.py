@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from live_service import settings_for
-from tiny_bundle import SIDE, replace_file, write_bundle
+from tiny_bundle import SIDE, replace_file, rewrite_manifest, write_bundle
 
+from export.contract.manifest import read_manifest
 from service.bundles import find_bundles
 from service.errors import (
     ModelRequiredError,
@@ -144,6 +145,19 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
             await repository._bundles.look_at("tiny", found)
             await repository._update("tiny")
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_what_nobody_thought_of_costs_its_version_alone(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        samples = read_manifest(write_bundle(tmp_path / "tiny" / "2")).samples
+        rewrite_manifest(tmp_path / "tiny" / "2", samples=samples.model_copy(update={"file": "\0"}))
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            refused = repository.describe("tiny", manifests=False)["versions"][0]
+            assert refused["reason"].startswith("ValueError: embedded null byte")
 
     run(scenario())
 
@@ -297,6 +311,29 @@ def test_a_republished_version_is_loaded_anew(tmp_path):
     run(scenario())
 
 
+def test_a_version_replaced_by_files_of_the_same_size_and_time_is_loaded_anew(tmp_path):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "models" / "tiny" / "1", seed=1)
+        other = write_bundle(tmp_path / "tiny" / "1", seed=2)
+        for one in (folder, other):
+            for file in one.iterdir():
+                os.utime(file, (1, 1))
+        assert sizes(folder) == sizes(other)
+        async with opened(tmp_path / "models") as repository:
+            (before,) = repository.ready()
+            folder.rename(tmp_path / "away")
+            other.rename(folder)
+            await repository.scan()
+            (after,) = repository.ready()
+            assert after is not before
+
+    run(scenario())
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
 def test_an_unchanged_version_is_not_loaded_again(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
@@ -393,6 +430,47 @@ def test_watching_finds_what_is_published_while_running(tmp_path):
     run(scenario())
 
 
+class FaultyMetrics(Metrics):
+    """They fail when they are told of the first loaded version, as nothing that we know of does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_failed = False
+
+    def reloaded(self, model: str, version: int) -> None:
+        super().reloaded(model, version)
+        if not self.has_failed:
+            self.has_failed = True
+            raise ZeroDivisionError("no fault of a bundle's")
+
+
+def test_a_fault_of_ours_ends_neither_the_first_look_nor_the_later_ones(tmp_path, caplog):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        metrics = FaultyMetrics()
+        repository = Repository(settings_for(tmp_path, rescan_s=0.01), metrics)
+        await repository.first_scan()
+        assert "ZeroDivisionError" in str(repository.failure)
+        watching = asyncio.create_task(repository.watch())
+        async with asyncio.timeout(10):
+            while not repository.loaded():
+                await asyncio.sleep(0.01)
+        assert repository.failure is None
+        metrics.has_failed = False
+        write_bundle(tmp_path / "aside" / "tiny" / "2").rename(tmp_path / "tiny" / "2")
+        async with asyncio.timeout(10):
+            while loaded(repository) != ["tiny/1", "tiny/2"]:
+                await asyncio.sleep(0.01)
+        assert metrics.has_failed
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await repository.close()
+
+    run(scenario())
+    assert any(record.exc_info for record in caplog.records)  # with the place where it happened
+
+
 def test_closing_leaves_no_thread_behind(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
@@ -472,5 +550,172 @@ def test_a_model_taken_down_stays_down_until_it_is_loaded_again(tmp_path):
             assert loaded(repository) == ["tiny/1"]
             with pytest.raises(UnknownModelError, match="absent"):
                 await repository.load("absent")
+
+    run(scenario())
+
+
+def test_a_model_taken_down_while_another_is_being_loaded_stays_down(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "first" / "1")
+        write_bundle(tmp_path / "second" / "1")
+        async with opened(tmp_path) as repository:
+            for model in ("first", "second"):
+                await repository.load(model)
+            async with repository._updating["first"]:
+                scanning = asyncio.create_task(repository.scan())
+                await the_queue_for(repository, "first")
+                await repository.unload("second")
+            await scanning
+            assert states(repository, "second") == {1: "unloaded"}
+            assert loaded(repository) == ["first/1"]
+
+    run(scenario())
+
+
+def test_a_model_taken_down_while_a_first_request_waits_for_it_stays_down(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path, default_model="tiny") as repository:
+
+            async def ask() -> None:
+                async with repository.use("other", None):
+                    pass
+
+            async with repository._updating["other"]:
+                asking = asyncio.create_task(ask())
+                await the_queue_for(repository, "other")
+                unloading = asyncio.create_task(repository.unload("other"))
+                await asyncio.sleep(0)
+            await unloading
+            with pytest.raises(UnknownModelError, match="taken down by an operator"):
+                await asking
+            assert states(repository, "other") == {1: "unloaded"}
+            assert not [name for name in inference_threads() if "other" in name]
+
+    run(scenario())
+
+
+def test_a_model_taken_down_while_it_is_being_loaded_stays_down(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        for version in (1, 2):
+            write_bundle(tmp_path / "other" / str(version))
+        async with opened(tmp_path, default_model="tiny") as repository:
+            loading = asyncio.create_task(repository.load("other"))
+            while states(repository, "other")[2] != "loading":
+                await asyncio.sleep(0)
+            await repository.unload("other")
+            assert states(repository, "other") == {2: "unloaded", 1: "unloaded"}
+            with pytest.raises(UnknownModelError, match="taken down by an operator"):
+                await loading
+            async with asyncio.timeout(10):
+                while [name for name in inference_threads() if "other" in name]:
+                    await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+async def the_queue_for(repository: Repository, model: str) -> None:
+    """Until somebody waits for the lock on a model, which the test holds."""
+    async with asyncio.timeout(10):
+        while not repository._updating[model]._waiters:
+            await asyncio.sleep(0.001)
+
+
+def test_it_is_ready_when_its_default_is_refused_or_taken_down_and_another_loads_when_asked_for(tmp_path):
+    async def scenario() -> None:
+        tiny, other = tmp_path / "tiny" / "1", tmp_path / "other" / "1"
+        (write_bundle(tiny) / "encoder.onnx").write_bytes(b"no graph")
+        write_bundle(other)
+        async with opened(tmp_path, default_model="tiny") as repository:
+            assert repository.failure is None
+            assert repository.ready() == []
+            async with repository.use("other", None):
+                pass
+        shutil.rmtree(tiny)
+        write_bundle(tiny)
+        async with opened(tmp_path, default_model="tiny") as repository:
+            await repository.unload("tiny")
+            assert repository.ready() == []
+            async with repository.use("other", None):
+                assert loaded(repository) == ["other/1"]
+
+    run(scenario())
+
+
+def test_it_is_not_ready_before_its_default_is_loaded_though_another_could_be_asked_for(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "other" / "1")
+        repository = Repository(settings_for(tmp_path, default_model="tiny"), Metrics())
+        scanning = asyncio.create_task(repository.first_scan())
+        while not repository.loaded():
+            with pytest.raises(NotReadyError, match="still loading"):
+                repository.ready()
+            await asyncio.sleep(0)
+        assert loaded(repository) == ["tiny/1"]
+        await scanning
+        await repository.close()
+
+    run(scenario())
+
+
+def test_taking_down_the_last_model_is_known_at_once(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            await repository.unload("tiny")
+            with pytest.raises(NotReadyError, match="taken down by an operator: tiny"):
+                repository.ready()
+
+    run(scenario())
+
+
+def test_versions_beyond_those_kept_are_superseded_and_say_so(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3, 4):
+            write_bundle(tmp_path / "tiny" / str(version))
+        (tmp_path / "tiny" / "3" / "encoder.onnx").write_bytes(b"no graph")
+        write_bundle(tmp_path / "other" / "1")
+        write_bundle(tmp_path / "other" / "2")
+        async with opened(tmp_path, default_model="tiny", versions_kept=2) as repository:
+            assert states(repository, "tiny") == {4: "loaded", 3: "refused", 2: "loaded", 1: "superseded"}
+            assert states(repository, "other") == {2: "available", 1: "available"}
+            oldest = repository.describe("tiny", manifests=False)["versions"][-1]
+            assert "CAPSNET_VERSIONS_KEPT=2" in oldest["reason"]
+            with pytest.raises(UnknownModelError, match=r"superseded: .* there are 2, 4"):
+                async with repository.use("tiny", 1):
+                    pass
+
+    run(scenario())
+
+
+def test_a_version_that_is_listed_as_available_answers_though_others_are_loaded(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            write_bundle(tmp_path / "tiny" / "2")
+            await repository._bundles.look()
+            assert states(repository, "tiny") == {2: "available", 1: "loaded"}
+            async with repository.use("tiny", 2) as served:
+                assert served.version == 2
+
+    run(scenario())
+
+
+def test_an_operator_may_have_a_refused_version_tried_again_though_its_files_are_the_same(tmp_path):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            (served,) = repository.loaded()
+            repository._bundles.refuse("tiny", 1, served.found, OSError("too many open files"))
+            await repository.scan()
+            assert [entry.is_refused for entry in repository.index()] == [True]
+            await repository.load("tiny")
+            assert [entry.is_refused for entry in repository.index()] == [False]
+            (folder / "encoder.onnx").unlink()
+            await repository.scan()
+            assert [entry.is_refused for entry in repository.index()] == [True]
 
     run(scenario())

@@ -12,12 +12,14 @@ from pathlib import Path
 import httpx
 import onnxruntime as ort
 import pytest
+from live_process import live_process
 from live_service import wait_until
 from tiny_bundle import write_bundle
 
 from service.cli import main
 
 LIMIT_S = 120
+POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,40 @@ def test_it_says_where_what_and_on_which_device_and_ends_gently_on_sigterm(tmp_p
             assert process.wait(LIMIT_S) == 0
         finally:
             process.kill()
+
+
+def test_a_refused_default_keeps_nobody_from_the_other_models_nor_from_its_mended_self(tmp_path):
+    models = tmp_path / "models"
+    write_bundle(models / "other" / "1")
+    whole = (write_bundle(models / "tiny" / "1") / "encoder.onnx").read_bytes()
+    (models / "tiny" / "1" / "encoder.onnx").write_bytes(whole[:100])
+    with live_process(models, tmp_path / "log", default_model="tiny", rescan_s=0.1) as service:
+        assert service.client.get("/readyz").json()["models"] == []
+        assert service.client.get("/v2/models/other/ready").status_code == 200
+        (models / "tiny" / "1" / "encoder.onnx").write_bytes(whole)
+        wait_until(lambda: "tiny/1" in service.client.get("/readyz").json()["models"])
+
+
+def test_a_bundle_published_while_idle_answers_within_five_seconds_without_any_setting(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    bundle = write_bundle(tmp_path / "aside" / "tiny" / "2")
+    with live_process(tmp_path / "models", tmp_path / "log") as service:
+        bundle.rename(tmp_path / "models" / "tiny" / "2")
+        wait_until(lambda: service.client.post("/reconstruct", json=POSE).json()["version"] == 2, timeout_s=5)
+
+
+def test_a_pipe_in_a_bundle_is_refused_and_keeps_nobody_from_the_end(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    bundle = write_bundle(tmp_path / "aside" / "tiny" / "2")
+    (bundle / "encoder.onnx").unlink()
+    os.mkfifo(bundle / "encoder.onnx")
+    with live_process(tmp_path / "models", tmp_path / "log", rescan_s=0.1) as service:
+        bundle.rename(tmp_path / "models" / "tiny" / "2")
+        wait_until(lambda: service.metric("capsnet_model_refused", version="2") == 1)
+        (newest, _) = service.client.get("/models/tiny").json()["versions"]
+        assert newest["reason"] == "encoder.onnx is no regular file"
+        service.stop()
+        assert service.running.wait(LIMIT_S) == 0
 
 
 def test_a_port_in_use_is_one_line(tmp_path, capsys):

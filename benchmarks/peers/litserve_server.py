@@ -38,7 +38,7 @@ class Classify(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    # A wait of 0 would switch batches off; 5 ms, a little over one run, was the best of 1, 5 and 20.
+    # A wait of 0 would switch batches off; 5 ms is a little over one run.
     api = Classify(max_batch_size=MAX_BATCH, batch_timeout=0.005, api_path="/classify")
     server = litserve.LitServer(api, accelerator="cpu", fast_queue=True, track_requests=False)
     server.run(port=int(sys.argv[1]), host="127.0.0.1", log_level="warning", generate_client_file=False)

@@ -6,6 +6,7 @@ A bundle is a folder `<model>/<version>/` with the graphs, `samples.npz`, `manif
 
 import hashlib
 import re
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -147,10 +148,11 @@ def read_manifest(bundle: Path) -> Manifest:
 
     Raises:
         BundleError: no manifest there, or one that is not valid; names the field.
+        OSError: it cannot be read.
     """
     path = bundle / MANIFEST_FILE
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(_read_regular(path))
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist") from None
     except ValidationError as error:
@@ -163,13 +165,21 @@ def read_checked(bundle: Path, file: File) -> bytes:
 
     Raises:
         BundleError: the file is missing or its bytes are not those the manifest describes.
+        OSError: it cannot be read.
     """
     path = bundle / file.file
     try:
-        content = path.read_bytes()
+        content = _read_regular(path)
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist; the manifest lists it") from None
     found = hashlib.sha256(content).hexdigest()
     if found != file.sha256:
         raise BundleError(f"{path} has sha256 {found}; the manifest says {file.sha256}")
     return content
+
+
+def _read_regular(path: Path) -> bytes:
+    """The file's bytes; of a pipe or a device they might never come, or never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BundleError(f"{path} is no regular file")
+    return path.read_bytes()
