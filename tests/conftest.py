@@ -1,12 +1,17 @@
 """Fixtures that several test files share: the real MNIST, a trained tiny run and its bundle."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from training.data.sources import SOURCES
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; those under test are
+# asked to hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
