@@ -9,8 +9,8 @@ import torch
 
 from training.data.sources import SOURCES
 
-# A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; those under test are
-# asked to hear it.
+# A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
+# theirs to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
