@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -396,4 +397,5 @@ def picture() -> bytes:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     main()

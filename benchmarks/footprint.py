@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -190,4 +191,5 @@ def colours(size: tuple[int, int], kind: str) -> bytes:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

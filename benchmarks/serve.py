@@ -108,7 +108,7 @@ def measure_raw(seconds: float, environment: dict[str, str]) -> Raw:
 
 
 def measure(
-    server: Server, seconds: float, pictures: Sequence[Path], tensors: Path, environment: dict[str, str]
+    server: Server, seconds: int, pictures: Sequence[Path], tensors: Path, environment: dict[str, str]
 ) -> dict[Key, Result]:
     """A server under 1 to 128 clients that post one PNG each; this service with binary tensors, too."""
     found = {}
@@ -248,10 +248,10 @@ def _of_best_peer(rounds: Sequence[dict[Key, Result]], clients: int, peers: set[
     )
 
 
-def _load(url: str, clients: int, seconds: float, *arguments: str) -> Result:
+def _load(url: str, clients: int, seconds: int, *arguments: str) -> Result:
     """What wrk measures, after a warm-up that does not count."""
     command = ["wrk", "-t1", f"-c{clients}", "--timeout", "30s", "-s", str(HERE / "post.lua")]
-    for length in (WARM_S, max(1, round(seconds))):
+    for length in (WARM_S, seconds):
         made = subprocess.run(
             [*command, f"-d{length}s", url, "--", *arguments], check=True, capture_output=True, text=True
         )
@@ -288,7 +288,7 @@ def _heading(options: argparse.Namespace) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in names if find_spec(name))
     return (
         f"{_processor()}, {options.threads} threads, Python {platform.python_version()}, {versions}; "
-        f"{options.rounds} rounds of {options.seconds:g} s, "
+        f"{options.rounds} rounds of {options.seconds} s, "
         f"{options.bundle.parent.name}/{options.bundle.name}\n"
     )
 
@@ -301,16 +301,29 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
+def _bundle(text: str) -> Path:
+    bundle = Path(text).resolve()
+    if not (bundle / "encoder.onnx").is_file() or not (bundle / "samples.npz").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no bundle: it needs encoder.onnx and samples.npz")
+    return bundle
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=8, help="of each measurement (8)")
-    parser.add_argument("--rounds", type=int, default=3, help="of measuring everything (3)")
+    parser.add_argument("--seconds", type=_positive, default=8, help="of each measurement (8)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="of measuring everything (3)")
     parser.add_argument(
-        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the session (usable CPUs)"
+        "--threads", type=_positive, default=len(os.sched_getaffinity(0)), help="of the session (usable CPUs)"
     )
     parser.add_argument(
         "--bundle",
-        type=lambda text: Path(text).resolve(),
+        type=_bundle,
         default=HERE.parent / "models" / "capsnet-mnist" / "1",
         help="<models>/<model>/<version> (models/capsnet-mnist/1)",
     )

@@ -85,7 +85,7 @@ class Engine:
 
         Args:
             pixels: at most `max_batch` images.
-            alone: whether nothing else runs at the moment.
+            alone: whether all cores are its own.
         """
         session = self.encoder if alone else self.encoder_beside
         probabilities, poses = session.run(["probabilities", "poses"], {"pixels": pixels})

@@ -166,8 +166,7 @@ async def decode_files(
 def is_quick(content: bytes, facts: Preprocessing) -> bool:
     """Whether it takes longer to hand a picture to a thread than to decode it: a PNG of the model's size.
 
-    Such as data sets have: 0.1 ms, and 0.16 ms for the way to a thread and back. Of any other picture nobody
-    knows what decoding it takes.
+    Such as data sets have. Of any other picture nobody knows what decoding it takes.
     """
     size = (facts.width, facts.height)
     is_small = 24 <= len(content) <= QUICK_BYTES and facts.width * facts.height <= QUICK_PIXELS
