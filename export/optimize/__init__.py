@@ -1,0 +1,1 @@
+"""Graph rewrites that keep the outputs; numpy and onnx, no torch."""
