@@ -5,21 +5,22 @@ What is wanted are m outputs of a filter g with r taps over n = m + r - 1 inputs
     y[i] = sum over j of g[j] x[i + j]        (i < m),
 
 which written out takes m r multiplications. n are enough. The trick is that of multiplying polynomials by
-their values: a product of polynomials with m and r coefficients has n of them, so it is known from its values
-at n points, and each value takes one multiplication. Let E_k be the n x k matrix that evaluates a polynomial of
-k coefficients at the n points, with the rows (1, p, p^2, ..., p^(k-1)), and for the point "infinity", whose
-value is the leading coefficient, (0, ..., 0, 1). Then
+their values: a product of polynomials with m and r coefficients has n of them, so it is known from its
+values at n points, and each value takes one multiplication. Let E_k be the n x k matrix that evaluates a
+polynomial of k coefficients at the n points, with the rows (1, p, p^2, ..., p^(k-1)), and for the point
+"infinity", whose value is the leading coefficient, (0, ..., 0, 1). Then
 
     product of f and g  =  E_n^-1 ((E_m f) * (E_r g)),        * elementwise.
 
-As a function of f this is a matrix, and our filter is its transpose: x[i + j] meets y[i] where the product has
-f[i] at i + j. Transposed, the three factors change their order and give the algorithm that Winograd made known,
+As a function of f this is a matrix, and our filter is its transpose: x[i + j] meets y[i] where the product
+has f[i] at i + j. Transposed, the three factors change their order and give the algorithm that Winograd
+made known,
 
     y = E_m^T ((E_r g) * (E_n^-T x)),
 
-E_r g is a transform of the filter, done once. E_n^-T x is a transform of the input and E_m^T one of the output;
-both have small constants and are shared by all channels, whose sum is taken in between. In two dimensions the
-same is done along each axis.
+E_r g is a transform of the filter, done once. E_n^-T x is a transform of the input and E_m^T one of the
+output; both have small constants and are shared by all channels, whose sum is taken in between. In two
+dimensions the same is done along each axis.
 
 The points are small numbers, because their powers are what rounding errors are multiplied with.
 """
@@ -77,8 +78,8 @@ def short_convolution(outputs: int, taps: int) -> ShortConvolution:
         )
     points = POINTS[: size - 1]
     filters, inputs = _evaluate(points, taps), _transposed(_interpolate(points))
-    # A row of one times s and of the other times 1/s is the same algorithm. Chosen so that both rows are about
-    # as large, no product is much larger than what comes of it, and float32 loses least.
+    # A row of one times s and of the other times 1/s is the same algorithm. Chosen so that both rows are
+    # about as large, no product is much larger than what comes of it, and float32 loses least.
     for row in range(size):
         scale = _power_of_two_near(_norm(filters[row]), _norm(inputs[row]))
         filters[row] = [value / scale for value in filters[row]]
@@ -96,8 +97,9 @@ def _evaluate(points: tuple[Fraction, ...], coefficients: int) -> Exact:
 def _interpolate(points: tuple[Fraction, ...]) -> Exact:
     """From the values at the points and at infinity to the coefficients: the inverse of `_evaluate`, [n, n].
 
-    A column for a finite point is the polynomial that is 1 there, 0 at the other finite points and without a
-    leading coefficient (Lagrange's); the last one is the product of all (x - point), which only infinity sees.
+    A column for a finite point is the polynomial that is 1 there, 0 at the other finite points and without
+    a leading coefficient (Lagrange's); the last one is the product of all (x - point), which only infinity
+    sees.
     """
     columns = []
     for point in points:
