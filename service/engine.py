@@ -2,62 +2,41 @@
 
 import logging
 import math
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from export.contract.manifest import BundleError, Graph, Manifest, Tensor, read_checked, read_manifest
-from service.settings import Device
+from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
+from service.gpu_session import GpuSession, open_gpu_session
+from service.providers import (
+    PROVIDERS,
+    DeviceError,
+    Placement,
+    Providers,
+    UsedDevice,
+    candidates,
+    provider_list,
+    sample_tolerances,
+    usable_cpus,
+)
+from service.settings import Precision
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 
 Floats = NDArray[np.float32]
-UsedDevice = Literal["cpu", "cuda", "tensorrt"]
 Role = Literal["encoder", "decoder"]
-ProviderOptions = dict[str, str]
+Session: TypeAlias = ort.InferenceSession | GpuSession
 
-PROVIDERS: dict[UsedDevice, str] = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
-# Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
-# TensorRT besides chooses kernels by their speed and may round to TF32.
-TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
-# Images per run where no number is asked for. On CPUs larger ones are no faster: votes leave the caches.
-LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 8, "cuda": 64, "tensorrt": 64}
 MAX_LANES = 4
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 log = logging.getLogger(__name__)
-
-
-class DeviceError(RuntimeError):
-    """The device asked for cannot be had; the message says what is missing."""
-
-
-class Placement(NamedTuple):
-    """Where and how graphs run.
-
-    Attributes:
-        device: the one asked for.
-        max_batch: images per run, at most; 0 takes what suits the device.
-        cache: folder for built engines.
-        threads: that compute, on a CPU; 0 takes as many as there are usable CPUs.
-    """
-
-    device: Device
-    max_batch: int
-    cache: Path
-    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,15 +49,17 @@ class Engine:
         lanes: how many threads may call at the same time.
         encoder: for a run that is alone: it uses every core.
         encoder_beside: for runs beside others: each uses one lane's share of the cores.
+        precision: of the encoder's products.
     """
 
     manifest: Manifest
     device: UsedDevice
     max_batch: int
     lanes: int
-    encoder: ort.InferenceSession
-    encoder_beside: ort.InferenceSession
-    decoder: ort.InferenceSession | None
+    encoder: Session
+    encoder_beside: Session
+    decoder: Session | None
+    precision: Precision = "float32"
 
     def encode(self, pixels: Floats, *, alone: bool = True) -> tuple[Floats, Floats]:
         """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D].
@@ -131,7 +112,7 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
     graphs = {role: read_checked(bundle, graph) for role, graph in manifest.graphs.items()}
     samples = _read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
     last_error: DeviceError | None = None
-    for device in candidates(placement.device, ort.get_available_providers()):
+    for device in candidates(placement.device, ort.get_available_providers(), placement.precision):
         try:
             engine = _open(graphs, manifest, device, placement)
         except DeviceError as error:
@@ -162,46 +143,64 @@ def _open(
     """The sessions of a bundle's graphs: on a CPU a lane for every core up to MAX_LANES, else one."""
     threads = (placement.threads or usable_cpus()) if device == "cpu" else 1
     lanes = min(threads, MAX_LANES)
-    max_batch = placement.max_batch or LARGEST_BATCH[device]
+    max_batch = placement.largest_batch(device)
+    if placement.precision == "half":
+        graphs = {**graphs, "encoder": _halved(graphs["encoder"], manifest.graphs["encoder"])}
+    placements = {"encoder": placement, "decoder": placement._replace(precision="float32")}
     beside = {
-        role: open_session(content, manifest.graphs[role], device, placement, threads // lanes)
+        role: open_session(content, manifest.graphs[role], device, placements[role], threads // lanes)
         for role, content in graphs.items()
     }
     encoder = beside["encoder"]
     if lanes > 1:
         encoder = open_session(graphs["encoder"], manifest.graphs["encoder"], device, placement, threads)
-    return Engine(manifest, device, max_batch, lanes, encoder, beside["encoder"], beside.get("decoder"))
+    decoder = beside.get("decoder")
+    return Engine(
+        manifest, device, max_batch, lanes, encoder, beside["encoder"], decoder, placement.precision
+    )
 
 
-def candidates(asked: Device, available: Collection[str]) -> Sequence[UsedDevice]:
-    """Devices to try, best first: for `auto` CUDA and the CPU, else only the one asked for.
+def _halved(encoder: bytes, graph: Graph) -> bytes:
+    _refuse_external_data(encoder, graph.file)
+    # Only wanted here: it is nothing that a service on a CPU should have to keep in memory.
+    from export.optimize.half_precision import HalfPrecisionError, halved
 
-    Raises:
-        DeviceError: the installed onnxruntime has no provider for an explicit device.
-    """
-    if asked == "auto":
-        return ["cuda", "cpu"] if PROVIDERS["cuda"] in available else ["cpu"]
-    if PROVIDERS[asked] not in available:
-        raise DeviceError(
-            f"device {asked} needs {PROVIDERS[asked]}, but the installed onnxruntime has only "
-            f"{', '.join(available)}; install onnxruntime-gpu or set CAPSNET_DEVICE=auto"
-        )
-    return [asked]
+    try:
+        return halved(encoder)
+    except HalfPrecisionError as error:
+        raise BundleError(f"{graph.file}: {error}") from error
 
 
 def open_session(
     content: bytes, graph: Graph, device: UsedDevice, placement: Placement, threads: int
-) -> ort.InferenceSession:
+) -> Session:
     """A session of the graph on the device and no other, with so many threads on the CPU.
+
+    Raises:
+        BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
+        DeviceError: the device, or memory on it, cannot be had.
+    """
+
+    def create(*, records: bool = False) -> ort.InferenceSession:
+        providers = provider_list(device, graph, placement, records=records)
+        return _create_session(content, graph, device, providers, threads)
+
+    if device == "cpu":
+        return create()
+    ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip installs beside Python packages
+    return open_gpu_session(create, placement.largest_batch(device), records=device == "cuda")
+
+
+def _create_session(
+    content: bytes, graph: Graph, device: UsedDevice, providers: Providers, threads: int
+) -> ort.InferenceSession:
+    """A session with these providers, of which the first has to be had.
 
     Raises:
         BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
         DeviceError: ONNX Runtime would have used another device.
     """
     _refuse_external_data(content, graph.file)
-    if device != "cpu":
-        ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip installs beside Python packages
-    providers = provider_list(device, graph, placement)
     try:
         # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
         session = ort.InferenceSession(
@@ -227,68 +226,6 @@ def _can_be_read(content: bytes) -> bool:
     except Exception:  # ONNX Runtime's errors share no base class
         return False
     return True
-
-
-def provider_list(
-    device: UsedDevice, graph: Graph, placement: Placement
-) -> list[tuple[str, ProviderOptions]]:
-    """Providers in order of preference, with options; the next ones take what operators one cannot run."""
-    cpu: tuple[str, ProviderOptions] = (PROVIDERS["cpu"], {})
-    cuda = (PROVIDERS["cuda"], cuda_options())
-    if device == "tensorrt":
-        folder = placement.cache.expanduser() / "tensorrt" / graph.sha256[:16]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
-        max_batch = placement.max_batch or LARGEST_BATCH["tensorrt"]
-        return [(PROVIDERS["tensorrt"], tensorrt_options(graph, max_batch, folder)), cuda, cpu]
-    return [cuda, cpu] if device == "cuda" else [cpu]
-
-
-def cuda_options() -> ProviderOptions:
-    """Options of the CUDA provider: full float32, memory as needed, no search per batch size."""
-    return {
-        "use_tf32": "0",
-        "arena_extend_strategy": "kSameAsRequested",
-        # The default, EXHAUSTIVE, times every algorithm anew for each batch size it meets, in traffic.
-        "cudnn_conv_algo_search": "HEURISTIC",
-    }
-
-
-def tensorrt_options(graph: Graph, max_batch: int, folder: Path) -> ProviderOptions:
-    """Options of the TensorRT provider: built engines are kept, and made for 1 to max_batch images.
-
-    Args:
-        graph: its inputs get the profile's shapes.
-        max_batch: images per run, at most; engines are tuned for this size.
-        folder: where engines and timings are kept; one per graph content, because ONNX Runtime's own key for
-            an engine knows the graph's structure and not its weights.
-    """
-
-    def shapes(images: int) -> str:
-        return ",".join(f"{tensor.name}:{_sizes(tensor, images)}" for tensor in graph.inputs)
-
-    return {
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": str(folder),
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": str(folder),
-        "trt_fp16_enable": "0",
-        "trt_profile_min_shapes": shapes(1),
-        "trt_profile_opt_shapes": shapes(max_batch),
-        "trt_profile_max_shapes": shapes(max_batch),
-    }
-
-
-def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
-    """CPUs this process may use: those it may run on, or fewer where its control group has a quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):  # no control group of version 2
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 def check_contract(manifest: Manifest) -> None:
@@ -324,6 +261,7 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
     Raises:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
     """
+    tolerances = sample_tolerances(engine.device, engine.precision)
     for alone in (True, False):
         try:
             probabilities, poses = engine.encode(samples["pixels"], alone=alone)
@@ -333,17 +271,16 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         except Exception as error:  # ONNX Runtime's errors share no base class
             raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
         for name, values in found.items():
-            _check_values(name, values, samples[name], engine.device)
+            _check_values(name, values, samples[name], engine.device, tolerances[name])
 
 
-def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice) -> None:
+def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice, tolerance: float) -> None:
     if values.shape != expected.shape:
         raise BundleError(f"samples: {name} is {values.shape}, expected {expected.shape}")
     difference = float(np.abs(values - expected).max())
-    if not difference <= TOLERANCE[device]:  # also when it is NaN
+    if not difference <= tolerance:  # also when it is NaN
         raise BundleError(
-            f"samples: {name} differs by {difference:.3g} on {device}; "
-            f"at most {TOLERANCE[device]:g} is allowed"
+            f"samples: {name} differs by {difference:.3g} on {device}; at most {tolerance:g} is allowed"
         )
 
 
@@ -407,10 +344,6 @@ def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
         if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format
             raise BundleError(f"{name} is no array")
     return arrays
-
-
-def _sizes(tensor: Tensor, images: int) -> str:
-    return "x".join(str(images if size is None else size) for size in tensor.shape)
 
 
 def _first_line(error: Exception) -> str:

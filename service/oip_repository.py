@@ -6,11 +6,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.access import check_admin
-from service.engine import DeviceError
 from service.errors import InvalidFieldError, NotReadyError, shown
 from service.inputs import parse_json
 from service.oip_schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.openapi import PROBLEMS
+from service.providers import DeviceError
 from service.repository import IndexEntry
 from service.state import Service
 

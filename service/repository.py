@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 from service.bundles import Bundles, Found
-from service.engine import DeviceError, Placement, load_engine
+from service.engine import load_engine
 from service.errors import (
     InferenceStoppedError,
     ModelRequiredError,
@@ -26,6 +26,7 @@ from service.errors import (
 )
 from service.memory import give_back_memory
 from service.metrics import Metrics
+from service.providers import DeviceError, Placement
 from service.served import Served, start
 from service.settings import Settings
 
@@ -71,7 +72,9 @@ class Repository:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._placement = Placement(settings.device, settings.max_batch, settings.cache, settings.threads)
+        self._placement = Placement(
+            settings.device, settings.max_batch, settings.cache, settings.threads, settings.precision
+        )
         self._bundles = Bundles(settings, metrics)
         self._served: dict[str, dict[int, Served]] = {}
         self._used: set[str] = set()  # models that were asked for: they are kept loaded

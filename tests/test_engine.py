@@ -13,7 +13,6 @@ from onnx import helper
 from tiny_bundle import (
     SIDE,
     decoder_model,
-    digest,
     encoder_model,
     make_model,
     replace_file,
@@ -21,19 +20,10 @@ from tiny_bundle import (
     write_bundle,
 )
 
-from export.contract.manifest import BundleError, Graph, Tensor, read_manifest
-from service.engine import (
-    PROVIDERS,
-    DeviceError,
-    Engine,
-    Placement,
-    candidates,
-    cuda_options,
-    load_engine,
-    open_session,
-    tensorrt_options,
-    usable_cpus,
-)
+from export.contract.manifest import BundleError, read_manifest
+from export.optimize.half_precision import halved
+from service.engine import Engine, check_samples, load_engine, open_session
+from service.providers import PROVIDERS, DeviceError, Placement
 
 needs_no_gpu = pytest.mark.skipif(
     PROVIDERS["cuda"] in ort.get_available_providers(), reason="this onnxruntime has the CUDA provider"
@@ -250,23 +240,6 @@ def test_a_model_of_one_view_and_two_channels_is_refused_for_that(bundle):
         load(bundle)
 
 
-def test_auto_is_cuda_if_it_is_there_and_else_the_cpu():
-    cpu, cuda, tensorrt = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
-    assert candidates("auto", [cpu]) == ["cpu"]
-    assert candidates("auto", [tensorrt, cuda, cpu]) == ["cuda", "cpu"]
-
-
-@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_an_explicit_device_is_the_only_candidate(device):
-    assert candidates(device, list(PROVIDERS.values())) == [device]
-
-
-@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_a_device_that_this_onnxruntime_has_not_is_an_error(device):
-    with pytest.raises(DeviceError, match=f"{PROVIDERS[device]}.*CPUExecutionProvider"):
-        candidates(device, ["CPUExecutionProvider"])
-
-
 @needs_no_gpu
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])
 def test_a_device_that_cannot_be_had_is_no_reason_to_use_another(bundle, device):
@@ -288,47 +261,40 @@ def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
     assert engine.encoder.get_providers()[0] == PROVIDERS[device]
 
 
-def two_inputs() -> Graph:
-    poses = Tensor(name="poses", shape=(None, 10, 16))
-    mask = Tensor(name="mask", shape=(None, 10))
-    picture = Tensor(name="reconstruction", shape=(None, 28, 28, 1))
-    return Graph(file="decoder.onnx", sha256=digest(b""), inputs=(poses, mask), outputs=(picture,))
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_on_a_gpu_half_precision_passes_the_samples(bundle, device):
+    if PROVIDERS[device] not in ort.get_available_providers():
+        pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
+    engine = load_engine(bundle, "tiny", Placement(device, 32, bundle.parent / "cache", precision="half"))
+    assert (engine.device, engine.precision) == (device, "half")
 
 
-def test_tensorrt_profiles_cover_one_image_to_the_largest_batch():
-    options = tensorrt_options(two_inputs(), 32, Path("/cache"))
-    assert options["trt_profile_min_shapes"] == "poses:1x10x16,mask:1x10"
-    assert options["trt_profile_max_shapes"] == "poses:32x10x16,mask:32x10"
-    assert options["trt_profile_opt_shapes"] == "poses:32x10x16,mask:32x10"
+def half_engine(bundle: Path, encoder: bytes) -> Engine:
+    """An engine in half precision, with the graphs on a CPU, which computes as a GPU does."""
+    manifest, placement = read_manifest(bundle), Placement("cpu", 8, bundle.parent / "cache")
+    session = open_session(encoder, manifest.graphs["encoder"], "cpu", placement, 1)
+    return Engine(manifest, "cpu", 8, 1, session, session, None, precision="half")
 
 
-def test_tensorrt_keeps_its_engines_and_timings_and_full_precision():
-    options = tensorrt_options(two_inputs(), 32, Path("/cache"))
-    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
-    assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "/cache"
-    assert options["trt_fp16_enable"] == "0"
+def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):
+    engine = half_engine(bundle, halved((bundle / "encoder.onnx").read_bytes()))
+    with np.load(bundle / "samples.npz") as samples:
+        check_samples(engine, samples)
+        assert np.abs(engine.encode(samples["pixels"])[1] - samples["poses"]).max() > 1e-6
 
 
-def test_cuda_computes_in_full_float32():
-    assert cuda_options()["use_tf32"] == "0"
+def test_an_encoder_whose_lengths_half_precision_spoils_is_refused(bundle):
+    other = encoder_model(np.random.default_rng(99), 3, 4)
+    engine = half_engine(bundle, halved(other.SerializeToString()))
+    with (
+        np.load(bundle / "samples.npz") as samples,
+        pytest.raises(BundleError, match=r"probabilities differs by .* at most 0\.005"),
+    ):
+        check_samples(engine, samples)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("max 100000", None),
-        ("100000 100000", 1),
-        ("50000 100000", 1),
-        ("nonsense", None),
-        ("1600000 100000", None),
-    ],
-)
-def test_threads_follow_the_quota_of_the_control_group(tmp_path, content, expected):
-    (tmp_path / "cpu.max").write_text(content)
-    allowed = len(os.sched_getaffinity(0))
-    expected = min(allowed, 16) if content.startswith("16") else expected
-    assert usable_cpus(tmp_path / "cpu.max") == (expected or allowed)
-
-
-def test_without_control_groups_every_allowed_cpu_is_used(tmp_path):
-    assert usable_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))
+def test_half_precision_on_a_cpu_is_an_error_that_says_what_to_set(bundle):
+    placement = Placement("cpu", 8, bundle.parent / "cache", precision="half")
+    with pytest.raises(DeviceError, match="CAPSNET_PRECISION=float32"):
+        load_engine(bundle, "tiny", placement)

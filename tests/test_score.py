@@ -27,7 +27,8 @@ from live_service import live_service, settings_for, wait_until
 from PIL import Image
 from tiny_bundle import CLASSES, SIDE, write_bundle
 
-from service.engine import Placement, load_engine
+from service.engine import load_engine
+from service.providers import Placement
 from service.score import main
 from service.score.local import LocalScorer
 from service.score.pictures import Picture, in_batches

@@ -61,7 +61,7 @@ def test_float32_loses_little_in_two_dimensions(outputs):
     found = np.einsum("mi,pj,ijn->mpn", result, result, products, optimize=True)
     windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (5, 5), (0, 1))
     exact = np.einsum("mpcnkl,klc->mpn", windows, g, optimize=True)
-    assert np.sqrt(np.square(found - exact).mean()) <= 3e-5 * exact.std()
+    assert np.sqrt(np.square(found - exact).mean()) <= 5e-5 * exact.std()
 
 
 def test_too_large_an_algorithm_is_refused():

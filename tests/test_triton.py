@@ -19,7 +19,8 @@ from export.cli import main
 from export.contract.manifest import BundleError
 from export.triton import mask_graph, read_bundle, write_repository
 from service.classify import one_hot
-from service.engine import TOLERANCE, Placement, load_engine
+from service.engine import load_engine
+from service.providers import TOLERANCE, Placement
 
 SHIPPED = Path("models/capsnet-mnist/1")
 GRAPHS = ("tiny", "tiny-mask", "tiny-decoder")

@@ -14,7 +14,8 @@ from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import to_input
 from service.bundles import find_bundles
-from service.engine import DeviceError, Engine, Placement, load_engine
+from service.engine import Engine, load_engine
+from service.providers import DeviceError, Placement
 from service.score.query import (
     Batch,
     Capsule,
@@ -102,7 +103,7 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
         settings = read_settings(models=models)
         model, bundles = _find(settings, query.model)
         versions = usable_versions(model, query.version, bundles)
-        placement = Placement(settings.device, batch, settings.cache)
+        placement = Placement(settings.device, batch, settings.cache, precision=settings.precision)
         version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
