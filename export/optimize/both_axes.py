@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.optimize.nodes import Nodes
+from export.optimize.nodes import Nodes, with_nodes
 from export.optimize.one_axis import Convolution
 from export.optimize.plain_encoder import PlainEncoder
 from export.optimize.routing import Routing, add_routing, add_squash
@@ -62,7 +62,7 @@ def both_axes(encoder: PlainEncoder, tile: tuple[int, int]) -> onnx.ModelProto:
     v = add_routing(nodes, u, _routing(encoder, tile, tiles), "class_caps/routing")
     nodes.transpose(v, [2, 0, 1], "poses")
     nodes.add("ReduceL2", "poses", nodes.constant("pose", np.array([-1])), name="probabilities", keepdims=0)
-    return _model(encoder, nodes)
+    return with_nodes(encoder.model, nodes)
 
 
 def _conv1(nodes: Nodes, encoder: PlainEncoder, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> str:
@@ -195,19 +195,3 @@ def _capsule_order(
     x = np.arange(tile[1])[:, None, None] + tile[1] * np.arange(tiles[1])  # [N, 1, T]
     place = np.where((y < rows) & (x < columns), y * columns + x, -1)
     return place.reshape(tile[0] * tile[1], -1)
-
-
-def _model(encoder: PlainEncoder, nodes: Nodes) -> onnx.ModelProto:
-    """A model of these nodes with the plain one's inputs, outputs and operator set."""
-    plain = encoder.model
-    used = {name for node in encoder.prologue for name in node.input}
-    kept = [tensor for tensor in plain.graph.initializer if tensor.name in used]
-    graph = onnx.helper.make_graph(
-        nodes.nodes, "encoder", plain.graph.input, plain.graph.output, kept + nodes.constants
-    )
-    return onnx.helper.make_model(
-        graph,
-        opset_imports=plain.opset_import,
-        ir_version=plain.ir_version,
-        producer_name=plain.producer_name,
-    )

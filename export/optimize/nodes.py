@@ -50,3 +50,18 @@ class Nodes:
 
     def _integers(self, name: str, values: Sequence[int]) -> str:
         return self.constant(name, np.array(values, np.int64))
+
+
+def with_nodes(model: onnx.ModelProto, nodes: Nodes) -> onnx.ModelProto:
+    """The model with these nodes instead of its own; of its weights it keeps those that are read."""
+    used = {name for node in nodes.nodes for name in node.input}
+    used -= {tensor.name for tensor in nodes.constants}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    plain = model.graph
+    graph = helper.make_graph(nodes.nodes, plain.name, plain.input, plain.output, kept + nodes.constants)
+    return helper.make_model(
+        graph,
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+    )

@@ -80,7 +80,7 @@ def add_one_axis(nodes: Nodes, value: str, name: str, convolution: Convolution, 
         transformed = nodes.transpose(parted, [0, 1, 3, 2, 4], f"{name}/by_product")
     groups = nodes.reshape(transformed, [-1, products * channels, tiles, width], f"{name}/groups")
 
-    weight = np.einsum("nk,fckl->nfcl", along_rows.filter, convolution.weight.astype(np.float64))
+    weight = np.tensordot(along_rows.filter, convolution.weight.astype(np.float64), (1, 2))  # [n, F, C, k_w]
     bias = np.einsum("n,f->nf", along_rows.constant, convolution.bias.astype(np.float64))
     multiplied = nodes.add(
         "Conv",

@@ -1,0 +1,107 @@
+"""How long a convolution takes in each of its forms: a model with few numbers, measured once.
+
+It is only asked which tile is best and whether a form can pay at all; which graph is used for a batch is
+measured on the machine itself (`choice`). So the numbers below need to be right in their proportions. They
+are those of two Zen 3 cores with ONNX Runtime 1.31 on the paper's network.
+"""
+
+# C channels in, F channels out
+
+from itertools import product
+
+from export.optimize.one_axis import Convolution
+from export.optimize.plain_encoder import PlainEncoder
+from export.optimize.strided import StridedConvolution, strided_convolution
+
+# Per nanosecond: multiply-adds of a direct convolution and of products between channels, of a product with
+# a small matrix, and numbers that are only moved.
+DIRECT, BETWEEN_CHANNELS, NARROW, MOVED = 80.0, 65.0, 28.0, 8.0
+# Bytes of weights per nanosecond, once a batch. Memory gives less; half of it happens beside the arithmetic.
+WEIGHT_BYTES = 50.0
+NODE_NS = 5000.0  # to start one more node, once a batch
+NODES_OF_ONE_AXIS = 8  # that are there in place of one
+SMALL_BATCH, LARGE_BATCH = 1, 16  # that the forms are meant for
+LARGEST_TILE = 6  # beyond it float32 loses too much
+
+
+def one_axis_tile(convolution: Convolution) -> int | None:
+    """The best tile along rows for one image, or None if the convolution is faster as it is."""
+    rows = convolution.output_size[0]
+    tiles = _possible_tiles(rows, convolution.weight.shape[2], convolution.strides[0])
+    times = {tile: one_axis_ns(convolution, tile) for tile in tiles}
+    best = min(times, key=times.__getitem__, default=None)
+    return best if best is not None and times[best] < direct_ns(convolution, SMALL_BATCH) else None
+
+
+def both_axes_tile(encoder: PlainEncoder) -> tuple[int, int] | None:
+    """The best tile for a large batch, or None if the plain encoder is faster."""
+    primary = encoder.primary
+    sizes = zip(primary.output_size, primary.weight.shape[2:], primary.strides, strict=True)
+    times = {
+        (rows, columns): both_axes_ns(encoder, (rows, columns))
+        for rows, columns in product(*(_possible_tiles(*size) for size in sizes))
+    }
+    best = min(times, key=times.__getitem__, default=None)
+    plain = direct_ns(encoder.conv1, LARGE_BATCH) + direct_ns(primary, LARGE_BATCH)
+    return best if best is not None and times[best] < plain else None
+
+
+def direct_ns(convolution: Convolution, batch: int) -> float:
+    """Nanoseconds per image of the convolution as it is."""
+    rows, columns = convolution.output_size
+    return rows * columns * convolution.weight.size / DIRECT + _weights_ns(convolution.weight.size, batch)
+
+
+def one_axis_ns(convolution: Convolution, tile: int) -> float:
+    """Nanoseconds for one image with rows transformed (`one_axis`)."""
+    features, channels, kernel, kernel_width = convolution.weight.shape
+    (rows, columns), (height, width) = convolution.output_size, convolution.size
+    size = strided_convolution(tile, kernel, convolution.strides[0]).size
+    tiles = -(-rows // tile)
+    products = tiles * size
+    between = products * columns * kernel_width * channels * features / DIRECT
+    narrow = products * (height * channels * width + tile * features * columns) / NARROW
+    moved = (channels * width * (height + products) + features * columns * (rows + products)) / MOVED
+    weights = _weights_ns(size * kernel_width * channels * features, SMALL_BATCH)
+    return between + narrow + moved + weights + NODES_OF_ONE_AXIS * NODE_NS / SMALL_BATCH
+
+
+def both_axes_ns(encoder: PlainEncoder, tile: tuple[int, int]) -> float:
+    """Nanoseconds per image of Conv1 and PrimaryCapsules with both axes transformed (`both_axes`)."""
+    primary = encoder.primary
+    features, channels = primary.weight.shape[:2]
+    along_rows, along_columns = (
+        strided_convolution(*size)
+        for size in zip(tile, primary.weight.shape[2:], primary.strides, strict=True)
+    )
+    tiles = 1
+    for outputs, side in zip(primary.output_size, tile, strict=True):
+        tiles *= -(-outputs // side)
+    places = along_rows.size * along_columns.size
+    between = places * tiles * channels * (features + encoder.conv1.weight[0].size) / BETWEEN_CHANNELS
+    inputs = places * (along_rows.size + along_columns.size) * channels
+    narrow = tiles * (inputs + _outputs(along_rows, along_columns) * features) / NARROW
+    moved = places * tiles * (encoder.conv1.weight[0].size + 2 * channels + features) / MOVED
+    return between + narrow + moved + _weights_ns(places * channels * features, LARGE_BATCH)
+
+
+def _outputs(along_rows: StridedConvolution, along_columns: StridedConvolution) -> int:
+    """Multiply-adds per channel from a tile's products to its outputs: first the rows, then the columns."""
+    by_row = along_rows.outputs * along_rows.size * along_columns.size
+    return by_row + along_rows.outputs * along_columns.outputs * along_columns.size
+
+
+def _possible_tiles(outputs: int, kernel: int, stride: int) -> list[int]:
+    """Tile sizes, from 2 on, that Toom and Cook's algorithm can do."""
+    possible = []
+    for tile in range(2, min(outputs, LARGEST_TILE) + 1):
+        try:
+            strided_convolution(tile, kernel, stride)
+        except ValueError:
+            break
+        possible.append(tile)
+    return possible
+
+
+def _weights_ns(numbers: int, batch: int) -> float:
+    return 4 * numbers / WEIGHT_BYTES / batch
