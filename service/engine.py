@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -14,7 +14,10 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
-from service.gpu_session import GpuSession, open_gpu_session
+from export.optimize.plan import Form
+from service.encoders import Encoders, Session, one_for_all
+from service.fast_graphs import fast_graphs
+from service.gpu_session import open_gpu_session
 from service.providers import (
     PROVIDERS,
     DeviceError,
@@ -32,10 +35,6 @@ from service.settings import Precision
 
 Floats = NDArray[np.float32]
 Role = Literal["encoder", "decoder"]
-Session: TypeAlias = ort.InferenceSession | GpuSession
-
-MAX_LANES = 4
-
 log = logging.getLogger(__name__)
 
 
@@ -47,8 +46,7 @@ class Engine:
         device: the one in use.
         max_batch: images per run, at most.
         lanes: how many threads may call at the same time.
-        encoder: for a run that is alone: it uses every core.
-        encoder_beside: for runs beside others: each uses one lane's share of the cores.
+        encoders: of which each batch has its own.
         precision: of the encoder's products.
     """
 
@@ -56,8 +54,7 @@ class Engine:
     device: UsedDevice
     max_batch: int
     lanes: int
-    encoder: Session
-    encoder_beside: Session
+    encoders: Encoders
     decoder: Session | None
     precision: Precision = "float32"
 
@@ -68,7 +65,7 @@ class Engine:
             pixels: at most `max_batch` images.
             alone: whether all cores are its own.
         """
-        session = self.encoder if alone else self.encoder_beside
+        session = self.encoders.session(len(pixels), alone=alone)
         probabilities, poses = session.run(["probabilities", "poses"], {"pixels": pixels})
         return probabilities, poses
 
@@ -88,7 +85,7 @@ class Engine:
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
-        return str(self.encoder.get_providers()[0])
+        return str(self.encoders.large.get_providers()[0])
 
     @property
     def has_decoder(self) -> bool:
@@ -121,9 +118,23 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
             last_error = error
             log.warning("%s; trying the next best device", error)
             continue
-        check_samples(engine, samples)
-        return engine
+        return _checked(engine, graphs, samples, placement)
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
+
+
+def _checked(
+    engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str, Floats], placement: Placement
+) -> Engine:
+    """The engine, with nothing but the bundle's own graphs if those derived from them fail on the samples."""
+    try:
+        check_samples(engine, samples)
+    except BundleError as error:
+        if engine.encoders.plan.forms == {"plain"}:
+            raise
+        log.warning("the faster graphs are not used: %s", error)
+        engine = _open(graphs, engine.manifest, engine.device, placement._replace(optimize=False))
+        check_samples(engine, samples)
+    return engine
 
 
 def check_bundle(bundle: Path, model: str) -> None:
@@ -140,24 +151,44 @@ def check_bundle(bundle: Path, model: str) -> None:
 def _open(
     graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, placement: Placement
 ) -> Engine:
-    """The sessions of a bundle's graphs: on a CPU a lane for every core up to MAX_LANES, else one."""
+    """The sessions of a bundle's graphs: on a CPU a lane for every core up to as many as asked, else one."""
     threads = (placement.threads or usable_cpus()) if device == "cpu" else 1
-    lanes = min(threads, MAX_LANES)
+    lanes = min(threads, placement.lanes)
+    share = threads // lanes
     max_batch = placement.largest_batch(device)
-    if placement.precision == "half":
-        graphs = {**graphs, "encoder": _halved(graphs["encoder"], manifest.graphs["encoder"])}
-    placements = {"encoder": placement, "decoder": placement._replace(precision="float32")}
-    beside = {
-        role: open_session(content, manifest.graphs[role], device, placements[role], threads // lanes)
-        for role, content in graphs.items()
-    }
-    encoder = beside["encoder"]
-    if lanes > 1:
-        encoder = open_session(graphs["encoder"], manifest.graphs["encoder"], device, placement, threads)
-    decoder = beside.get("decoder")
-    return Engine(
-        manifest, device, max_batch, lanes, encoder, beside["encoder"], decoder, placement.precision
-    )
+    decoder = None
+    if "decoder" in graphs:
+        in_full = placement._replace(precision="float32")
+        decoder = open_session(graphs["decoder"], manifest.graphs["decoder"], device, in_full, share)
+    content, graph = graphs["encoder"], manifest.graphs["encoder"]
+    if device == "cpu":
+        encoders = _open_on_cpu(content, graph, placement, threads, share)
+    else:
+        if placement.precision == "half":
+            content = _halved(content, graph)
+        encoders = one_for_all(open_session(content, graph, device, placement, threads), max_batch)
+    return Engine(manifest, device, max_batch, lanes, encoders, decoder, placement.precision)
+
+
+def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: int, share: int) -> Encoders:
+    """Sessions of the graphs that are fastest here: all threads for a batch alone, a share beside others."""
+
+    def opened(form: Form, threads: int) -> Session:
+        if form == "plain":
+            return open_session(content, graph, "cpu", placement, threads)
+        return open_derived(folder / f"{form}.onnx", graph, threads)
+
+    cache = placement.cache if placement.optimize else None
+    with fast_graphs(content, graph, cache, (threads, share)) as (plan, folder):
+        if plan.small == plan.large:
+            large = small = opened(plan.large, share)
+        else:
+            small, large = opened(plan.small, share), opened(plan.large, share)
+        same = threads == share and plan.alone == plan.small
+        alone = small if same else opened(plan.alone, threads)
+    max_batch = placement.largest_batch("cpu")
+    up_to = max_batch if plan.small == plan.large else plan.small_up_to
+    return Encoders(alone, up_to, small, up_to, large, plan)
 
 
 def _halved(encoder: bytes, graph: Graph) -> bytes:
@@ -219,6 +250,17 @@ def _create_session(
     return session
 
 
+def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession:
+    """A session of a graph derived from a bundle's, on the CPU; its weights lie beside it.
+
+    Raises:
+        BundleError: its inputs and outputs are not the manifest's.
+    """
+    session = ort.InferenceSession(file, _session_options(threads), providers=[PROVIDERS["cpu"]])
+    _check_interface(session, graph)
+    return session
+
+
 def _can_be_read(content: bytes) -> bool:
     """Whether the graph is one; a CPU, which every machine has, tells what is wrong with it or the device."""
     try:
@@ -262,9 +304,9 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
     """
     tolerances = sample_tolerances(engine.device, engine.precision)
-    for alone in (True, False):
+    for encoder in engine.encoders.all:
         try:
-            probabilities, poses = engine.encode(samples["pixels"], alone=alone)
+            probabilities, poses = encoder.run(["probabilities", "poses"], {"pixels": samples["pixels"]})
             found = {"probabilities": probabilities, "poses": poses}
             if engine.has_decoder:
                 (found["reconstruction"],) = engine.decode(samples["poses"], samples["mask"])

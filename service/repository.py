@@ -73,7 +73,12 @@ class Repository:
         self._settings = settings
         self._metrics = metrics
         self._placement = Placement(
-            settings.device, settings.max_batch, settings.cache, settings.threads, settings.precision
+            settings.device,
+            settings.max_batch,
+            settings.cache,
+            settings.threads,
+            settings.precision,
+            optimize=settings.optimize,
         )
         self._bundles = Bundles(settings, metrics)
         self._served: dict[str, dict[int, Served]] = {}

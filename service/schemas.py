@@ -224,7 +224,13 @@ class VersionAnswer(BaseModel):
     )
     device: str | None = Field(default=None, description="cpu, cuda or tensorrt")
     provider: str | None = Field(default=None, description="ONNX Runtime's execution provider")
-    graphs: dict[str, str] | None = Field(default=None, description="graphs in use, by role")
+    graphs: dict[str, str] | None = Field(default=None, description="graphs of the bundle, by role")
+    encoder: str | None = Field(
+        default=None,
+        description="the encoder's graph in use: plain, the bundle's own, or faster ones derived from it, such "
+        "as `one_axis to 4 images, then both_axes`",
+    )
+    precision: str | None = Field(default=None, description="float32 or half, of the encoder's products")
     reason: str | None = Field(
         default=None,
         description="why it is not served; of a loaded one, why its files, which have changed, would not be",

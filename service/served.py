@@ -47,7 +47,13 @@ class Served:
     def describe(self) -> dict[str, Any]:
         """What it runs on, as /models shows it."""
         graphs = {role: graph.file for role, graph in self.engine.manifest.graphs.items()}
-        return {"device": self.engine.device, "provider": self.engine.provider, "graphs": graphs}
+        return {
+            "device": self.engine.device,
+            "provider": self.engine.provider,
+            "graphs": graphs,
+            "encoder": self.engine.encoders.describe(),
+            "precision": self.engine.precision,
+        }
 
     async def drain(self) -> None:
         """Close this version, which gets no new requests, once those that use it are over."""
@@ -65,6 +71,7 @@ def start(
         f"{model}/{version}",
         lanes=engine.lanes,
         max_batch=engine.max_batch,
+        share_above=engine.encoders.alone_up_to,
         queue_images=settings.queue_images,
         deadline_ms=settings.deadline_ms,
         observer=metrics.model(model, version),

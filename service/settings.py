@@ -36,7 +36,9 @@ class Settings(BaseSettings):
             start takes minutes. An explicit device that cannot be had stops the start.
         precision: `half` lets a GPU compute convolutions and votes in float16, checked against the bundle's
             samples; there it is faster and changes probabilities by less than 0.005. Not for CPUs.
-        max_batch: images per run, at most; 0 is 8 on a CPU, where more are no faster, and 64 elsewhere.
+        optimize: on a CPU, derive faster graphs from a bundle's encoder when it is first loaded, check them
+            against it and keep them in the cache. They take two to three times the memory.
+        max_batch: images per run, at most; 0 is 16 on a CPU, where more are hardly faster, and 64 elsewhere.
         queue_images: images that may wait for their run, per model version; beyond that requests get 503.
         deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
@@ -71,6 +73,7 @@ class Settings(BaseSettings):
     cache: Path = Path("~/.cache/capsnet")
     device: Device = "auto"
     precision: Precision = "float32"
+    optimize: bool = True
     max_batch: int = Field(default=0, ge=0, le=4096)
     queue_images: int = Field(default=1024, ge=1)
     deadline_ms: int = Field(default=30_000, ge=1)

@@ -58,7 +58,14 @@ class Noted:
 
 
 def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
-    facts = {"lanes": 1, "max_batch": 8, "queue_images": 100, "deadline_ms": WAIT_S * 1000, **changes}
+    facts = {
+        "lanes": 1,
+        "max_batch": 8,
+        "share_above": 8,
+        "queue_images": 100,
+        "deadline_ms": WAIT_S * 1000,
+        **changes,
+    }
     return Batcher("test", observer=observer or Noted(), **facts)
 
 

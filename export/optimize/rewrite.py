@@ -1,7 +1,5 @@
 """The faster forms of a graph: which there are, and how each is made."""
 
-from typing import Literal
-
 import onnx
 
 from export.optimize.both_axes import both_axes
@@ -9,8 +7,7 @@ from export.optimize.cost import both_axes_tile, one_axis_tile
 from export.optimize.nodes import Nodes, with_nodes
 from export.optimize.one_axis import add_one_axis
 from export.optimize.plain_encoder import NotOptimizableError, known_shapes, read_convolution, read_encoder
-
-Form = Literal["plain", "one_axis", "both_axes"]
+from export.optimize.plan import Form
 
 
 def rewritten(model: onnx.ModelProto) -> dict[Form, onnx.ModelProto]:

@@ -67,8 +67,8 @@ def strided_convolution(outputs: int, kernel: int, stride: int) -> StridedConvol
     Raises:
         ValueError: it would need more points than there are, or an argument is below 1.
     """
-    if stride < 1:
-        raise ValueError(f"stride must be at least 1, got {stride}")
+    if kernel < 1 or stride < 1:
+        raise ValueError(f"kernel and stride must be at least 1, got {kernel} and {stride}")
     phases = [short_convolution(outputs, len(range(p, kernel, stride))) for p in range(min(stride, kernel))]
     return StridedConvolution(
         filter=np.concatenate([_spread(phase.filter, p, kernel, stride) for p, phase in enumerate(phases)]),

@@ -103,7 +103,14 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
         settings = read_settings(models=models)
         model, bundles = _find(settings, query.model)
         versions = usable_versions(model, query.version, bundles)
-        placement = Placement(settings.device, batch, settings.cache, precision=settings.precision)
+        placement = Placement(
+            settings.device,
+            batch,
+            settings.cache,
+            precision=settings.precision,
+            lanes=1,
+            optimize=settings.optimize,
+        )
         version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None

@@ -1,0 +1,97 @@
+"""The faster graphs of a bundle's encoder on CPUs: derived once, kept in the cache, found there again."""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import rmtree
+
+import onnxruntime as ort
+
+from export.contract.manifest import Graph
+from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
+
+SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
+DERIVE_S = 300.0  # at most; on two cores it takes about 5
+UNUSED_DAYS = 30.0  # then a plan is forgotten
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def fast_graphs(
+    encoder: bytes, graph: Graph, cache: Path | None, threads: tuple[int, int]
+) -> Iterator[tuple[Plan, Path]]:
+    """Which graph to run when, and the folder of those that are not the bundle's own; PLAIN for none.
+
+    What goes wrong with deriving is logged and costs speed, nothing else.
+
+    Args:
+        encoder: the plain graph; its hash has been checked.
+        graph: what the manifest says of it.
+        cache: where plans are kept; if it cannot be written, they are made anew each time. None for PLAIN.
+        threads: of a batch that is alone and of one that shares the cores.
+    """
+    if cache is None or len(encoder) < SMALLEST_BYTES:
+        yield PLAIN, Path()
+        return
+    plans = cache.expanduser() / "cpu"
+    folder = plans / plan_key(graph.sha256, threads, ort.__version__)
+    plan = read_plan(folder)
+    if plan is not None:
+        _mark_used(folder)
+        yield plan, folder
+        return
+    if _can_write(plans):
+        _forget_unused(plans)
+        yield _derive(encoder, folder, threads), folder
+        return
+    log.warning("%s cannot be written; faster graphs are derived again at every start", plans)
+    with tempfile.TemporaryDirectory(prefix="capsnet-") as temporary:
+        folder = Path(temporary) / "plan"
+        yield _derive(encoder, folder, threads), folder
+
+
+def _can_write(plans: Path) -> bool:
+    try:
+        plans.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(plans, os.W_OK)
+
+
+def _mark_used(folder: Path) -> None:
+    with suppress(OSError):  # a cache that came with the image may not be ours to write
+        os.utime(folder)
+
+
+def _forget_unused(plans: Path) -> None:
+    """Remove what no start has used for long: every version of a model leaves graphs behind."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for folder in plans.iterdir():
+        if folder.stat().st_mtime < oldest:
+            rmtree(folder, ignore_errors=True)
+
+
+def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
+    """Derive in a process of its own, which gives back the memory that it takes."""
+    log.info("deriving faster graphs for this processor, once")
+    began = time.monotonic()
+    command = [sys.executable, "-m", "export.optimize", str(folder), *map(str, threads)]
+    try:
+        done = subprocess.run(command, input=encoder, capture_output=True, timeout=DERIVE_S, check=False)
+    except subprocess.TimeoutExpired:
+        log.warning("no faster graphs within %.0f s; the bundle's own is used", DERIVE_S)
+        return PLAIN
+    plan = read_plan(folder)
+    if plan is None:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        log.warning("no faster graphs: %s; the bundle's own is used", said[-1] if said else done.returncode)
+        return PLAIN
+    log.info("derived faster graphs in %.1f s", time.monotonic() - began)
+    return plan
