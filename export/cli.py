@@ -1,6 +1,7 @@
-"""capsnet-export: bundle, evaluate, triton."""
+"""capsnet-export: bundle, evaluate, optimize, triton."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,17 @@ from export.contract.manifest import VERSION
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
+  capsnet-export optimize models/capsnet-mnist                   write faster graphs for CPUs, compare them
   capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
+"""
+
+OPTIMIZE_EXAMPLES = """examples:
+  capsnet-export optimize models/capsnet-mnist                   the newest version, into ./optimized
+  capsnet-export optimize models/capsnet-mnist/2 --threads 1     measured on one core
+  capsnet-export optimize models/capsnet-mnist --half            and float16 for GPUs, on the test images
+
+The service derives these graphs by itself when it loads a bundle on a CPU; they are written here to be looked
+at, or to be run by something else. They have the plain graph's inputs and outputs.
 """
 
 TRITON_EXAMPLES = """examples:
@@ -63,8 +74,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_data(evaluate)
     evaluate.set_defaults(run_command=_evaluate)
+    _add_optimize(commands)
     _add_triton(commands)
     return parser
+
+
+def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    optimize = commands.add_parser(
+        "optimize",
+        help="write faster graphs of a bundle's encoder, with their error and speed",
+        description="Write the encoder of a bundle as graphs that a CPU runs faster, and print their speed "
+        "and how far their outputs are from those of the bundle's own graph.",
+        epilog=OPTIMIZE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    optimize.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
+    )
+    optimize.add_argument(
+        "--out", type=Path, default=Path("optimized"), metavar="DIR", help="default: optimized"
+    )
+    optimize.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="that a run may use (default: as many as there are CPUs)",
+    )
+    optimize.add_argument(
+        "--half",
+        action="store_true",
+        help="also write half.onnx for GPUs, its accuracy checked on the test images (minutes)",
+    )
+    _add_data(optimize)
+    optimize.set_defaults(run_command=_optimize)
 
 
 def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -112,6 +155,45 @@ def _evaluate(options: argparse.Namespace) -> None:
     bundle = _newest_version(options.bundle)
     found = evaluate_bundle(bundle, data_root(options.data))
     print(f"{bundle}: test error {found.percent:.2f} % ({found.errors} of {found.images})")
+
+
+def _optimize(options: argparse.Namespace) -> None:
+    from export.optimize.report import as_table, optimize_bundle
+
+    if options.threads < 0:
+        raise ValueError(f"--threads must be at least 1, got {options.threads}")
+    bundle = _newest_version(options.bundle)
+    report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
+    print(*as_table(report), sep="\n")
+    if report.small == report.large:
+        print(f"the fastest for every batch: {report.large}")
+    else:
+        print(f"the fastest: {report.small} up to {report.small_up_to} images, {report.large} above")
+    print(f"wrote {', '.join(str(found.file) for form, found in report.forms.items() if form != 'plain')}")
+    if options.half:
+        _write_half(bundle, options)
+
+
+def _write_half(bundle: Path, options: argparse.Namespace) -> None:
+    import onnx
+
+    from export.contract.manifest import read_manifest
+    from export.evaluate import to_pixels
+    from export.optimize.half_precision import check_half, half_precision
+    from training.data.load import load_split
+    from training.data.sources import data_root
+
+    manifest = read_manifest(bundle)
+    test = load_split(manifest.training["config"]["data"]["name"], "test", data_root(options.data))
+    model = onnx.load(bundle / manifest.graphs["encoder"].file)
+    half = half_precision(model)
+    found = check_half(model, half, to_pixels(test.images))
+    file = options.out / "half.onnx"
+    onnx.save_model(half, file)
+    print(
+        f"wrote {file}: of {found.images} test images {found.other_decisions} get another class; "
+        f"lengths differ by at most {found.length_error:.1e}"
+    )
 
 
 def _triton(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from export.contract.manifest import read_checked, read_manifest
 from training.data.load import load_split
@@ -42,10 +43,16 @@ def evaluate_encoder(encoder: bytes, data: str, root: Path) -> TestError:
     session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
     errors = 0
     for start in range(0, len(test.labels), BATCH):
-        pixels = test.images[start : start + BATCH, :, :, None].astype(np.float32) / 255
+        pixels = to_pixels(test.images[start : start + BATCH])
         [probabilities] = session.run(["probabilities"], {"pixels": pixels})
         errors += int((probabilities.argmax(axis=1) != test.labels[start : start + BATCH]).sum())
     return TestError(errors, len(test.labels))
+
+
+def to_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Grey images [N, H, W], 0-255, as a graph takes them: [N, H, W, 1], 0 to 1."""
+    pixels: NDArray[np.float32] = images[..., None].astype(np.float32) / np.float32(255)
+    return pixels
 
 
 def evaluate_bundle(bundle: Path, root: Path) -> TestError:

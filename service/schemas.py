@@ -227,8 +227,8 @@ class VersionAnswer(BaseModel):
     graphs: dict[str, str] | None = Field(default=None, description="graphs of the bundle, by role")
     encoder: str | None = Field(
         default=None,
-        description="the encoder's graph in use: plain, the bundle's own, or faster ones derived from it, such "
-        "as `one_axis to 4 images, then both_axes`",
+        description="the encoder's graph in use: plain is the bundle's own; others, faster, are derived from "
+        "it, such as in `one_axis to 4 images, then both_axes`",
     )
     precision: str | None = Field(default=None, description="float32 or half, of the encoder's products")
     reason: str | None = Field(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from training.data.sources import SOURCES
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
 # theirs to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What services of the tests derive is kept for one session, and away from the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSNET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -99,6 +99,8 @@ def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client):
         "device": "cpu",
         "provider": "CPUExecutionProvider",
         "graphs": {"encoder": "encoder.onnx", "decoder": "decoder.onnx"},
+        "encoder": "plain",
+        "precision": "float32",
     }
 
 

@@ -308,6 +308,35 @@ def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
     asyncio.run(scenario())
 
 
+async def sizes_of_runs(request: int, **changes: int) -> list[int]:
+    """Of the runs that a request becomes, the largest first, when all lanes are asleep."""
+    with closing(make_batcher(**changes)) as batcher:
+        graph = Doubling()
+        await asyncio.sleep(0.05)
+        (result,) = await batcher.submit(graph.run, images(*range(request)))
+        np.testing.assert_array_equal(result, images(*range(0, 2 * request, 2)))
+        return sorted(graph.batches, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("request_images", "runs"), [(4, [4]), (5, [4, 1]), (8, [4, 4]), (16, [8, 8]), (40, [16, 16, 8])]
+)
+def test_lanes_that_sleep_share_what_is_more_than_one_should_take(request_images, runs):
+    facts = {"lanes": 2, "max_batch": 16, "share_above": 4}
+    assert asyncio.run(sizes_of_runs(request_images, **facts)) == runs
+
+
+def test_a_shared_batch_knows_that_it_is_not_alone():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, share_above=2)) as batcher:
+            graph = Doubling()
+            await asyncio.sleep(0.05)
+            await batcher.submit(graph.run, images(1, 2, 3, 4, 5, 6))
+            assert graph.alone == [False, False]
+
+    asyncio.run(scenario())
+
+
 def test_slices_that_lanes_finish_out_of_order_are_put_together_in_order():
     async def scenario() -> None:
         with closing(make_batcher(lanes=2, max_batch=2, queue_images=1000)) as batcher:

@@ -1,0 +1,181 @@
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from export.contract.manifest import Graph, Tensor
+from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
+from export.to_onnx import trace_encoder
+from service.engine import load_engine
+from service.fast_graphs import SMALLEST_BYTES, UNUSED_DAYS, fast_graphs
+from service.providers import Placement
+from training.config import CapsNetConfig
+from training.models.capsnet import CapsNet
+
+SHIPPED = Path(__file__).parents[1] / "models" / "capsnet-mnist"
+# The narrowest that gains something; what a transform saves grows with the square of the channels.
+NARROW = CapsNetConfig(conv_channels=64, primary_types=16, classes=3, class_dim=4, decoder_hidden=())
+ONE_CORE = (1, 1)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> bytes:
+    return trace_encoder(CapsNet(NARROW).eval()).SerializeToString()
+
+
+def described(encoder: bytes) -> Graph:
+    """What a manifest would say of it."""
+    pixels = Tensor(name="pixels", shape=(None, 28, 28, 1), dtype="float32", range=(0, 1))
+    outputs = (
+        Tensor(name="probabilities", shape=(None, 3), dtype="float32", range=(0, 1)),
+        Tensor(name="poses", shape=(None, 3, 4), dtype="float32", range=(-1, 1)),
+    )
+    digest = hashlib.sha256(encoder).hexdigest()
+    return Graph(file="encoder.onnx", sha256=digest, inputs=(pixels,), outputs=outputs)
+
+
+@pytest.fixture(scope="module")
+def cache(encoder, tmp_path_factory) -> Path:
+    """A cache in which the encoder's plan has been made."""
+    cache = tmp_path_factory.mktemp("cache")
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, _):
+        assert plan.forms != {"plain"}
+    return cache
+
+
+def plan_file(encoder: bytes, cache: Path) -> Path:
+    digest = hashlib.sha256(encoder).hexdigest()
+    return cache / "cpu" / plan_key(digest, ONE_CORE, ort.__version__) / FILE
+
+
+def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
+    pixels = np.random.default_rng(0).random((5, 28, 28, 1), dtype=np.float32)
+    expected = ort.InferenceSession(encoder).run(None, {"pixels": pixels})
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+        for form in plan.forms - {"plain"}:
+            found = ort.InferenceSession(folder / f"{form}.onnx").run(None, {"pixels": pixels})
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_a_plan_is_made_once(encoder, cache):
+    made = plan_file(encoder, cache).stat().st_mtime_ns
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+        assert plan == read_plan(folder)
+    assert plan_file(encoder, cache).stat().st_mtime_ns == made
+
+
+def test_only_the_graphs_in_use_are_kept(encoder, cache):
+    folder = plan_file(encoder, cache).parent
+    plan = read_plan(folder)
+    kept = {file.stem for file in folder.iterdir() if file.name != FILE}
+    assert kept == plan.forms - {"plain"}
+
+
+def test_another_graph_or_another_number_of_threads_has_a_plan_of_its_own():
+    keys = {plan_key(digest, threads, "1.31") for digest in "ab" for threads in ((1, 1), (2, 1))}
+    assert len(keys) == 4
+
+
+def test_a_damaged_graph_is_derived_again(encoder, cache):
+    weights = next(plan_file(encoder, cache).parent.glob("*.weights"))
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[: len(intact) // 2])
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+        assert plan != PLAIN
+        assert read_plan(folder) == plan
+
+
+def test_what_has_not_been_used_for_long_is_forgotten(encoder, cache):
+    old, recent = cache / "cpu" / "old", cache / "cpu" / "recent"
+    for folder in (old, recent):
+        folder.mkdir(exist_ok=True)
+    long_ago = time.time() - (UNUSED_DAYS + 1) * 24 * 3600
+    os.utime(old, (long_ago, long_ago))
+    plan_file(encoder, cache).unlink()  # so that there is something to derive
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE):
+        assert not old.exists()
+        assert recent.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_else(encoder, tmp_path, caplog):
+    cache = tmp_path / "a file"
+    cache.write_text("in the way")
+    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+        assert plan != PLAIN
+        assert (folder / FILE).exists()
+    assert not folder.exists()
+    assert "derived again at every start" in caplog.text
+
+
+def test_a_small_graph_stays_as_it_is(tmp_path):
+    small = b"\0" * (SMALLEST_BYTES - 1)
+    with fast_graphs(small, described(small), tmp_path, ONE_CORE) as (plan, _):
+        assert plan == PLAIN
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_derived_from_runs_as_it_is_and_the_log_says_why(tmp_path, caplog):
+    nonsense = b"\xff" * SMALLEST_BYTES
+    with fast_graphs(nonsense, described(nonsense), tmp_path, ONE_CORE) as (plan, _):
+        assert plan == PLAIN
+    assert "no faster graphs: Error parsing message" in caplog.text
+
+
+# -- an engine that runs them ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Path:
+    return max(SHIPPED.iterdir(), key=lambda version: int(version.name))
+
+
+@pytest.fixture(scope="module")
+def placement(tmp_path_factory) -> Placement:
+    return Placement("cpu", 16, tmp_path_factory.mktemp("shipped"), threads=2)
+
+
+@pytest.fixture(scope="module")
+def fast(shipped, placement):
+    return load_engine(shipped, "capsnet-mnist", placement)
+
+
+def test_the_shipped_model_runs_faster_graphs_and_says_which(fast):
+    assert fast.encoders.plan.forms != {"plain"}
+    assert "both_axes" in fast.encoders.describe()
+
+
+@pytest.mark.parametrize("images", [1, 3, 16])
+@pytest.mark.parametrize("alone", [True, False])
+def test_its_answers_are_those_of_the_plain_graph(shipped, placement, fast, images, alone):
+    plain = load_engine(shipped, "capsnet-mnist", placement._replace(optimize=False))
+    assert plain.encoders.describe() == "plain"
+    pixels = np.random.default_rng(images).random((images, 28, 28, 1), dtype=np.float32)
+    for a, b in zip(fast.encode(pixels, alone=alone), plain.encode(pixels, alone=alone), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement, fast, tmp_path, caplog):
+    """As if a processor or a version of the runtime computed them wrongly."""
+    cache = tmp_path / "cache"
+    placement = placement._replace(cache=cache, threads=1)
+    load_engine(shipped, "capsnet-mnist", placement)
+    (folder,) = (cache / "cpu").iterdir()
+    for weights in folder.glob("*.weights"):
+        values = np.fromfile(weights, np.float32)
+        (1.5 * values).tofile(weights)
+    plan = json.loads((folder / FILE).read_text())
+    plan["sha256"] = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in plan["sha256"]
+    }
+    (folder / FILE).write_text(json.dumps(plan))
+    with caplog.at_level(logging.WARNING):
+        engine = load_engine(shipped, "capsnet-mnist", placement)
+    assert engine.encoders.describe() == "plain"
+    assert "the faster graphs are not used: samples: probabilities differs by" in caplog.text
