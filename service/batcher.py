@@ -11,6 +11,10 @@ busy while one of the batches waits, for its slowest part or for a core that the
 there was company a moment ago a batch leaves room for more of it: one on all cores and another beside it are
 slower than two that share. A large batch for which all lanes are free is divided between them.
 
+An image in a large batch costs a fraction of one that is alone. So where many requests are on their way, a
+lane does not set off with the first that comes: it gathers for some milliseconds, until there are its share
+of as many as there were a moment ago. Where there are few nobody waits.
+
 Whatever happens, every request gets its outcome: a batch that fails is run again one request at a time, so
 that only the one at fault fails; a thread that dies takes only its present batch with it, and is restarted.
 """
@@ -37,6 +41,7 @@ Arrays = tuple[NDArray[np.float32], ...]
 Run = Callable[..., Arrays]
 
 COMPANY_S = 0.05  # about the time of a large batch; for so long it is expected back
+GATHER_S = 0.01  # how long a lane that could have a large batch waits for it
 RESTARTS = 3  # of a dead thread, within the time below; one that keeps dying is left dead
 RESTARTS_WITHIN_S = 60.0
 
@@ -138,6 +143,31 @@ class _Lane:
     is_alone: bool = True
 
 
+class _Peak:
+    """The largest of a number's values of late, which is between one and two windows long."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._began = -math.inf
+        self._now = self._before = 0
+
+    def note(self, at: float, value: int) -> None:
+        """The number has this value, at a time.monotonic()."""
+        self._turn(at)
+        self._now = max(self._now, value)
+
+    def at(self, at: float) -> int:
+        """The largest value, seen from this time."""
+        self._turn(at)
+        return max(self._now, self._before)
+
+    def _turn(self, at: float) -> None:
+        """Begin another window once the present one is over; what is older than one is forgotten."""
+        if at > self._began + self._window_s:
+            self._before = self._now if at < self._began + 2 * self._window_s else 0
+            self._began, self._now = at, 0
+
+
 class Batcher:
     """A queue and the threads that empty it.
 
@@ -177,6 +207,9 @@ class Batcher:
         # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
         self._asleep: list[_Lane] = []
         self._company_at = -math.inf  # time.monotonic() when there was last work for more than one lane
+        self._crowd = _Peak(COMPANY_S)  # requests that wait or are run
+        self._gathering: _Lane | None = None
+        self._gathered = 0  # how many images that lane waits for
         for lane in self._lanes:
             self._start(lane)
 
@@ -228,6 +261,8 @@ class Batcher:
             left = self._empty()
             while self._asleep:
                 self._wake_one()
+            if self._gathering:
+                self._gathering.wake.notify()
         for job in left:
             job.fail(OverloadedError(f"{self._name} is being taken down; try again"))
         until = time.monotonic() + self._deadline_s
@@ -248,7 +283,11 @@ class Batcher:
                 )
             self._queue.append(job)
             self._waiting += job.images
-            self._wake_one()
+            self._crowd.note(job.arrived, len(self._queue) + sum(len(lane.batch) for lane in self._lanes))
+            if not self._gathering:
+                self._wake_one()
+            elif self._waiting >= self._gathered:
+                self._gathering.wake.notify()
 
     def _wake_one(self) -> None:
         if self._asleep:
@@ -288,6 +327,8 @@ class Batcher:
             lane.batch, lane.busy_since = [], None
             if lane in self._asleep:  # it died there
                 self._asleep.remove(lane)
+            if lane is self._gathering:
+                self._gathering = None
             if self.given_up:
                 left += self._empty()
             self._waiting = sum(job.images - job.taken for job in self._queue)
@@ -303,9 +344,11 @@ class Batcher:
         """Wait for work and take what fits one run; False once closed."""
         with self._lock:
             while not lane.batch and not self._closed:
-                if not self._queue:
+                if not self._queue or self._gathering:
                     self._asleep.append(lane)
                     lane.wake.wait_for(lambda: lane not in self._asleep)
+                    continue
+                self._gather(lane)
                 self._take(lane.batch)
             now = time.monotonic()
             if self._queue or any(other.busy_since for other in self._lanes):
@@ -314,6 +357,14 @@ class Batcher:
             if self._queue:  # such as the rest of a large request: a lane that sleeps may take it
                 self._wake_one()
         return bool(lane.batch)
+
+    def _gather(self, lane: _Lane) -> None:
+        """Wait for a large batch where one can be had."""
+        share = min(self._max_batch, self._crowd.at(time.monotonic()) // len(self._lanes))
+        if share > self._share_above and self._waiting < share:
+            self._gathering, self._gathered = lane, share
+            lane.wake.wait_for(lambda: self._waiting >= share or self._closed, GATHER_S)
+            self._gathering = None
 
     def _take(self, batch: list[_Slice]) -> None:
         """From the head of the queue on; what is left of a large request goes to the queue's end."""

@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from service.batcher import RESTARTS, Batcher
+from service.batcher import GATHER_S, RESTARTS, Batcher
 from service.errors import DeadlineExceededError, OverloadedError
 
 WAIT_S = 10
@@ -333,6 +333,53 @@ def test_a_shared_batch_knows_that_it_is_not_alone():
             await asyncio.sleep(0.05)
             await batcher.submit(graph.run, images(1, 2, 3, 4, 5, 6))
             assert graph.alone == [False, False]
+
+    asyncio.run(scenario())
+
+
+async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
+    """The sizes of their runs."""
+    before = len(graph.batches)
+    first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+    await asyncio.sleep(GATHER_S / 5)
+    await asyncio.gather(first, batcher.submit(graph.run, images(2)))
+    return graph.batches[before:]
+
+
+def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first():
+    async def scenario() -> None:
+        with closing(make_batcher(share_above=2)) as batcher:
+            graph = Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(8)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            assert await two_in_short_order(graph, batcher) == [2]
+
+    asyncio.run(scenario())
+
+
+def test_where_few_are_on_their_way_nobody_waits_for_more():
+    async def scenario() -> None:
+        with closing(make_batcher(share_above=2)) as batcher:
+            graph = Doubling()
+            await batcher.submit(graph.run, images(*range(8)))  # one request, however large
+            assert await two_in_short_order(graph, batcher) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_what_a_lane_gathers():
+    async def scenario() -> None:
+        batcher = make_batcher(share_above=2)
+        graph = Doubling()
+        tasks = await while_held(graph, batcher, *(images(n) for n in range(8)))
+        graph.gate.set()
+        await asyncio.gather(*tasks)
+        last = asyncio.create_task(batcher.submit(graph.run, images(1)))
+        await asyncio.sleep(0)
+        batcher.close()
+        (answer,) = await asyncio.gather(last, return_exceptions=True)
+        assert isinstance(answer, OverloadedError) or answer[0] == 2
 
     asyncio.run(scenario())
 
