@@ -1,6 +1,8 @@
 """How fast the service answers, beside the raw session and other servers, in one run on one machine.
 
-Everything gets the same encoder, the same threads and the same PNG files; wrk makes the load. Nothing else
+Everything gets the same encoder, the same threads and the same PNG files; wrk makes the load. The raw
+session and the peers run the bundle's own graph, the service the faster ones that it derives from it; with
+CAPSNET_OPTIMIZE=false it runs the bundle's own as well, and server is compared with server. Nothing else
 runs while one of them is measured. On a noisy machine only neighbours compare: the raw session is measured
 anew before every server, every round measures all servers, ratios are between neighbours or within a round,
 and the tables show medians. That is why a ratio may differ from that of the two medians beside it.
@@ -221,7 +223,7 @@ def _aims(
     yield "\n| figure | aim | found |\n| --- | ---: | ---: |"
     yield f"| 32 clients, of the raw session | >= 0.90 | {_of_raw(raws, rounds, best, (SERVICE, 32)):.2f} |"
     if peers:
-        yield f"| 32 clients, of the best peer | >= 1.05 | {_of_best_peer(rounds, 32, peers):.2f} |"
+        yield f"| 32 clients, of the best peer | >= 2.00 | {_of_best_peer(rounds, 32, peers):.2f} |"
     beyond = median(
         one[SERVICE, 1]["p50_ms"] - raw[SERVICE]["1"]["p50_ms"] for one, raw in zip(rounds, raws, strict=True)
     )

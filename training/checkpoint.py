@@ -208,13 +208,15 @@ def load_weights(model: CapsNet, checkpoint: Path) -> None:
 
 
 def load_optimiser(checkpoint: Path, model: CapsNet, optimiser: torch.optim.Adam) -> None:
-    """Put Adam's moments and step counts back."""
+    """Put Adam's moments, in the order of their parameter in memory, and step counts back."""
     stored = _load_tensors(checkpoint / "optimiser.safetensors")
     for name, parameter in model.named_parameters():
-        optimiser.state[parameter] = {
-            key: stored[f"{name}.{key}"].to("cpu" if key == "step" else parameter.device)
-            for key in ("step", "exp_avg", "exp_avg_sq")
+        step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam wants it
+        moments = {
+            key: torch.empty_like(parameter, requires_grad=False).copy_(stored[f"{name}.{key}"])
+            for key in ("exp_avg", "exp_avg_sq")
         }
+        optimiser.state[parameter] = {"step": step, **moments}
 
 
 def sync(folder: Path) -> None:

@@ -7,9 +7,10 @@ no generator state, and a resumed run makes the same choices as one that was nev
 # B batch, J classes
 
 import json
+import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -32,6 +33,8 @@ from training.models.capsnet import CapsNet, lengths
 
 LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
 EVALUATION_BATCH = 250
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingDivergedError(ValueError):
@@ -109,6 +112,79 @@ def evaluate(model: CapsNet, images: Images, config: LossConfig) -> Evaluation:
     return Evaluation(len(images), int(errors), margin_mean, reconstruction_mean)
 
 
+class Step:
+    """An optimiser step: forward, backward, Adam. Nothing in it waits for a GPU.
+
+    On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
+    CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
+    one can take longer than running them.
+    """
+
+    def __init__(self, model: CapsNet, config: LossConfig, learning_rate: float, graphs: bool = True):
+        """Bring the model's weights into the order the device likes, and start Adam on them.
+
+        Args:
+            model: on the device where it is trained.
+            config: of the losses.
+            learning_rate: until a step says otherwise.
+            graphs: False launches the kernels one by one on CUDA, too.
+        """
+        self.device = next(model.parameters()).device
+        if self.device.type == "cuda":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+        self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
+        self._reconstruction_weight = config.reconstruction_weight
+        self._losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _Losses(model, config)
+        self._capture_next = graphs and self.device.type == "cuda"
+
+    def __call__(self, pixels: Tensor, present: Tensor, learning_rate: float) -> Tensor:
+        """Learn from a batch.
+
+        Args:
+            pixels: images, [B, C, H, W], 0 to 1; B is that of all steps.
+            present: 1 where a class is in the image, [B, J].
+            learning_rate: of this step.
+
+        Returns:
+            Margin and reconstruction loss, [2], on the device.
+        """
+        if self._capture_next:
+            self._capture(pixels, present)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate
+        self.optimiser.zero_grad(set_to_none=True)
+        margin, reconstruction = self._losses(pixels, present)
+        (margin + self._reconstruction_weight * reconstruction).backward()
+        self.optimiser.step()
+        return torch.stack([margin, reconstruction]).detach()
+
+    def _capture(self, pixels: Tensor, present: Tensor) -> None:
+        """Replace the losses by a replay of their kernels; where that cannot be, say so and go on without."""
+        self._capture_next = False
+        try:
+            self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
+                self._losses, (pixels.clone(), present.clone()), allow_unused_input=True
+            )
+        except RuntimeError as error:
+            logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
+
+
+class _Losses(nn.Module):
+    """Margin and reconstruction loss of a batch, under autocast on CUDA; a module, as CUDA graphs want it."""
+
+    def __init__(self, model: CapsNet, config: LossConfig):
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, pixels: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
+        with torch.autocast(
+            pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=not pixels.is_cuda
+        ):
+            _, margin, reconstruction = _forward(self.model, pixels, present, self.config)
+        return margin, reconstruction
+
+
 class Trainer:
     """A run in progress: model, optimiser, and how far they have come."""
 
@@ -136,7 +212,8 @@ class Trainer:
         self.model = checkpoint.load_model(run, newest, device) if newest else model.to(device)
         if start_weights and not newest:
             checkpoint.load_weights(self.model, start_weights)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate)
+        self._learn = Step(self.model, config.loss, config.optimiser.learning_rate)
+        self.optimiser = self._learn.optimiser
         self.progress = session
         self.interrupted = False  # by a signal
         if newest:
@@ -205,14 +282,7 @@ class Trainer:
         present = F.one_hot(batch.labels, self.config.model.classes).float()
         if data.blank_share:
             pixels, present = blank_some(pixels, present, data.blank_share, generator)
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.config.optimiser, step, per_epoch)
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            _, margin, reconstruction = _forward(self.model, pixels, present, self.config.loss)
-        (margin + self.config.loss.reconstruction_weight * reconstruction).backward()
-        self.optimiser.step()
-        return torch.stack([margin, reconstruction]).detach()
+        return self._learn(pixels, present, learning_rate(self.config.optimiser, step, per_epoch))
 
     def _batch_index(self, images: int, per_epoch: int) -> Tensor:
         """Which images this step trains on: each epoch goes through its own permutation."""

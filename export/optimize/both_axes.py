@@ -152,11 +152,13 @@ def transformed_weight(
     convolution: Convolution, along_rows: StridedConvolution, along_columns: StridedConvolution
 ) -> Floats:
     """The weights between channels for each product, [P Q F', F, 1, 1]; computed in float64."""
-    weight = convolution.weight.astype(np.float64)
-    inputs = weight.shape[1]
-    by_row = np.tensordot(along_rows.filter, weight, (1, 2))  # [P, F', F, k_w]
-    transformed = np.tensordot(along_columns.filter, by_row, (1, 3)).astype(np.float32)  # [Q, P, F', F]
-    return transformed.swapaxes(0, 1).reshape(-1, inputs, 1, 1)
+    outputs, inputs, _, width = convolution.weight.shape
+    # [k_h, F' F k_w]; a row of products at a time, so that what is in float64 stays small
+    by_tap = convolution.weight.astype(np.float64).transpose(2, 0, 1, 3).reshape(-1, outputs * inputs * width)
+    transformed = np.empty((along_rows.size, along_columns.size, outputs * inputs), np.float32)
+    for row, taps in zip(transformed, along_rows.filter, strict=True):
+        row[:] = along_columns.filter @ (taps @ by_tap).reshape(-1, width).T
+    return transformed.reshape(-1, inputs, 1, 1)
 
 
 def _routing(encoder: PlainEncoder, tile: tuple[int, int], tiles: tuple[int, int]) -> Routing:

@@ -14,7 +14,7 @@ Milliseconds = dict[Form, dict[int, float]]
 
 SIZES = (1, 2, 4, 8, 16)
 SMALL_SIZES = (1, 2, 4)  # of a batch that has all cores: larger ones are shared between lanes
-SECONDS, LEAST_ROUNDS = 0.3, 4  # of measuring a size
+SECONDS, LEAST_ROUNDS = 0.15, 4  # of measuring a size
 TESTED_IMAGES = 19
 # A form whose outputs differ by more from the plain graph's is not used. Two orders of summation in float32
 # differ by 1e-6; the weights of a model far from the papers' might be such that a transform loses more.

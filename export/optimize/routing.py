@@ -98,7 +98,8 @@ def add_routing(nodes: Nodes, u: str, routing: Routing, scope: str) -> str:
                 "Add", s, nodes.constant(f"{scope}/bias_{r}", routing.bias), name=f"{scope}/biased_{r}"
             )
         v = add_squash(nodes, s, 1, routing.epsilon, f"{scope}/v_{r}")
-        poses = v if r == 1 else nodes.add("Add", poses, v, name=f"{scope}/v_1_to_{r}")
+        if r < routing.iterations:
+            poses = v if r == 1 else nodes.add("Add", poses, v, name=f"{scope}/v_1_to_{r}")
     return v
 
 
@@ -110,8 +111,9 @@ def _first_sum(nodes: Nodes, u: str, to_classes: str, routing: Routing, scope: s
         total = nodes.add("MatMul", to_classes, rows, name=f"{scope}/sum_1")
         share = nodes.number(f"{scope}/c_1", 1 / (classes + routing.none_of_the_above))
         return nodes.add("Mul", total, share, name=f"{scope}/s_1")
-    e = np.exp(routing.priors - routing.priors.max(axis=0), dtype=np.float64)
-    none = np.exp(-routing.priors.max(axis=0).astype(np.float64)) if routing.none_of_the_above else 0
+    priors = routing.priors.astype(np.float64)
+    largest = priors.max(axis=0, initial=0 if routing.none_of_the_above else -np.inf)
+    e, none = np.exp(priors - largest), np.exp(-largest) if routing.none_of_the_above else 0
     c = nodes.constant(f"{scope}/c_1", e / (e.sum(axis=0) + none))
     coupled = nodes.add("Mul", c, u, name=f"{scope}/c_1_u")
     rows = nodes.reshape(coupled, [classes, groups * pose * rest, -1], f"{scope}/c_1_u/rows")
@@ -133,16 +135,17 @@ def _agreement(nodes: Nodes, u: str, to_capsules: str, poses: str, routing: Rout
 def _couple(nodes: Nodes, logits: str, routing: Routing, name: str) -> str:
     """Softmax over the classes (Eq. 3), [J, G, 1, R, B]; the sum over them is a product with ones."""
     groups, _, rest, classes, _ = routing.votes.shape
-    none = "" if not routing.none_of_the_above else nodes.number(f"{name}/none", 1.0)
+    none = ""  # exp of its logit, where there is none-of-the-above
     if routing.largest_logit > SAFE_LOGIT:
         largest = nodes.reduce("ReduceMax", logits, 0, f"{name}/largest")
-        if none:  # the logit 0 takes part
+        if routing.none_of_the_above:  # its logit 0 takes part
             largest = nodes.add("Relu", largest, name=f"{name}/largest_of_all")
-            none = nodes.add(
-                "Exp", nodes.add("Neg", largest, name=f"{name}/less"), name=f"{name}/none_of_them"
-            )
-            none = nodes.reshape(none, [1, -1], f"{name}/none_of_them/row")
+            less = nodes.add("Neg", largest, name=f"{name}/less")
+            none = nodes.add("Exp", less, name=f"{name}/none")
+            none = nodes.reshape(none, [1, -1], f"{name}/none/row")
         logits = nodes.add("Sub", logits, largest, name=f"{name}/shifted")
+    elif routing.none_of_the_above:
+        none = nodes.number(f"{name}/none", 1.0)
     e = nodes.add("Exp", logits, name=f"{name}/exp")
     rows = nodes.reshape(e, [classes, -1], f"{name}/exp/rows")
     total = nodes.matmul(f"{name}/sum", np.ones((classes, classes)), rows)  # the same in every row

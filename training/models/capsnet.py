@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from training.config import CapsNetConfig
 from training.models.capsules import ClassCapsules, PrimaryCapsules
+from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 
 KERNEL = 9  # of Conv1 (stride 1) and of PrimaryCapsules (stride 2), Sec. 4
@@ -21,7 +22,7 @@ class CapsNet(nn.Module):
         self.config = config
         conv_size = config.image_size - KERNEL + 1
         primary_size = (conv_size - KERNEL) // PRIMARY_STRIDE + 1
-        self.conv1 = nn.Conv2d(config.image_channels, config.conv_channels, KERNEL)
+        self.conv1 = Convolution(config.image_channels, config.conv_channels, KERNEL)
         self.primary_caps = PrimaryCapsules(
             config.conv_channels, config.primary_types, config.primary_dim, KERNEL, PRIMARY_STRIDE
         )
@@ -50,7 +51,7 @@ class CapsNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
         x = standardise(pixels) if self.config.standardise else pixels
-        features = torch.relu(self.conv1(x))
+        features = rectified(self.conv1, x)
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
         return v

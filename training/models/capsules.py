@@ -4,10 +4,15 @@ https://arxiv.org/abs/1710.09829
 """
 
 # B batch, I lower capsules, J upper capsules, E lower pose, D upper pose, T capsule types
-# u_hat is kept as [B, J, I, D]: both sums of routing are then matrix products that need no copy.
+# u_hat is kept as [B, J, I, D]: both sums of routing are then matrix products that need no copy. Trained on a
+# CPU it is not kept at all, see factored_votes.py.
 
 import torch
 from torch import Tensor, nn
+
+from training.models.convolution import Convolution
+from training.models.cpu_training import trained_on_cpu
+from training.models.factored_votes import FactoredVotes
 
 VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 stalls early
 
@@ -47,15 +52,15 @@ class RoutingByAgreement(nn.Module):
         self.priors = nn.Parameter(priors) if priors is not None else None
         self.bias = nn.Parameter(bias) if bias is not None else None
 
-    def forward(self, u_hat: Tensor) -> Tensor:
+    def forward(self, u_hat: Tensor | FactoredVotes) -> Tensor:
         """Predictions u_hat by each lower capsule, [B, J, I, D], to upper capsules v, [B, J, D]."""
-        b = u_hat.new_zeros(u_hat.shape[1:3]) if self.priors is None else self.priors  # [J, I] logits
+        b = _zeros_for_pairs(u_hat) if self.priors is None else self.priors  # [J, I] logits
         for iteration in range(1, self.iterations + 1):
             c = self.couple(b)
-            s = (c.unsqueeze(-2) @ u_hat).squeeze(-2)  # [B, J, D]
+            s = _weighted_sum(c, u_hat)  # [B, J, D]
             v = squash(s if self.bias is None else s + self.bias)
             if iteration < self.iterations:  # after the last one nobody would read the logits
-                a = (u_hat @ v.unsqueeze(-1)).squeeze(-1)  # [B, J, I] agreement
+                a = _agreement(u_hat, v)  # [B, J, I]
                 b = b + a  # from here on each example has logits of its own
         return v
 
@@ -67,13 +72,34 @@ class RoutingByAgreement(nn.Module):
         return with_none.softmax(dim=-2)[..., :-1, :]
 
 
+def _zeros_for_pairs(u_hat: Tensor | FactoredVotes) -> Tensor:
+    """[J, I]."""
+    if isinstance(u_hat, FactoredVotes):
+        return u_hat.u.new_zeros(len(u_hat.weight), u_hat.u.shape[2])
+    return u_hat.new_zeros(u_hat.shape[1:3])
+
+
+def _weighted_sum(c: Tensor, u_hat: Tensor | FactoredVotes) -> Tensor:
+    """Coupling coefficients [..., J, I] to s, [B, J, D] (Eq. 2)."""
+    if isinstance(u_hat, FactoredVotes):
+        return u_hat.weighted_sum(c)
+    return (c.unsqueeze(-2) @ u_hat).squeeze(-2)
+
+
+def _agreement(u_hat: Tensor | FactoredVotes, v: Tensor) -> Tensor:
+    """How well each prediction agrees with each upper capsule, [B, J, I]."""
+    if isinstance(u_hat, FactoredVotes):
+        return u_hat.agreement(v)
+    return (u_hat @ v.unsqueeze(-1)).squeeze(-1)
+
+
 class PrimaryCapsules(nn.Module):
     """A convolution whose channels are read as capsule types times pose elements, squashed."""
 
     def __init__(self, in_channels: int, types: int, pose_dim: int, kernel_size: int = 9, stride: int = 2):
         super().__init__()
         self.pose_dim = pose_dim
-        self.conv = nn.Conv2d(in_channels, types * pose_dim, kernel_size, stride)
+        self.conv = Convolution(in_channels, types * pose_dim, kernel_size, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Feature maps [B, C, H, W] to capsules [B, I, E], I = types * rows * columns, float32."""
@@ -116,7 +142,7 @@ class ClassCapsules(nn.Module):
         if torch.is_autocast_enabled(u.device.type):  # half precision is too coarse for the logits
             with torch.autocast(u.device.type, enabled=False):
                 return self.forward(u.float())
-        u_hat = self.votes(u)
+        u_hat = FactoredVotes.of(u, self.weight, self.upper) if trained_on_cpu(u) else self.votes(u)
         v: Tensor = self.routing(u_hat)
         return v
 

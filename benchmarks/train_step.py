@@ -1,0 +1,212 @@
+"""How long a training step takes, and how much memory, beside a straightforward implementation of the same.
+
+    python benchmarks/train_step.py                     two minutes on two CPU cores
+    python benchmarks/train_step.py --device cuda
+
+A step is forward, backward and Adam, of the paper's MNIST network with its decoder. Straightforward is
+benchmarks/straightforward.py; ours is what `capsnet-train fit` runs, and on CUDA once more with its kernels
+launched one by one. All begin with the same weights and see the same images, one step each in turn, so that
+what else the machine does meets all of them. The table shows medians, and of the ratios of neighbours the
+median, the lowest and the highest: other programs on the same cores disturb what runs in parallel far beyond
+their share. Memory is what a few steps add to a fresh process at their highest; on CUDA, what they allocate
+there.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parent))  # also in the processes that measure memory
+
+from straightforward import StraightforwardCapsNet, StraightforwardStep
+
+from training.config import load_preset
+from training.loop import Step
+from training.models.capsnet import CapsNet
+
+STRAIGHTFORWARD, OURS, EAGER = "straightforward", "ours", "ours, no CUDA graphs"
+PRESET = "mnist"
+WARM_STEPS = 3
+FEWEST_STEPS = 5  # timed, however long they take
+MEMORY_STEPS = 3
+COMPARED_STEPS = 3  # whose losses are compared; later ones drift apart, as any rounding makes them
+TARGET = 2.0
+
+Learn = Callable[[], Tensor]  # takes a step and gives its loss
+
+
+def batch_of(images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Blurred noise as images [B, 1, 28, 28], 0 to 1, and what is present in them [B, 10]."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.rand(images, 1, 28, 28, generator=generator)
+    pixels = torch.nn.functional.avg_pool2d(noise, 3, stride=1, padding=1)
+    present = torch.nn.functional.one_hot(torch.arange(images) % 10, 10).float()
+    return pixels.to(device), present.to(device)
+
+
+def make_step(kind: str, images: int, device: torch.device) -> Learn:
+    """A network with weights that depend on nothing but the seed, ready to learn from one batch."""
+    config = load_preset(PRESET)
+    pixels, present = batch_of(images, device)
+    torch.manual_seed(0)
+    ours, rate = CapsNet(config.model), config.optimiser.learning_rate
+    if kind == STRAIGHTFORWARD:
+        plain = StraightforwardStep(StraightforwardCapsNet(ours).to(device), rate)
+        return lambda: plain(pixels, present)
+    step = Step(ours.to(device), config.loss, rate, graphs=kind == OURS)
+    weight = config.loss.reconstruction_weight
+
+    def learn() -> Tensor:
+        margin, reconstruction = step(pixels, present, rate)
+        return margin + weight * reconstruction
+
+    return learn
+
+
+def timed(learn: Learn, device: torch.device) -> tuple[float, Tensor]:
+    """Seconds of a step, and its loss."""
+    begin = time.perf_counter()
+    loss = learn()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, loss
+
+
+def peak_bytes(kind: str, images: int, device_name: str, threads: int) -> int:
+    """What a network and some steps of it take; run in a process of its own."""
+    device = torch.device(device_name)
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        learn = make_step(kind, images, device)
+        for _ in range(MEMORY_STEPS):
+            learn()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+    torch.ones(64, 64) @ torch.ones(64, 64)  # the libraries' own buffers
+    before = highest_resident_bytes()
+    learn = make_step(kind, images, device)
+    for _ in range(MEMORY_STEPS):
+        learn()
+    return highest_resident_bytes() - before
+
+
+def highest_resident_bytes() -> int:
+    """Of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def measured(device: torch.device) -> tuple[str, ...]:
+    """What is compared on the device."""
+    return (STRAIGHTFORWARD, OURS, EAGER) if device.type == "cuda" else (STRAIGHTFORWARD, OURS)
+
+
+def measure_memory(images: int, device: torch.device) -> dict[str, int]:
+    """Peak bytes of each. Comes first: a process inherits the highest memory of the one that starts it."""
+    found = {}
+    for kind in measured(device):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            asked = process.submit(peak_bytes, kind, images, str(device), torch.get_num_threads())
+            found[kind] = asked.result()
+    return found
+
+
+def measure_time(images: int, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Seconds of each step by kind, how they compare with ours, and how far the first losses differ."""
+    steps = {kind: make_step(kind, images, device) for kind in measured(device)}
+    losses: dict[str, list[float]] = {kind: [] for kind in steps}
+    taken: dict[str, list[float]] = {kind: [] for kind in steps}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken[OURS]) < WARM_STEPS + FEWEST_STEPS:
+        for kind, learn in steps.items():
+            spent, loss = timed(learn, device)
+            taken[kind].append(spent)
+            losses[kind].append(loss.item())
+    taken = {kind: times[WARM_STEPS:] for kind, times in taken.items()}
+    return {
+        "steps": len(taken[OURS]),
+        "seconds": {kind: median(times) for kind, times in taken.items()},
+        "times_ours": {kind: spread(times, taken[OURS]) for kind, times in taken.items()},
+        "loss": losses[OURS][0],
+        "loss_difference": {kind: difference(found, losses[OURS]) for kind, found in losses.items()},
+    }
+
+
+def spread(times: list[float], ours: list[float]) -> dict[str, float]:
+    """Of the ratios of neighbours."""
+    ratios = [other / own for other, own in zip(times, ours, strict=True)]
+    return {"median": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+def difference(losses: list[float], ours: list[float]) -> float:
+    """The largest of the first steps."""
+    pairs = zip(losses[:COMPARED_STEPS], ours[:COMPARED_STEPS], strict=True)
+    return max(abs(other - own) for other, own in pairs)
+
+
+def report(found: dict[str, Any]) -> str:
+    """The table, and what was aimed at."""
+    lines = [f"{found['hardware']}, batch {found['batch']}, {found['steps']} steps each", ""]
+    lines.append(f"{'':22}{'s/step':>9}{'images/s':>10}{'times ours':>22}{'peak MiB':>10}")
+    for kind, seconds in found["seconds"].items():
+        ratios = found["times_ours"][kind]
+        ratio = f"{ratios['median']:.2f} ({ratios['lowest']:.2f} to {ratios['highest']:.2f})"
+        rate, peak = found["batch"] / seconds, found["peak_bytes"][kind] / 2**20
+        lines.append(f"{kind:22}{seconds:9.4f}{rate:10.0f}{ratio:>22}{peak:10.0f}")
+    share = found["peak_bytes"][OURS] / found["peak_bytes"][STRAIGHTFORWARD]
+    apart = f"{found['loss_difference'][STRAIGHTFORWARD]:.1e} of {found['loss']:.4f}"
+    lines += ["", f"aimed at: straightforward takes {TARGET:g} times ours at batch 128 on two CPU cores"]
+    lines.append(f"ours takes {share:.2f} times the memory of the straightforward one")
+    lines.append(f"their losses in the first {COMPARED_STEPS} steps differ by up to {apart}")
+    return "\n".join(lines)
+
+
+def hardware(device: torch.device) -> str:
+    """What it ran on, in words."""
+    name = f"{torch.get_num_threads()} CPU threads ({platform.processor() or platform.machine()})"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return f"{name}, torch {torch.__version__}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=128, help="images in a step (128)")
+    parser.add_argument(
+        "--seconds", type=float, default=45.0, help="for all timed steps together, at least (45)"
+    )
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda (cpu)")
+    parser.add_argument("--json", type=Path, help="write what was found here, too")
+    asked = parser.parse_args()
+    if asked.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; use --device cpu")
+    found = {
+        "hardware": hardware(asked.device),
+        "device": asked.device.type,
+        "batch": asked.batch,
+        "aimed_at": TARGET,
+        "peak_bytes": measure_memory(asked.batch, asked.device),
+        **measure_time(asked.batch, asked.device, asked.seconds),
+    }
+    print(report(found))
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

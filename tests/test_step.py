@@ -1,0 +1,174 @@
+"""A training step learns what a straightforward implementation learns; on CUDA it waits for nothing."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import checkpoint
+from training.checkpoint import Progress
+from training.config import CapsNetConfig, LossConfig, OptimiserConfig, RunConfig
+from training.data.images import Images
+from training.loop import Limits, Step, Trainer
+from training.models.capsnet import CapsNet
+from training.models.convolution import worthwhile_tile
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from straightforward import StraightforwardCapsNet, StraightforwardStep  # noqa: E402  # see before
+
+# Large enough for every layer to take the algorithm that it is trained by on a CPU.
+CONFIG = CapsNetConfig(conv_channels=96, primary_types=8, classes=3, class_dim=4, decoder_hidden=(8,))
+BATCH = 64
+RATE = 0.001
+
+
+def batch(images=BATCH, device="cpu"):
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.rand(images, 1, 28, 28, generator=generator)
+    return pixels.to(device), torch.eye(3)[torch.arange(images) % 3].to(device)
+
+
+def network(config=CONFIG, device="cpu"):
+    torch.manual_seed(0)
+    return CapsNet(config).to(device)
+
+
+def total(losses):
+    margin, reconstruction = losses.tolist()
+    return margin + LossConfig().reconstruction_weight * reconstruction
+
+
+def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementation_in_float64():
+    assert worthwhile_tile((BATCH, 96, 20, 20), 64, kernel=9, stride=2) is not None
+    ours = network()
+    plain = StraightforwardCapsNet(ours).double()
+    pixels, present = batch()
+    step = Step(ours, LossConfig(), learning_rate=0.0)  # so that the gradients stay those of these weights
+    loss = total(step(pixels, present, 0.0))
+    expected = StraightforwardStep(plain, 0.0)(pixels.double(), present.double()).item()
+    assert loss == pytest.approx(expected, rel=1e-6)
+    pairs = [
+        (ours.conv1.weight, plain.conv1.weight),
+        (ours.conv1.bias, plain.conv1.bias),
+        (ours.primary_caps.conv.weight, plain.primary_caps.conv.weight),
+        (ours.primary_caps.conv.bias, plain.primary_caps.conv.bias),
+        (ours.decoder.pixels.weight, plain.decoder[-2].weight),
+    ]
+    gradients = [(own.grad, other.grad) for own, other in pairs]
+    by_class = plain.digit_caps.weight.grad[0].transpose(1, 2).flatten(2)  # [I, E, J * D]
+    for own, other in [*gradients, (ours.class_caps.weight.grad, by_class)]:
+        assert (own - other).norm() < 1e-4 * other.norm()
+
+
+def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation():
+    config = replace(CONFIG, conv_channels=8, primary_types=1)
+    ours, (pixels, present) = network(config), batch(8)
+    plain = StraightforwardStep(StraightforwardCapsNet(ours), RATE)
+    step = Step(ours, LossConfig(), RATE)
+    losses = [total(step(pixels, present, RATE)) for _ in range(5)]
+    assert losses == pytest.approx([plain(pixels, present).item() for _ in range(5)], rel=1e-4)
+    assert losses[-1] < losses[0]
+
+
+def test_the_rate_is_that_of_the_step():
+    ours, (pixels, present) = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
+    step = Step(ours, LossConfig(), RATE)
+    before = ours.conv1.weight.detach().clone()
+    step(pixels, present, 0.0)
+    assert torch.equal(ours.conv1.weight, before)
+    step(pixels, present, RATE)
+    assert not torch.equal(ours.conv1.weight, before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here a graph can be captured")
+def test_where_no_graph_can_be_captured_the_step_says_so_and_goes_on(caplog):
+    """That of a build without CUDA, which refuses to."""
+    ours, (pixels, present) = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
+    step = Step(ours, LossConfig(), RATE)
+    step._capture_next = True
+    with caplog.at_level(logging.WARNING):
+        losses = [total(step(pixels, present, RATE)) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert [record.message.split(",")[0] for record in caplog.records] == ["no CUDA graph could be captured"]
+
+
+def test_the_benchmark_prints_times_memory_and_the_difference_of_the_loss(tmp_path):
+    command = [sys.executable, "benchmarks/train_step.py", "--batch", "2", "--seconds", "0"]
+    ran = subprocess.run(
+        [*command, "--json", str(tmp_path / "found.json")],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert "times ours" in ran.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["batch"] == 2
+    for kind in ("straightforward", "ours"):
+        assert found["seconds"][kind] > 0
+        assert found["peak_bytes"][kind] > 8_215_568 * 4 * 4  # weights, gradients and two moments
+    assert found["loss_difference"]["straightforward"] < 1e-4
+
+
+needs_cuda = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+class TestOnCuda:
+    pytestmark = needs_cuda
+
+    def test_a_captured_step_computes_what_a_launched_one_does(self):
+        pixels, present = batch(device="cuda")
+        steps = [Step(network(device="cuda"), LossConfig(), RATE, graphs=graphs) for graphs in (True, False)]
+        for _ in range(5):
+            captured, launched = (total(step(pixels, present, RATE)) for step in steps)
+            assert captured == pytest.approx(launched, rel=1e-3)
+
+    def test_a_graph_is_captured(self, caplog):
+        step = Step(network(device="cuda"), LossConfig(), RATE)
+        step(*batch(device="cuda"), RATE)
+        assert not caplog.records
+
+    def test_each_step_learns_from_its_own_batch_at_its_own_rate(self):
+        pixels, present = batch(device="cuda")
+        step = Step(network(device="cuda"), LossConfig(), RATE)
+        first = total(step(pixels, present, 0.0))
+        assert total(step(1 - pixels, present, 0.0)) != pytest.approx(first, rel=1e-3)
+        assert total(step(pixels, present, RATE)) == pytest.approx(first, rel=1e-3)
+        assert total(step(pixels, present, RATE)) < first
+
+    def test_no_step_waits_for_the_device(self, tmp_path):
+        config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))
+        checkpoint.write_config(tmp_path, config)
+        trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
+        images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)
+        images = images.to(torch.device("cuda"))
+        trainer._step(images, per_epoch=7)  # captures, and fetches the epoch's order
+        trainer._count_step(7, 0.0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            trainer._step(images, per_epoch=7)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_a_resumed_run_goes_on_from_the_moments_it_left(self, tmp_path):
+        """Channels-last weights meet moments that were stored in the plain order."""
+        config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))
+        images = Images(torch.arange(28).repeat(784).view(28, 1, 28, 28).byte(), torch.arange(28) % 3)
+        checkpoint.write_config(tmp_path, config)
+        Trainer(tmp_path, config, torch.device("cuda"), Progress()).fit(images, images, Limits(max_minutes=0))
+        trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
+        assert trainer.progress.step == 1
+        assert trainer.fit(images, images, Limits())

@@ -1,0 +1,19 @@
+"""Whether a layer may use the algorithms that are written for training on a CPU."""
+
+import torch
+from torch import Tensor
+
+
+def trained_on_cpu(x: Tensor) -> bool:
+    """True for float32 on a CPU with gradients wanted, while nothing is traced and no autocast is on.
+
+    Elsewhere the plain operators are the better ones: CUDA has its own algorithms, an exported graph shall
+    show the network as the paper draws it, and a few images to evaluate do not pay for transformed weights.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # true while exporting, too
+    )
