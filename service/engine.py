@@ -14,6 +14,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
+from export.optimize.choice import cpu_options
 from export.optimize.plan import Form
 from service.encoders import Encoders, Session, one_for_all
 from service.fast_graphs import fast_graphs
@@ -234,9 +235,7 @@ def _create_session(
     _refuse_external_data(content, graph.file)
     try:
         # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
-        session = ort.InferenceSession(
-            content, _session_options(threads), providers=providers, enable_fallback=0
-        )
+        session = ort.InferenceSession(content, cpu_options(threads), providers=providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         if device != "cpu" and _can_be_read(content):
             raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
@@ -256,7 +255,7 @@ def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession
     Raises:
         BundleError: its inputs and outputs are not the manifest's.
     """
-    session = ort.InferenceSession(file, _session_options(threads), providers=[PROVIDERS["cpu"]])
+    session = ort.InferenceSession(file, cpu_options(threads, prepared=True), providers=[PROVIDERS["cpu"]])
     _check_interface(session, graph)
     return session
 
@@ -264,7 +263,7 @@ def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession
 def _can_be_read(content: bytes) -> bool:
     """Whether the graph is one; a CPU, which every machine has, tells what is wrong with it or the device."""
     try:
-        ort.InferenceSession(content, _session_options(1), providers=[PROVIDERS["cpu"]])
+        ort.InferenceSession(content, cpu_options(1), providers=[PROVIDERS["cpu"]])
     except Exception:  # ONNX Runtime's errors share no base class
         return False
     return True
@@ -332,17 +331,6 @@ def _read_manifest_of(bundle: Path, model: str) -> Manifest:
         raise BundleError(f"manifest: the model is {manifest.model}, but the folder is of {model}")
     check_contract(manifest)
     return manifest
-
-
-def _session_options(threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Threads that spin between runs starve image decoding, and burn a core while idle.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4  # what fails is raised, too; its own line of it is none of our log's
-    return options
 
 
 def _refuse_external_data(content: bytes, file: str) -> None:

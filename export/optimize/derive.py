@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+import onnxruntime as ort
 
 from export.optimize.choice import (
     MAX_ERROR,
@@ -14,6 +15,7 @@ from export.optimize.choice import (
     SMALL_SIZES,
     Milliseconds,
     choose,
+    cpu_options,
     largest_errors,
     measure,
     open_forms,
@@ -37,10 +39,12 @@ def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
         google.protobuf.message.DecodeError: this is no graph.
     """
     model = onnx.load_model_from_string(encoder)
+    forms: dict[Form, onnx.ModelProto] = {"plain": model, **rewritten(model)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".deriving-", dir=folder.parent))
     try:
-        files = write_forms({"plain": model, **rewritten(model)}, aside)
+        del model  # a form is only held until it is written; from then on it is mapped
+        files = {form: prepare(forms.pop(form), aside / f"{form}.onnx") for form in list(forms)}
         plan = _plan(files, threads)
         for file in aside.iterdir():
             if file.stem not in plan.forms - {"plain"}:
@@ -54,25 +58,36 @@ def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     return plan
 
 
-def write_forms(forms: Mapping[Form, onnx.ModelProto], folder: Path) -> dict[Form, Path]:
-    """Write each as FORM.onnx with its weights in FORM.weights, which a runtime reads without copying."""
-    files: dict[Form, Path] = {}
-    for form, model in forms.items():
-        files[form] = folder / f"{form}.onnx"
+def prepare(model: onnx.ModelProto, file: Path) -> Path:
+    """Write a graph as ONNX Runtime rearranges it for this processor, its weights beside it; gives the file.
+
+    A session of it maps the weights into memory as they lie in the file: it opens in milliseconds, has no
+    second copy, and shares them with others of the same file.
+    """
+    options = cpu_options(threads=1)
+    options.optimized_model_filepath = str(file)
+    for key, value in (
+        ("session.optimized_model_external_initializers_file_name", f"{file.stem}.weights"),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE_TENSOR_BYTES)),
+    ):
+        options.add_session_config_entry(key, value)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        portable = Path(folder) / "graph.onnx"
         onnx.save_model(
             model,
-            files[form],
-            save_as_external_data=True,
-            location=f"{form}.weights",
+            portable,
+            save_as_external_data=True,  # which ONNX Runtime maps instead of copying it
+            location="graph.weights",
             size_threshold=LARGE_TENSOR_BYTES,
         )
-    return files
+        ort.InferenceSession(portable, options, providers=["CPUExecutionProvider"])
+    return file
 
 
 def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
     if len(files) == 1:
         return PLAIN
-    sessions = open_forms(files, threads[1])
+    sessions = open_forms(files, threads[1], prepared=True)
     errors = largest_errors(sessions)
     for form, error in errors.items():
         if not error <= MAX_ERROR:
@@ -81,7 +96,7 @@ def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
     small, small_up_to, large = choose(times[threads[1]])
     alone = small
     if threads[0] != threads[1]:
-        several = open_forms({form: files[form] for form in sessions}, threads[0])
+        several = open_forms({form: files[form] for form in sessions}, threads[0], prepared=True)
         times[threads[0]] = measure(several, [size for size in SMALL_SIZES if size <= small_up_to])
         alone = min(several, key=lambda form: times[threads[0]][form][1])
     return Plan(
@@ -95,11 +110,11 @@ def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
     )
 
 
-def _replace(aside: Path, folder: Path) -> None:
+def _replace(kept: Path, folder: Path) -> None:
     """Rename it into place; another process may have been faster, then either one will do."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        aside.rename(folder)
+        kept.rename(folder)
     except OSError:
         if not (folder / FILE).exists():
             raise
