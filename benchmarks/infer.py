@@ -44,7 +44,7 @@ from infer_report import FORMS, SERVED, Report, Row
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from export.optimize.choice import SIZES, choose, measure, open_forms
-from export.optimize.derive import write_forms
+from export.optimize.derive import prepare
 from export.optimize.plan import Form
 from export.optimize.rewrite import rewritten
 from service.providers import usable_cpus
@@ -107,7 +107,7 @@ def write_files(
 ) -> dict[int, Form]:
     """Write all that contenders open, and the plain graph's outputs; returns which form ours is, by size."""
     model = onnx.load_model_from_string(encoder)
-    forms = write_forms(rewritten(model), folder)
+    forms = {form: prepare(graph, folder / f"{form}.onnx") for form, graph in rewritten(model).items()}
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -118,8 +118,8 @@ def write_files(
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
     np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))
     sessions = open_forms({"plain": folder / "plain.onnx", **forms}, options.threads)
-    small, small_up_to, large = choose(measure(sessions, SIZES))
-    return {size: small if size <= small_up_to else large for size in options.batches}
+    choice = choose(measure(sessions, SIZES))
+    return {size: choice.small if size <= choice.small_up_to else choice.large for size in options.batches}
 
 
 def pictures(bundle: Path, manifest: Manifest, count: int) -> Floats:

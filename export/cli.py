@@ -165,10 +165,7 @@ def _optimize(options: argparse.Namespace) -> None:
     bundle = _newest_version(options.bundle)
     report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     print(*as_table(report), sep="\n")
-    if report.small == report.large:
-        print(f"the fastest for every batch: {report.large}")
-    else:
-        print(f"the fastest: {report.small} up to {report.small_up_to} images, {report.large} above")
+    print(f"the fastest: {report.choice}")
     print(f"wrote {', '.join(str(found.file) for form, found in report.forms.items() if form != 'plain')}")
     if options.half:
         _write_half(bundle, options)

@@ -9,7 +9,7 @@ On a CPU there are several threads, called lanes. A batch that runs alone has al
 what a lone request wants; batches that run side by side have one share of them each, which keeps the cores
 busy while one of the batches waits, for its slowest part or for a core that the event loop has taken. Where
 there was company a moment ago a batch leaves room for more of it: one on all cores and another beside it are
-slower than two that share. A large batch for which all lanes are free is divided between them.
+slower than two that share.
 
 An image in a large batch costs a fraction of one that is alone. So where many requests are on their way, a
 lane does not set off with the first that comes: it gathers for some milliseconds, until there are its share
@@ -175,7 +175,7 @@ class Batcher:
         name: of the threads, for logs and debuggers.
         lanes: threads.
         max_batch: images per run, at most.
-        share_above: images that one lane takes even if others are free; of more they get their share.
+        gather_above: images in a batch above which each of them costs less; None if size matters little.
         queue_images: images that may wait, at most.
         deadline_ms: how long a submission may take, in milliseconds.
         observer: is told waits and batches.
@@ -187,14 +187,14 @@ class Batcher:
         *,
         lanes: int,
         max_batch: int,
-        share_above: int,
+        gather_above: int | None,
         queue_images: int,
         deadline_ms: int,
         observer: Observer,
     ) -> None:
         self._name = name
         self._max_batch = max_batch
-        self._share_above = share_above
+        self._gather_above = gather_above
         self._queue_images = queue_images
         self._deadline_s = deadline_ms / 1000
         self._observer = observer
@@ -360,8 +360,10 @@ class Batcher:
 
     def _gather(self, lane: _Lane) -> None:
         """Wait for a large batch where one can be had."""
+        if self._gather_above is None:
+            return
         share = min(self._max_batch, self._crowd.at(time.monotonic()) // len(self._lanes))
-        if share > self._share_above and self._waiting < share:
+        if share > self._gather_above and self._waiting < share:
             self._gathering, self._gathered = lane, share
             lane.wake.wait_for(lambda: self._waiting >= share or self._closed, GATHER_S)
             self._gathering = None
@@ -370,12 +372,12 @@ class Batcher:
         """From the head of the queue on; what is left of a large request goes to the queue's end."""
         others: list[_Job] = []  # of another graph: they stay, in their order
         unfinished: list[_Job] = []
-        room = min(self._max_batch, max(self._share_above, self._share()))
+        room = self._max_batch
         while self._queue and room:
             job = self._queue.popleft()
             if self._is_given_up(job):
                 continue
-            fits = job.images <= room or job.images > self._max_batch or not batch
+            fits = job.images <= room or job.images > self._max_batch
             if not fits or (batch and job.run != batch[0].job.run):
                 others.append(job)
                 if not fits:
@@ -392,10 +394,6 @@ class Batcher:
                 unfinished.append(job)
         self._queue.extendleft(reversed(others))
         self._queue.extend(unfinished)
-
-    def _share(self) -> int:
-        """What a lane gets of the images that wait, if those that sleep take theirs."""
-        return -(-self._waiting // (len(self._asleep) + 1))
 
     def _is_given_up(self, job: _Job) -> bool:
         """Nobody waits for the job any more, or it is too late for it."""

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
 from export.optimize.plan import Form
-from service.encoders import Encoders, Session, one_for_all
+from service.encoders import Encoders, Session, one_for_all, open_by_size
 from service.fast_graphs import fast_graphs
 from service.gpu_session import open_gpu_session
 from service.providers import (
@@ -86,7 +87,7 @@ class Engine:
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
-        return str(self.encoders.large.get_providers()[0])
+        return str(self.encoders.beside.large.get_providers()[0])
 
     @property
     def has_decoder(self) -> bool:
@@ -167,29 +168,23 @@ def _open(
     else:
         if placement.precision == "half":
             content = _halved(content, graph)
-        encoders = one_for_all(open_session(content, graph, device, placement, threads), max_batch)
+        encoders = one_for_all(open_session(content, graph, device, placement, threads))
     return Engine(manifest, device, max_batch, lanes, encoders, decoder, placement.precision)
 
 
 def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: int, share: int) -> Encoders:
     """Sessions of the graphs that are fastest here: all threads for a batch alone, a share beside others."""
-
-    def opened(form: Form, threads: int) -> Session:
-        if form == "plain":
-            return open_session(content, graph, "cpu", placement, threads)
-        return open_derived(folder / f"{form}.onnx", graph, threads)
-
     cache = placement.cache if placement.optimize else None
     with fast_graphs(content, graph, cache, (threads, share)) as (plan, folder):
-        if plan.small == plan.large:
-            large = small = opened(plan.large, share)
-        else:
-            small, large = opened(plan.small, share), opened(plan.large, share)
-        same = threads == share and plan.alone == plan.small
-        alone = small if same else opened(plan.alone, threads)
-    max_batch = placement.largest_batch("cpu")
-    up_to = max_batch if plan.small == plan.large else plan.small_up_to
-    return Encoders(alone, up_to, small, up_to, large, plan)
+
+        def opened(form: Form, threads: int) -> Session:
+            if form == "plain":
+                return open_session(content, graph, "cpu", placement, threads)
+            return open_derived(folder / f"{form}.onnx", graph, threads)
+
+        beside = open_by_size(plan.beside, partial(opened, threads=share))
+        alone = beside if threads == share else open_by_size(plan.alone, partial(opened, threads=threads))
+    return Encoders(alone, beside, plan)
 
 
 def _halved(encoder: bytes, graph: Graph) -> bytes:

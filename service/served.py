@@ -71,7 +71,7 @@ def start(
         f"{model}/{version}",
         lanes=engine.lanes,
         max_batch=engine.max_batch,
-        share_above=engine.encoders.alone_up_to,
+        gather_above=engine.encoders.pays_above,
         queue_images=settings.queue_images,
         deadline_ms=settings.deadline_ms,
         observer=metrics.model(model, version),

@@ -58,11 +58,11 @@ class Noted:
         self.restarts += 1
 
 
-def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
+def make_batcher(observer: Noted | None = None, **changes: int | None) -> Batcher:
     facts = {
         "lanes": 1,
         "max_batch": 8,
-        "share_above": 8,
+        "gather_above": None,
         "queue_images": 100,
         "deadline_ms": WAIT_S * 1000,
         **changes,
@@ -309,35 +309,6 @@ def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
     asyncio.run(scenario())
 
 
-async def sizes_of_runs(request: int, **changes: int) -> list[int]:
-    """Of the runs that a request becomes, the largest first, when all lanes are asleep."""
-    with closing(make_batcher(**changes)) as batcher:
-        graph = Doubling()
-        await asyncio.sleep(0.05)
-        (result,) = await batcher.submit(graph.run, images(*range(request)))
-        np.testing.assert_array_equal(result, images(*range(0, 2 * request, 2)))
-        return sorted(graph.batches, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("request_images", "runs"), [(4, [4]), (5, [4, 1]), (8, [4, 4]), (16, [8, 8]), (40, [16, 16, 8])]
-)
-def test_lanes_that_sleep_share_what_is_more_than_one_should_take(request_images, runs):
-    facts = {"lanes": 2, "max_batch": 16, "share_above": 4}
-    assert asyncio.run(sizes_of_runs(request_images, **facts)) == runs
-
-
-def test_a_shared_batch_knows_that_it_is_not_alone():
-    async def scenario() -> None:
-        with closing(make_batcher(lanes=2, share_above=2)) as batcher:
-            graph = Doubling()
-            await asyncio.sleep(0.05)
-            await batcher.submit(graph.run, images(1, 2, 3, 4, 5, 6))
-            assert graph.alone == [False, False]
-
-    asyncio.run(scenario())
-
-
 async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
     """The sizes of their runs."""
     before = len(graph.batches)
@@ -351,7 +322,7 @@ def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkey
     monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(share_above=2)) as batcher:
+        with closing(make_batcher(gather_above=2)) as batcher:
             graph = Doubling()
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
@@ -363,7 +334,7 @@ def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkey
 
 def test_where_few_are_on_their_way_nobody_waits_for_more():
     async def scenario() -> None:
-        with closing(make_batcher(share_above=2)) as batcher:
+        with closing(make_batcher(gather_above=2)) as batcher:
             graph = Doubling()
             await batcher.submit(graph.run, images(*range(8)))  # one request, however large
             assert await two_in_short_order(graph, batcher) == [1, 1]
@@ -373,7 +344,7 @@ def test_where_few_are_on_their_way_nobody_waits_for_more():
 
 def test_closing_does_not_wait_for_what_a_lane_gathers():
     async def scenario() -> None:
-        batcher = make_batcher(share_above=2)
+        batcher = make_batcher(gather_above=2)
         graph = Doubling()
         tasks = await while_held(graph, batcher, *(images(n) for n in range(8)))
         graph.gate.set()

@@ -259,7 +259,7 @@ def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
     if PROVIDERS[device] not in ort.get_available_providers():
         pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
     engine = load(bundle, device)
-    assert engine.encoders.large.get_providers()[0] == PROVIDERS[device]
+    assert engine.encoders.beside.large.get_providers()[0] == PROVIDERS[device]
 
 
 @pytest.mark.gpu
@@ -275,7 +275,7 @@ def half_engine(bundle: Path, encoder: bytes) -> Engine:
     """An engine in half precision, with the graphs on a CPU, which computes as a GPU does."""
     manifest, placement = read_manifest(bundle), Placement("cpu", 8, bundle.parent / "cache")
     session = open_session(encoder, manifest.graphs["encoder"], "cpu", placement, 1)
-    return Engine(manifest, "cpu", 8, 1, one_for_all(session, 8), None, precision="half")
+    return Engine(manifest, "cpu", 8, 1, one_for_all(session), None, precision="half")
 
 
 def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):

@@ -184,7 +184,13 @@ def test_the_depth_of_a_queue_is_told_in_images():
 
     observer = metrics.model("tiny", 1)
     batcher = Batcher(
-        "tiny/1", lanes=1, max_batch=4, share_above=4, queue_images=100, deadline_ms=10_000, observer=observer
+        "tiny/1",
+        lanes=1,
+        max_batch=4,
+        gather_above=None,
+        queue_images=100,
+        deadline_ms=10_000,
+        observer=observer,
     )
     engine = SimpleNamespace(device="cpu", provider="CPUExecutionProvider")
     served = SimpleNamespace(model="tiny", version=1, batcher=batcher, engine=engine)

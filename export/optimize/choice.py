@@ -8,12 +8,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.optimize.plan import Form
+from export.optimize.plan import Choice, Form
 
 Milliseconds = dict[Form, dict[int, float]]
 
 SIZES = (1, 2, 4, 8, 16)
-SMALL_SIZES = (1, 2, 4)  # of a batch that has all cores: larger ones are shared between lanes
 SECONDS, LEAST_ROUNDS = 0.15, 4  # of measuring a size
 TESTED_IMAGES = 19
 # A form whose outputs differ by more from the plain graph's is not used. Two orders of summation in float32
@@ -83,8 +82,8 @@ def measure(sessions: Mapping[Form, ort.InferenceSession], sizes: Sequence[int])
     return times
 
 
-def choose(times: Milliseconds) -> tuple[Form, int, Form]:
-    """The form for small batches, how many images one has at most, and the form for larger ones.
+def choose(times: Milliseconds) -> Choice:
+    """The form for each size of batch.
 
     The small one is the fastest for a single image, the large one for the largest size measured.
     """
@@ -95,7 +94,7 @@ def choose(times: Milliseconds) -> tuple[Form, int, Form]:
         if times[small][size] > times[large][size]:
             break
         small_up_to = size
-    return small, small_up_to, large
+    return Choice(small=small, small_up_to=small_up_to, large=large)
 
 
 def _noise(session: ort.InferenceSession, images: int) -> NDArray[np.float32]:

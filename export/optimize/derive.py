@@ -12,8 +12,6 @@ import onnxruntime as ort
 from export.optimize.choice import (
     MAX_ERROR,
     SIZES,
-    SMALL_SIZES,
-    Milliseconds,
     choose,
     cpu_options,
     largest_errors,
@@ -87,27 +85,11 @@ def prepare(model: onnx.ModelProto, file: Path) -> Path:
 def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
     if len(files) == 1:
         return PLAIN
-    sessions = open_forms(files, threads[1], prepared=True)
-    errors = largest_errors(sessions)
-    for form, error in errors.items():
-        if not error <= MAX_ERROR:
-            del sessions[form]
-    times: dict[int, Milliseconds] = {threads[1]: measure(sessions, SIZES)}
-    small, small_up_to, large = choose(times[threads[1]])
-    alone = small
-    if threads[0] != threads[1]:
-        several = open_forms({form: files[form] for form in sessions}, threads[0], prepared=True)
-        times[threads[0]] = measure(several, [size for size in SMALL_SIZES if size <= small_up_to])
-        alone = min(several, key=lambda form: times[threads[0]][form][1])
-    return Plan(
-        alone=alone,
-        small=small,
-        small_up_to=small_up_to,
-        large=large,
-        errors=errors,
-        milliseconds=times,
-        sha256={},
-    )
+    errors = largest_errors(open_forms(files, threads[1], prepared=True))
+    exact = {form: file for form, file in files.items() if errors.get(form, 0.0) <= MAX_ERROR}
+    times = {count: measure(open_forms(exact, count, prepared=True), SIZES) for count in set(threads)}
+    alone, beside = (choose(times[count]) for count in threads)
+    return Plan(alone=alone, beside=beside, errors=errors, milliseconds=times, sha256={})
 
 
 def _replace(kept: Path, folder: Path) -> None:

@@ -18,14 +18,34 @@ Form = Literal["plain", "one_axis", "both_axes"]
 FILE = "plan.json"
 
 
-class Plan(BaseModel):
-    """Forms by the size of a batch and by the threads it has, and where they are.
+class Choice(BaseModel):
+    """The form for each size of batch.
 
     Attributes:
-        alone: the form for a small batch that has all cores.
-        small: the form for a small batch that shares them.
-        small_up_to: images in a small batch, at most.
-        large: the form for larger ones.
+        small: the one for small batches.
+        small_up_to: images in such a batch, at most.
+        large: the one for larger ones.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    small: Form
+    small_up_to: int
+    large: Form
+
+    def __str__(self) -> str:
+        """In words: "plain", or "one_axis to 4 images, then both_axes"."""
+        if self.small == self.large:
+            return self.large
+        return f"{self.small} to {self.small_up_to} image{'s'[: self.small_up_to - 1]}, then {self.large}"
+
+
+class Plan(BaseModel):
+    """Forms by the threads that a batch has and by its size.
+
+    Attributes:
+        alone: for a batch that has all cores.
+        beside: for one that shares them with others.
         errors: largest difference of an output from the plain graph's, by form.
         milliseconds: of a batch, which the choice was made from: by threads, form and images.
         sha256: of the files beside it, by name.
@@ -33,10 +53,8 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    alone: Form
-    small: Form
-    small_up_to: int
-    large: Form
+    alone: Choice
+    beside: Choice
     errors: dict[Form, float]
     milliseconds: dict[int, dict[Form, dict[int, float]]]
     sha256: dict[str, str]
@@ -44,12 +62,11 @@ class Plan(BaseModel):
     @property
     def forms(self) -> set[Form]:
         """Those in use."""
-        return {self.alone, self.small, self.large}
+        return {self.alone.small, self.alone.large, self.beside.small, self.beside.large}
 
 
-PLAIN = Plan(
-    alone="plain", small="plain", small_up_to=1, large="plain", errors={}, milliseconds={}, sha256={}
-)
+ALWAYS_PLAIN = Choice(small="plain", small_up_to=1, large="plain")
+PLAIN = Plan(alone=ALWAYS_PLAIN, beside=ALWAYS_PLAIN, errors={}, milliseconds={}, sha256={})
 
 
 def read_plan(folder: Path) -> Plan | None:

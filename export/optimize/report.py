@@ -9,7 +9,7 @@ import onnx
 
 from export.contract.manifest import read_checked, read_manifest
 from export.optimize.choice import choose, largest_errors, measure, open_forms
-from export.optimize.plan import Form
+from export.optimize.plan import Choice, Form
 from export.optimize.rewrite import rewritten
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -35,9 +35,7 @@ class OptimizeReport:
     """The forms, the plain one first, and which of them is the fastest for what."""
 
     forms: dict[Form, FormReport]
-    small: Form
-    small_up_to: int
-    large: Form
+    choice: Choice
 
 
 def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
@@ -74,7 +72,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         )
         for form, file in files.items()
     }
-    return OptimizeReport(reports, *choose(times))
+    return OptimizeReport(reports, choose(times))
 
 
 def as_table(report: OptimizeReport) -> list[str]:
