@@ -37,6 +37,8 @@ from service.settings import Precision
 
 Floats = NDArray[np.float32]
 Role = Literal["encoder", "decoder"]
+
+MAX_LANES = 4
 log = logging.getLogger(__name__)
 
 
@@ -153,9 +155,9 @@ def check_bundle(bundle: Path, model: str) -> None:
 def _open(
     graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, placement: Placement
 ) -> Engine:
-    """The sessions of a bundle's graphs: on a CPU a lane for every core up to as many as asked, else one."""
+    """The sessions of a bundle's graphs: on a CPU a lane for every core up to MAX_LANES, else one."""
     threads = (placement.threads or usable_cpus()) if device == "cpu" else 1
-    lanes = min(threads, placement.lanes)
+    lanes = min(threads, MAX_LANES)
     share = threads // lanes
     max_batch = placement.largest_batch(device)
     decoder = None

@@ -17,7 +17,7 @@ from export.contract.manifest import Graph
 from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
 SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
-DERIVE_S = 300.0  # at most; on two cores it takes about 5
+DERIVE_S = 300.0  # at most; on two cores it takes about 7
 UNUSED_DAYS = 30.0  # then a plan is forgotten
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     """Derive in a process of its own, which gives back the memory that it takes."""
     log.info("deriving faster graphs for this processor, once")
     began = time.monotonic()
-    command = [sys.executable, "-m", "export.optimize", str(folder), *map(str, threads)]
+    # -P: whatever is called `export` in the working directory is not ours.
+    command = [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, threads)]
     try:
         done = subprocess.run(command, input=encoder, capture_output=True, timeout=DERIVE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -24,7 +24,6 @@ TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Images per run where no number is asked for. On CPUs larger ones are hardly faster.
 LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 16, "cuda": 64, "tensorrt": 64}
-MAX_LANES = 4
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -41,7 +40,6 @@ class Placement(NamedTuple):
         cache: folder for built engines.
         threads: that compute, on a CPU; 0 takes as many as there are usable CPUs.
         precision: of the encoder's products; half precision is for GPUs alone.
-        lanes: runs side by side on a CPU, at most.
         optimize: derive faster graphs for a CPU.
     """
 
@@ -50,7 +48,6 @@ class Placement(NamedTuple):
     cache: Path
     threads: int = 0
     precision: Precision = "float32"
-    lanes: int = MAX_LANES
     optimize: bool = True
 
     def largest_batch(self, device: UsedDevice) -> int:

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
         precision: `half` lets a GPU compute convolutions and votes in float16, checked against the bundle's
             samples; there it is faster and changes probabilities by less than 0.005. Not for CPUs.
         optimize: on a CPU, derive faster graphs from a bundle's encoder when it is first loaded, check them
-            against it and keep them in the cache. They take two to three times the memory.
+            against it and keep them in the cache, from which their weights are mapped into memory.
         max_batch: images per run, at most; 0 is 16 on a CPU, where more are hardly faster, and 64 elsewhere.
         queue_images: images that may wait for their run, per model version; beyond that requests get 503.
         deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.

@@ -108,7 +108,6 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
             batch,
             settings.cache,
             precision=settings.precision,
-            lanes=1,
             optimize=settings.optimize,
         )
         version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
