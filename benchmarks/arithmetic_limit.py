@@ -10,7 +10,8 @@ from onnx import NodeProto
 # the latter. Sources: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; NVIDIA's
 # white papers on Volta, Turing, the A100, GA102, Ada, Hopper and Blackwell. With the boost clocks they give
 # the peaks in the data sheets: V100 15.7 and 125 TFLOP/s, T4 8.1 and 65, A100 19.5 and 312, A10 31 and 125,
-# L4 30 and 121, H100 SXM 67 and 989, B200 75 and 2250.
+# L4 30 and 121. Of newer ones float32 is stated at a higher clock than the tensor cores: H100 SXM 67 at
+# 1.98 GHz and 989 at 1.83, B200 75 at 1.97 and 2250 at 1.85.
 MULTIPLY_ADDS_PER_CLOCK = {
     (7, 0): (64, 512),
     (7, 5): (64, 512),

@@ -2,7 +2,8 @@
 
 The same network and the same loss, straight from the paper's equations: direct convolutions, one broadcast
 matrix product for all predictions, and routing by multiplying and summing with axes of length 1. Nothing is
-done to slow it down, and nothing to speed it up.
+done to slow it down, and nothing to speed it up. The broadcast product expands the weights for each image,
+which some implementations avoid by an einsum: it can be had as well.
 """
 
 # B batch, I primary capsules, J classes, E primary pose, D class pose, H and W image height and width
@@ -41,14 +42,17 @@ class PrimaryCaps(nn.Module):
 class DigitCaps(nn.Module):
     """Capsules of the classes, by dynamic routing (Procedure 1)."""
 
-    def __init__(self, lower: int, lower_dim: int, upper: int, upper_dim: int, iterations: int):
+    def __init__(self, lower: int, lower_dim: int, upper: int, upper_dim: int, iterations: int, einsum: bool):
         super().__init__()
-        self.iterations = iterations
+        self.iterations, self.einsum = iterations, einsum
         self.weight = nn.Parameter(0.1 * torch.randn(1, lower, upper, lower_dim, upper_dim))
 
     def forward(self, u: Tensor) -> Tensor:
         """Capsules [B, I, E] to capsules [B, J, D]."""
-        u_hat = torch.matmul(u[:, :, None, None, :], self.weight).squeeze(3)  # [B, I, J, D]
+        if self.einsum:
+            u_hat = torch.einsum("bie,ijed->bijd", u, self.weight[0])
+        else:
+            u_hat = torch.matmul(u[:, :, None, None, :], self.weight).squeeze(3)  # [B, I, J, D]
         b = torch.zeros(*u_hat.shape[:3], 1, device=u.device)
         for iteration in range(self.iterations):
             c = F.softmax(b, dim=2)
@@ -62,7 +66,7 @@ class DigitCaps(nn.Module):
 class StraightforwardCapsNet(nn.Module):
     """The paper's network with its decoder; made with the weights of one of ours."""
 
-    def __init__(self, ours: CapsNet):
+    def __init__(self, ours: CapsNet, *, einsum: bool = False):
         super().__init__()
         config = ours.config
         assert ours.decoder is not None
@@ -70,7 +74,12 @@ class StraightforwardCapsNet(nn.Module):
         self.conv1 = nn.Conv2d(config.image_channels, config.conv_channels, kernel_size=9)
         self.primary_caps = PrimaryCaps(config.conv_channels, config.primary_types, config.primary_dim)
         self.digit_caps = DigitCaps(
-            len(weight), config.primary_dim, config.classes, config.class_dim, config.routing_iterations
+            len(weight),
+            config.primary_dim,
+            config.classes,
+            config.class_dim,
+            config.routing_iterations,
+            einsum,
         )
         widths = [config.classes * config.class_dim, *config.decoder_hidden]
         layers: list[nn.Module] = []

@@ -4,12 +4,12 @@
     python benchmarks/train_step.py --device cuda
 
 A step is forward, backward and Adam, of the paper's MNIST network with its decoder. Straightforward is
-benchmarks/straightforward.py; ours is what `capsnet-train fit` runs, and on CUDA once more with its kernels
-launched one by one. All begin with the same weights and see the same images, one step each in turn, so that
-what else the machine does meets all of them. The table shows medians, and of the ratios of neighbours the
-median, the lowest and the highest: other programs on the same cores disturb what runs in parallel far beyond
-their share. Memory is what a few steps add to a fresh process at their highest; on CUDA, what they allocate
-there.
+benchmarks/straightforward.py, with its votes as a broadcast product or by einsum; ours is what `capsnet-
+train fit` runs, and on CUDA once more with its kernels launched one by one. All begin with the same weights
+and see the same images, one step each in turn, so that what else the machine does meets all of them. The
+table shows medians, and of the ratios of neighbours the median, the lowest and the highest: other programs
+on the same cores disturb what runs in parallel far beyond their share. Memory is what a few steps add to a
+fresh process at their highest; on CUDA, what they allocate there.
 """
 
 import argparse
@@ -36,7 +36,8 @@ from training.config import load_preset
 from training.loop import Step
 from training.models.capsnet import CapsNet
 
-STRAIGHTFORWARD, OURS, EAGER = "straightforward", "ours", "ours, no CUDA graphs"
+STRAIGHTFORWARD, EINSUM = "straightforward", "the same, einsum"
+OURS, EAGER = "ours", "ours, no CUDA graphs"
 PRESET = "mnist"
 WARM_STEPS = 3
 FEWEST_STEPS = 5  # timed, however long they take
@@ -62,8 +63,9 @@ def make_step(kind: str, images: int, device: torch.device) -> Learn:
     pixels, present = batch_of(images, device)
     torch.manual_seed(0)
     ours, rate = CapsNet(config.model), config.optimiser.learning_rate
-    if kind == STRAIGHTFORWARD:
-        plain = StraightforwardStep(StraightforwardCapsNet(ours).to(device), rate)
+    if kind in (STRAIGHTFORWARD, EINSUM):
+        model = StraightforwardCapsNet(ours, einsum=kind == EINSUM)
+        plain = StraightforwardStep(model.to(device), rate)
         return lambda: plain(pixels, present)
     step = Step(ours.to(device), config.loss, rate, graphs=kind == OURS)
     weight = config.loss.reconstruction_weight
@@ -110,7 +112,8 @@ def highest_resident_bytes() -> int:
 
 def measured(device: torch.device) -> tuple[str, ...]:
     """What is compared on the device."""
-    return (STRAIGHTFORWARD, OURS, EAGER) if device.type == "cuda" else (STRAIGHTFORWARD, OURS)
+    kinds = (STRAIGHTFORWARD, EINSUM, OURS)
+    return (*kinds, EAGER) if device.type == "cuda" else kinds
 
 
 def measure_memory(images: int, device: torch.device) -> dict[str, int]:

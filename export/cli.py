@@ -161,7 +161,9 @@ def _optimize(options: argparse.Namespace) -> None:
     from export.optimize.report import as_table, optimize_bundle
 
     if options.threads < 0:
-        raise ValueError(f"--threads must be at least 1, got {options.threads}")
+        raise ValueError(
+            f"--threads is a number of threads, or 0 for as many as there are CPUs; got {options.threads}"
+        )
     bundle = _newest_version(options.bundle)
     report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     print(*as_table(report), sep="\n")

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from export.contract.arrays import HEADER_LOCK
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
 from export.optimize.plan import Form
@@ -115,29 +116,32 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
     last_error: DeviceError | None = None
     for device in candidates(placement.device, ort.get_available_providers(), placement.precision):
         try:
-            engine = _open(graphs, manifest, device, placement)
+            return _open_checked(graphs, samples, manifest, device, placement)
         except DeviceError as error:
             if placement.device != "auto":
                 raise
             last_error = error
             log.warning("%s; trying the next best device", error)
-            continue
-        return _checked(engine, graphs, samples, placement)
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
 
 
-def _checked(
-    engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str, Floats], placement: Placement
+def _open_checked(
+    graphs: Mapping[Role, bytes],
+    samples: Mapping[str, Floats],
+    manifest: Manifest,
+    device: UsedDevice,
+    placement: Placement,
 ) -> Engine:
-    """The engine, with nothing but the bundle's own graphs if those derived from them fail on the samples."""
+    """An engine that passes the samples; without derived graphs if it is they that do not."""
     try:
+        engine = _open(graphs, manifest, device, placement)
         check_samples(engine, samples)
     except BundleError as error:
-        if engine.encoders.plan.forms == {"plain"}:
+        if device != "cpu" or not placement.optimize:
             raise
+        engine = _open(graphs, manifest, device, placement._replace(optimize=False))
+        check_samples(engine, samples)  # what is the bundle's own fault is raised here once more
         log.warning("the faster graphs are not used: %s", error)
-        engine = _open(graphs, engine.manifest, engine.device, placement._replace(optimize=False))
-        check_samples(engine, samples)
     return engine
 
 
@@ -250,9 +254,13 @@ def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession
     """A session of a graph derived from a bundle's, on the CPU; its weights lie beside it.
 
     Raises:
-        BundleError: its inputs and outputs are not the manifest's.
+        BundleError: it cannot be read, or its inputs and outputs are not the manifest's.
     """
-    session = ort.InferenceSession(file, cpu_options(threads, prepared=True), providers=[PROVIDERS["cpu"]])
+    options = cpu_options(threads, prepared=True)
+    try:
+        session = ort.InferenceSession(file, options, providers=[PROVIDERS["cpu"]])
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise BundleError(f"{file.name} cannot be loaded: {_first_line(error)}") from error
     _check_interface(session, graph)
     return session
 
@@ -300,16 +308,19 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
     """
     tolerances = sample_tolerances(engine.device, engine.precision)
-    for encoder in engine.encoders.all:
-        try:
-            probabilities, poses = encoder.run(["probabilities", "poses"], {"pixels": samples["pixels"]})
-            found = {"probabilities": probabilities, "poses": poses}
-            if engine.has_decoder:
-                (found["reconstruction"],) = engine.decode(samples["poses"], samples["mask"])
-        except Exception as error:  # ONNX Runtime's errors share no base class
-            raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
-        for name, values in found.items():
-            _check_values(name, values, samples[name], engine.device, tolerances[name])
+    names, pixels = ["probabilities", "poses"], {"pixels": samples["pixels"]}
+    try:
+        found = [
+            named
+            for encoder in engine.encoders.all
+            for named in zip(names, encoder.run(names, pixels), strict=True)
+        ]
+        if engine.has_decoder:
+            found += zip(["reconstruction"], engine.decode(samples["poses"], samples["mask"]), strict=True)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
+    for name, values in found:
+        _check_values(name, values, samples[name], engine.device, tolerances[name])
 
 
 def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice, tolerance: float) -> None:
@@ -332,7 +343,8 @@ def _read_manifest_of(bundle: Path, model: str) -> Manifest:
 
 def _refuse_external_data(content: bytes, file: str) -> None:
     """External tensors name their file under the key "location"."""
-    # Looked for as protobuf writes it, with its length in front: onnx itself is not installed here.
+    # Looked for as protobuf writes it, with its length in front: importing onnx takes memory that a service
+    # would have to keep.
     if b"\x08location" in content:
         raise BundleError(f"{file} keeps tensors in other files (external data); export it as one file")
 
@@ -365,7 +377,7 @@ def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
     archive = np.load(BytesIO(content), allow_pickle=False)
     if not isinstance(archive, NpzFile):
         raise BundleError("one array and no archive of several")
-    with archive:
+    with archive, HEADER_LOCK:
         arrays = {name: archive[name] for name in names}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format

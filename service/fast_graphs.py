@@ -2,12 +2,13 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -17,8 +18,9 @@ from export.contract.manifest import Graph
 from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
 SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
-DERIVE_S = 300.0  # at most; on two cores it takes about 7
+DERIVE_S = 300.0  # at most; on two idle cores it takes about 7
 UNUSED_DAYS = 30.0  # then a plan is forgotten
+PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +53,15 @@ def fast_graphs(
         _forget_unused(plans)
         yield _derive(encoder, folder, threads), folder
         return
-    log.warning("%s cannot be written; faster graphs are derived again at every start", plans)
-    with tempfile.TemporaryDirectory(prefix="capsnet-") as temporary:
-        folder = Path(temporary) / "plan"
-        yield _derive(encoder, folder, threads), folder
+    with ExitStack() as stack:
+        try:
+            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capsnet-")))
+        except OSError as error:
+            log.warning("no faster graphs: %s cannot be written, nor any other folder: %s", plans, error)
+            yield PLAIN, Path()
+            return
+        log.warning("%s cannot be written; faster graphs are derived again at every start", plans)
+        yield _derive(encoder, temporary / "plan", threads), temporary / "plan"
 
 
 def _can_write(plans: Path) -> bool:
@@ -74,8 +81,9 @@ def _forget_unused(plans: Path) -> None:
     """Remove what no start has used for long: every version of a model leaves graphs behind."""
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for folder in plans.iterdir():
-        if folder.stat().st_mtime < oldest:
-            rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another process may be removing or renaming it
+            if PLAN_NAME.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
+                rmtree(folder, ignore_errors=True)
 
 
 def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
@@ -89,10 +97,14 @@ def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     except subprocess.TimeoutExpired:
         log.warning("no faster graphs within %.0f s; the bundle's own is used", DERIVE_S)
         return PLAIN
+    except OSError as error:  # no process can be started
+        log.warning("no faster graphs: %s; the bundle's own is used", error)
+        return PLAIN
     plan = read_plan(folder)
     if plan is None:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        log.warning("no faster graphs: %s; the bundle's own is used", said[-1] if said else done.returncode)
+        reason = said[-1][:200] if said else f"the process ended with status {done.returncode}"
+        log.warning("no faster graphs: %s; the bundle's own is used", reason)
         return PLAIN
     log.info("derived faster graphs in %.1f s", time.monotonic() - began)
     return plan

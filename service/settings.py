@@ -31,7 +31,8 @@ class Settings(BaseSettings):
             several are merged; where two hold the same version, the earlier folder's is taken.
         default_model: the model of requests that name none, if it is loaded.
         versions_kept: how many of the newest versions of each model are served.
-        cache: folder for what is derived at load time, such as TensorRT engines.
+        cache: folder for what is derived at load time: faster graphs for CPUs (160 MB for the paper's
+            network) and TensorRT engines.
         device: where graphs run. `auto` is CUDA if it can be had, else the CPU; never TensorRT, whose first
             start takes minutes. An explicit device that cannot be had stops the start.
         precision: `half` lets a GPU compute convolutions and votes in float16, checked against the bundle's

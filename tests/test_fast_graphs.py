@@ -2,6 +2,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from export.contract.manifest import Graph, Tensor
+from export.optimize.derive import derive
 from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
 from export.to_onnx import trace_encoder
 from service.engine import load_engine
@@ -71,6 +73,30 @@ def test_a_plan_is_made_once(encoder, cache):
     assert plan_file(encoder, cache).stat().st_mtime_ns == made
 
 
+def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
+    folder = plan_file(encoder, cache).parent
+    made = (folder / FILE).stat().st_mtime_ns
+    assert derive(encoder, folder, ONE_CORE) == read_plan(folder)
+    assert (folder / FILE).stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sha256": {}},
+        {"sha256": {"../../somewhere/else": "0" * 64}},
+        {"beside": {"small": "plain", "small_up_to": -5, "large": "plain"}},
+        {"beside": {"small": "none such", "small_up_to": 1, "large": "plain"}},
+    ],
+)
+def test_a_plan_that_was_not_written_by_us_is_none(encoder, cache, tmp_path, change):
+    folder = shutil.copytree(plan_file(encoder, cache).parent, tmp_path / "plan")
+    assert read_plan(folder) is not None
+    plan = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps(plan | change))
+    assert read_plan(folder) is None
+
+
 def test_only_the_graphs_in_use_are_kept(encoder, cache):
     folder = plan_file(encoder, cache).parent
     plan = read_plan(folder)
@@ -93,15 +119,15 @@ def test_a_damaged_graph_is_derived_again(encoder, cache):
 
 
 def test_what_has_not_been_used_for_long_is_forgotten(encoder, cache):
-    old, recent = cache / "cpu" / "old", cache / "cpu" / "recent"
-    for folder in (old, recent):
+    old, recent, foreign = (cache / "cpu" / name for name in ("0" * 16, "1" * 16, "somebody else's"))
+    for folder in (old, recent, foreign):
         folder.mkdir(exist_ok=True)
     long_ago = time.time() - (UNUSED_DAYS + 1) * 24 * 3600
-    os.utime(old, (long_ago, long_ago))
+    for folder in (old, foreign):
+        os.utime(folder, (long_ago, long_ago))
     plan_file(encoder, cache).unlink()  # so that there is something to derive
     with fast_graphs(encoder, described(encoder), cache, ONE_CORE):
-        assert not old.exists()
-        assert recent.exists()
+        assert [folder.exists() for folder in (old, recent, foreign)] == [False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_else(encoder, tmp_path, caplog):
@@ -166,7 +192,7 @@ def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement
     cache = tmp_path / "cache"
     placement = placement._replace(cache=cache, threads=1)
     load_engine(shipped, "capsnet-mnist", placement)
-    (folder,) = (cache / "cpu").iterdir()
+    (folder,) = (file.parent for file in (cache / "cpu").glob(f"*/{FILE}"))
     for weights in folder.glob("*.weights"):
         values = np.fromfile(weights, np.float32)
         (1.5 * values).tofile(weights)
@@ -178,4 +204,4 @@ def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement
     with caplog.at_level(logging.WARNING):
         engine = load_engine(shipped, "capsnet-mnist", placement)
     assert engine.encoders.describe() == "plain"
-    assert "the faster graphs are not used: samples: probabilities differs by" in caplog.text
+    assert "the faster graphs are not used: samples: " in caplog.text

@@ -520,7 +520,7 @@ def send_everything_bad(client: httpx.Client) -> None:
 )
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_however_requests_end_what_they_held_is_given_back(bodies):
-    limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=5)
+    limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=40)
 
     async def run() -> None:
         requests = [asyncio.create_task(request(limit, sizes, end)) for sizes, end in bodies]

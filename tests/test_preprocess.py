@@ -1,8 +1,11 @@
+import gc
 import io
 import resource
 import struct
+import time
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -341,6 +344,24 @@ def test_arrays_of_bytes_and_of_floats_are_the_same_input(order):
 def test_arrays_that_the_model_does_not_take_are_refused(array, message):
     with pytest.raises(ArrayError, match=message):
         read_array(npy(array), DIGIT)
+
+
+def test_threads_may_read_arrays_at_the_same_time():
+    """With the interpreter made to change threads while a header is parsed: see arrays.HEADER_LOCK."""
+    content, threshold = npy(np.zeros((1, 28, 28), np.uint8)), gc.get_threshold()
+
+    def change_threads(*_: object) -> None:
+        time.sleep(0)
+
+    gc.callbacks.append(change_threads)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(lambda _: read_array(content, DIGIT).shape, range(6000)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(change_threads)
+    assert set(found) == {(1, 28, 28, 1)}
 
 
 def test_arrays_of_objects_are_never_unpickled():

@@ -60,6 +60,15 @@ def test_the_hand_written_gradients_are_the_derivatives(tile):
     assert torch.autograd.gradcheck(lambda x, weight: short_conv2d(x, weight, 2, tile), (x, weight))
 
 
+def test_gradients_of_gradients_are_refused():
+    """A hand-written backward pass has no derivative of its own; silence would be a wrong one."""
+    x, weight = random(2, 2, 9, 8).requires_grad_(), random(2, 2, 4, 3, seed=1).requires_grad_()
+    loss = short_conv2d(x, weight, 2, 2).square().sum()
+    gradient, _ = torch.autograd.grad(loss, (x, weight), create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
 def test_the_result_does_not_depend_on_the_order_in_memory():
     x, weight = random(2, 3, 12, 13), random(4, 3, 5, 5, seed=1)
     expected = results(lambda x, weight: short_conv2d(x, weight, 2, 2), x, weight)

@@ -60,7 +60,7 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
         (ours.conv1.bias, plain.conv1.bias),
         (ours.primary_caps.conv.weight, plain.primary_caps.conv.weight),
         (ours.primary_caps.conv.bias, plain.primary_caps.conv.bias),
-        (ours.decoder.pixels.weight, plain.decoder[-2].weight),
+        *zip(ours.decoder.parameters(), plain.decoder.parameters(), strict=True),
     ]
     gradients = [(own.grad, other.grad) for own, other in pairs]
     by_class = plain.digit_caps.weight.grad[0].transpose(1, 2).flatten(2)  # [I, E, J * D]

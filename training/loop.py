@@ -129,13 +129,13 @@ class Step:
             learning_rate: until a step says otherwise.
             graphs: False launches the kernels one by one on CUDA, too.
         """
-        self.device = next(model.parameters()).device
-        if self.device.type == "cuda":
+        on_cuda = next(model.parameters()).is_cuda
+        if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
         self._reconstruction_weight = config.reconstruction_weight
         self._losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _Losses(model, config)
-        self._capture_next = graphs and self.device.type == "cuda"
+        self._capture_next = graphs and on_cuda
 
     def __call__(self, pixels: Tensor, present: Tensor, learning_rate: float) -> Tensor:
         """Learn from a batch.
@@ -152,6 +152,7 @@ class Step:
             self._capture(pixels, present)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate
+        # Not to zeros: what a replay leaves in .grad is its own buffer, to which nothing may be added.
         self.optimiser.zero_grad(set_to_none=True)
         margin, reconstruction = self._losses(pixels, present)
         (margin + self._reconstruction_weight * reconstruction).backward()
@@ -161,9 +162,11 @@ class Step:
     def _capture(self, pixels: Tensor, present: Tensor) -> None:
         """Replace the losses by a replay of their kernels; where that cannot be, say so and go on without."""
         self._capture_next = False
+        # The graphs keep gradient nodes of the stream they were captured on, as is meant.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         try:
             self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
-                self._losses, (pixels.clone(), present.clone()), allow_unused_input=True
+                self._losses, (pixels.clone(), present.clone())
             )
         except RuntimeError as error:
             logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
@@ -178,9 +181,7 @@ class _Losses(nn.Module):
 
     def forward(self, pixels: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
-        with torch.autocast(
-            pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=not pixels.is_cuda
-        ):
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=False):
             _, margin, reconstruction = _forward(self.model, pixels, present, self.config)
         return margin, reconstruction
 

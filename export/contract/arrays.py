@@ -2,12 +2,17 @@
 
 import io
 import math
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError
+
+# numpy parses a header as a Python literal. CPython counts how deep that goes for all threads together (seen
+# with 3.11): two at once end, now and then, with a SystemError.
+HEADER_LOCK = threading.Lock()
 
 
 class ArrayError(PictureError):
@@ -47,10 +52,11 @@ def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generi
     """Shape, whether column-major, and dtype; leaves the file at the first value."""
     try:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            return np.lib.format.read_array_header_1_0(file)
-        if version == (2, 0):
-            return np.lib.format.read_array_header_2_0(file)
+        with HEADER_LOCK:
+            if version == (1, 0):
+                return np.lib.format.read_array_header_1_0(file)
+            if version == (2, 0):
+                return np.lib.format.read_array_header_2_0(file)
     except Exception as error:  # the header is a Python literal; parsing a damaged one raises all sorts
         raise ArrayError(f"expected an .npy file as numpy.save writes it: {error}") from error
     raise ArrayError(f"expected an .npy file of version 1.0 or 2.0, got {version[0]}.{version[1]}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from export.optimize.plan import Choice, Form
 Milliseconds = dict[Form, dict[int, float]]
 
 SIZES = (1, 2, 4, 8, 16)
-SECONDS, LEAST_ROUNDS = 0.15, 4  # of measuring a size
+SECONDS, LEAST_ROUNDS = 0.25, 4  # of measuring a size
 TESTED_IMAGES = 19
 # A form whose outputs differ by more from the plain graph's is not used. Two orders of summation in float32
 # differ by 1e-6; the weights of a model far from the papers' might be such that a transform loses more.
@@ -83,17 +84,19 @@ def measure(sessions: Mapping[Form, ort.InferenceSession], sizes: Sequence[int])
 
 
 def choose(times: Milliseconds) -> Choice:
-    """The form for each size of batch.
+    """The form for small batches and the form for large ones that together lose least.
 
-    The small one is the fastest for a single image, the large one for the largest size measured.
+    What they lose at a size is how much slower they are than the fastest form there; it is added up.
     """
     sizes = sorted(times["plain"])
-    small, large = (min(times, key=lambda form: times[form][size]) for size in (sizes[0], sizes[-1]))
-    small_up_to = sizes[0]
-    for size in sizes:
-        if times[small][size] > times[large][size]:
-            break
-        small_up_to = size
+    fastest = {size: min(found[size] for found in times.values()) for size in sizes}
+
+    def lost(choice: tuple[Form, int, Form]) -> tuple[float, bool]:
+        small, small_up_to, large = choice
+        taken = (times[small if size <= small_up_to else large][size] / fastest[size] for size in sizes)
+        return sum(taken), small != large  # of equals, the one that is simpler
+
+    small, small_up_to, large = min(product(times, sizes, times), key=lost)
     return Choice(small=small, small_up_to=small_up_to, large=large)
 
 

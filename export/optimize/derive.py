@@ -3,7 +3,8 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -18,10 +19,11 @@ from export.optimize.choice import (
     measure,
     open_forms,
 )
-from export.optimize.plan import FILE, PLAIN, Form, Plan
+from export.optimize.plan import FILE, PLAIN, Form, Plan, read_plan
 from export.optimize.rewrite import rewritten
 
 LARGE_TENSOR_BYTES = 64 * 1024
+ASIDE = ".deriving-"
 
 
 def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
@@ -29,17 +31,24 @@ def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
 
     Args:
         encoder: the plain graph, as in its file.
-        folder: to be made; one that is there is replaced.
+        folder: to be made; a plan that another process has just made there is taken.
         threads: of a batch that is alone and of one that shares the cores.
 
     Raises:
         OSError: the folder cannot be written.
         google.protobuf.message.DecodeError: this is no graph.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(folder.parent):
+        return read_plan(folder) or _derive(encoder, folder, threads)
+
+
+def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     model = onnx.load_model_from_string(encoder)
     forms: dict[Form, onnx.ModelProto] = {"plain": model, **rewritten(model)}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".deriving-", dir=folder.parent))
+    for left in folder.parent.glob(f"{ASIDE}*"):  # by one that was killed: nobody else is at work
+        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
         del model  # a form is only held until it is written; from then on it is mapped
         files = {form: prepare(forms.pop(form), aside / f"{form}.onnx") for form in list(forms)}
@@ -50,7 +59,8 @@ def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
         digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
         plan = plan.model_copy(update={"sha256": digests})
         (aside / FILE).write_text(plan.model_dump_json(indent=2) + "\n")
-        _replace(aside, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # it holds no plan, or one that is damaged
+        aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return plan
@@ -92,11 +102,14 @@ def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
     return Plan(alone=alone, beside=beside, errors=errors, milliseconds=times, sha256={})
 
 
-def _replace(kept: Path, folder: Path) -> None:
-    """Rename it into place; another process may have been faster, then either one will do."""
-    shutil.rmtree(folder, ignore_errors=True)
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for other processes that derive here: they would measure each other's noise."""
     try:
-        kept.rename(folder)
-    except OSError:
-        if not (folder / FILE).exists():
-            raise
+        import fcntl
+    except ImportError:  # Windows: there they do
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Form = Literal["plain", "one_axis", "both_axes"]
 
@@ -30,7 +30,7 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     small: Form
-    small_up_to: int
+    small_up_to: int = Field(ge=1)
     large: Form
 
     def __str__(self) -> str:
@@ -73,6 +73,8 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan in a folder, or None where there is none or its files are not those that were written."""
     try:
         plan = Plan.model_validate_json((folder / FILE).read_bytes())
+        if plan.sha256.keys() != {name for form in plan.forms - {"plain"} for name in files_of(form)}:
+            return None
         for name, expected in plan.sha256.items():
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected:
@@ -80,6 +82,11 @@ def read_plan(folder: Path) -> Plan | None:
     except (OSError, ValidationError):
         return None
     return plan
+
+
+def files_of(form: Form) -> tuple[str, str]:
+    """The names of a form's graph and of its weights."""
+    return f"{form}.onnx", f"{form}.weights"
 
 
 def plan_key(encoder_sha256: str, threads: tuple[int, int], runtime: str) -> str:
@@ -105,9 +112,10 @@ def _sources() -> str:
 
 @cache
 def _processor() -> str:
-    """The processor's name and how many there are."""
+    """The processor's name, what it can do, and how many there are."""
     try:
-        name = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        name = None
-    return f"{name[1] if name else platform.processor()} {os.cpu_count()}"
+        text = ""
+    lines = re.findall(r"^(?:model name|CPU part|flags|Features)\s*:.*$", text, re.MULTILINE)
+    return f"{sorted(set(lines)) or platform.processor()} {os.cpu_count()}"

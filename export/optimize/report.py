@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 
 from export.contract.manifest import read_checked, read_manifest
-from export.optimize.choice import choose, largest_errors, measure, open_forms
+from export.optimize.choice import MAX_ERROR, choose, largest_errors, measure, open_forms
 from export.optimize.plan import Choice, Form
 from export.optimize.rewrite import rewritten
 
-SIZES = (1, 2, 4, 8, 16, 32)
+SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FormReport:
 
 @dataclass(frozen=True)
 class OptimizeReport:
-    """The forms, the plain one first, and which of them is the fastest for what."""
+    """The forms, the plain one first, and which of those that are exact enough is the fastest for what."""
 
     forms: dict[Form, FormReport]
     choice: Choice
@@ -65,21 +65,22 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         on_samples = largest_errors(sessions, samples["pixels"])
     on_noise = largest_errors(sessions)
     errors: dict[Form, float] = {form: max(on_samples[form], on_noise[form]) for form in on_samples}
-    times = measure(sessions, SIZES)
+    times = measure(sessions, SHOWN_SIZES)
     reports = {
         form: FormReport(
-            file, errors.get(form, 0.0), {size: 1000 * size / times[form][size] for size in SIZES}
+            file, errors.get(form, 0.0), {size: 1000 * size / times[form][size] for size in SHOWN_SIZES}
         )
         for form, file in files.items()
     }
-    return OptimizeReport(reports, choose(times))
+    exact = {form: found for form, found in times.items() if errors.get(form, 0.0) <= MAX_ERROR}
+    return OptimizeReport(reports, choose(exact))
 
 
 def as_table(report: OptimizeReport) -> list[str]:
     """Lines of text: images per second by images in a batch."""
-    head = f"{'images/s in batches of':<24}" + "".join(f"{size:>7}" for size in SIZES)
+    head = f"{'images/s in batches of':<24}" + "".join(f"{size:>7}" for size in SHOWN_SIZES)
     lines = [f"{head}   largest difference"]
     for form, found in report.forms.items():
-        rates = "".join(f"{found.images_per_s[size]:>7.0f}" for size in SIZES)
+        rates = "".join(f"{found.images_per_s[size]:>7.0f}" for size in SHOWN_SIZES)
         lines.append(f"{form:<24}{rates}" + ("" if form == "plain" else f"   {found.error:.1e}"))
     return lines

@@ -1,0 +1,70 @@
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+from export.optimize.cost import both_axes_tile, one_axis_tile
+from export.optimize.plain_encoder import read_encoder
+from export.optimize.rewrite import rewritten
+from export.to_onnx import trace_decoder, trace_encoder
+from training.config import CapsNetConfig
+from training.models.capsnet import CapsNet
+
+
+def encoder(**config) -> onnx.ModelProto:
+    torch.manual_seed(0)
+    return trace_encoder(CapsNet(CapsNetConfig(decoder_hidden=(), **config)).eval())
+
+
+@pytest.fixture(scope="module")
+def mnist() -> onnx.ModelProto:
+    """The paper's encoder."""
+    return encoder()
+
+
+def test_the_papers_convolution_is_one_tile(mnist):
+    plain = read_encoder(mnist)
+    assert both_axes_tile(plain) == (6, 6)
+    assert one_axis_tile(plain.primary) == 6
+
+
+def test_a_convolution_of_one_channel_stays_as_it_is(mnist):
+    assert one_axis_tile(read_encoder(mnist).conv1) is None
+
+
+def test_a_narrow_network_stays_as_it_is():
+    narrow = encoder(conv_channels=8, primary_types=2, classes=3, class_dim=4)
+    assert both_axes_tile(read_encoder(narrow)) is None
+    assert rewritten(narrow) == {}
+
+
+def test_a_graph_without_convolutions_stays_as_it_is():
+    decoder = trace_decoder(CapsNet(CapsNetConfig(conv_channels=4, primary_types=2, decoder_hidden=(8,))))
+    assert rewritten(decoder) == {}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"image_size": 36},
+        {"image_size": 24, "image_channels": 3, "none_of_the_above": True},
+        {"image_size": 32, "image_channels": 2, "classes": 5},
+        {"image_size": 30},
+    ],
+    ids=["mnist", "multimnist", "cifar10", "smallnorb", "a size that tiles do not divide"],
+)
+def test_both_forms_compute_what_the_plain_graph_does(config):
+    """At half the papers' widths, which is where transforms begin to pay."""
+    plain = encoder(conv_channels=128, primary_types=16, **config)
+    forms = rewritten(plain)
+    assert forms.keys() == {"one_axis", "both_axes"}
+    sessions = {form: ort.InferenceSession(model.SerializeToString()) for form, model in forms.items()}
+    session = ort.InferenceSession(plain.SerializeToString())
+    shape = session.get_inputs()[0].shape[1:]
+    pixels = np.random.default_rng(0).random((3, *shape)).astype(np.float32)
+    expected = session.run(None, {"pixels": pixels})
+    for form, other in sessions.items():
+        for a, b in zip(other.run(None, {"pixels": pixels}), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=form)
