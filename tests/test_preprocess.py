@@ -356,12 +356,15 @@ def test_threads_may_read_arrays_at_the_same_time():
     gc.callbacks.append(change_threads)
     gc.set_threshold(50)
     try:
-        with ThreadPoolExecutor(2) as threads:
-            found = list(threads.map(lambda _: read_array(content, DIGIT).shape, range(6000)))
+        with ThreadPoolExecutor(4) as threads:
+            read = [
+                threads.submit(lambda: {read_array(content, DIGIT).shape for _ in range(3000)})
+                for _ in "abcd"
+            ]
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(change_threads)
-    assert set(found) == {(1, 28, 28, 1)}
+    assert [found.result() for found in read] == 4 * [{(1, 28, 28, 1)}]
 
 
 def test_arrays_of_objects_are_never_unpickled():
