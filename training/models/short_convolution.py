@@ -82,7 +82,7 @@ def axis_algorithm(kernel: int, stride: int, outputs: int, tile: int, dtype: tor
 
 
 def short_conv2d(x: Tensor, weight: Tensor, stride: int, tile: int) -> Tensor:
-    """What `F.conv2d(x, weight, stride=stride)` gives, up to rounding, and its gradients.
+    """What `F.conv2d(x, weight, stride=stride)` gives, up to rounding, and its gradients, but not theirs.
 
     Args:
         x: [B, C, H, W], in any order in memory; in that of [H, W, B, C] it need not be copied.
