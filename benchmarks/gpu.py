@@ -15,7 +15,7 @@ GPU's memory, except in the row "as served", which takes and gives numpy arrays 
 that of one batch, from its start until the GPU has finished; shown is the median. Every contender's
 probabilities are compared with those of ONNX Runtime's CPU provider: the last column has the largest
 difference. float32 is float32, TF32 is off, but for TensorRT, which may use it. torch's half precision is its
-autocast as it is commonly used: it casts the weights anew in every run and leaves votes and routing in float32.
+autocast as it is commonly used: it casts the weights anew for every run; votes and routing stay in float32.
 """
 
 import argparse
