@@ -36,7 +36,7 @@ RUN touch README.md
 FROM build AS build-gpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu]' \
- && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' \) -prune -exec rm -r {} +
+ && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} +
 COPY training training
 COPY export export
 COPY service service
@@ -45,7 +45,7 @@ RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall .
 FROM build AS build-cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu]' \
- && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' \) -prune -exec rm -r {} +
+ && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} +
 COPY training training
 COPY export export
 COPY service service
