@@ -69,9 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     bundle.set_defaults(run_command=_bundle)
 
     evaluate = commands.add_parser("evaluate", help="measure a bundle on the test images of its data set")
-    evaluate.add_argument(
-        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
-    )
+    _add_bundle(evaluate)
     _add_data(evaluate)
     evaluate.set_defaults(run_command=_evaluate)
     _add_optimize(commands)
@@ -88,9 +86,7 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog=OPTIMIZE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    optimize.add_argument(
-        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
-    )
+    _add_bundle(optimize)
     optimize.add_argument(
         "--out", type=Path, default=Path("optimized"), metavar="DIR", help="default: optimized"
     )
@@ -119,9 +115,7 @@ def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog=TRITON_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    triton.add_argument(
-        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
-    )
+    _add_bundle(triton)
     triton.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
     triton.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="where the graphs run (default: cpu)"
@@ -130,6 +124,12 @@ def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--max-batch", type=int, default=32, metavar="N", help="images in one run, at most (default: 32)"
     )
     triton.set_defaults(run_command=_triton)
+
+
+def _add_bundle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="models/NAME (its newest version) or models/NAME/1"
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

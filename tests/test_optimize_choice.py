@@ -4,6 +4,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from export.optimize.choice import choose, largest_errors, measure
+from export.optimize.plan import FILE, PLAIN, read_plan
 
 
 def scaling(factor: float) -> ort.InferenceSession:
@@ -53,3 +54,10 @@ def test_an_error_is_the_largest_difference_from_the_plain_form():
 
 def test_what_is_not_a_number_is_an_infinite_error():
     assert largest_errors({"plain": scaling(1), "both_axes": scaling(np.nan)}) == {"both_axes": np.inf}
+
+
+def test_a_plan_can_keep_an_infinite_error(tmp_path):
+    """Else every start would take the plan for a damaged one and derive it again."""
+    plan = PLAIN.model_copy(update={"errors": {"both_axes": np.inf}})
+    (tmp_path / FILE).write_text(plan.model_dump_json())
+    assert read_plan(tmp_path) == plan

@@ -51,7 +51,8 @@ class Plan(BaseModel):
         sha256: of the files beside it, by name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # An error may be infinite, for which JSON has no number.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     alone: Choice
     beside: Choice
