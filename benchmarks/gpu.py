@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import option_types
 from arithmetic_limit import Chip, Limit, arithmetic_limit, multiply_adds_per_image
 from gpu_contenders import Floats, Prepare, Setup, contenders
 
@@ -233,13 +234,6 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _bundle(text: str) -> Path:
-    bundle = Path(text).resolve()
-    if not (bundle / "manifest.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text} is no bundle: it has no manifest.json")
-    return bundle
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n\n")[0],
@@ -252,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
     parser.add_argument(
         "--bundle",
-        type=_bundle,
+        type=option_types.bundle,
         default=ROOT / "models" / "capsnet-mnist" / "1",
         help="<models>/<model>/<version> (models/capsnet-mnist/1)",
     )

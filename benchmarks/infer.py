@@ -39,6 +39,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import onnx
+import option_types
 from infer_contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from infer_report import FORMS, SERVED, Report, Row
 
@@ -322,31 +323,8 @@ def _is_asked_for(name: str, words: Sequence[str]) -> bool:
     return any(word.lower() in name.lower() for word in words)
 
 
-def _bundle(text: str) -> Path:
-    bundle = Path(text).resolve()
-    if not (bundle / "manifest.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text} is no bundle: it has no manifest.json")
-    return bundle
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
-    return int(text)
-
-
 def _sizes(text: str) -> list[int]:
-    return sorted({_positive(part) for part in text.split(",")})  # memory is that up to a size
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
-    return seconds
+    return sorted({option_types.positive(part) for part in text.split(",")})  # memory is that up to a size
 
 
 def _words(text: str) -> list[str]:
@@ -366,7 +344,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "bundle",
-        type=_bundle,
+        type=option_types.bundle,
         nargs="?",
         metavar="BUNDLE",
         default=HERE.parent / "models" / "capsnet-mnist" / "1",
@@ -376,10 +354,10 @@ def _parser() -> argparse.ArgumentParser:
         "--batches", type=_sizes, default=list(BATCHES), metavar="N,...", help="sizes of batches"
     )
     parser.add_argument(
-        "--threads", type=_positive, default=usable_cpus(), help="of each contender (usable CPUs)"
+        "--threads", type=option_types.positive, default=usable_cpus(), help="of each contender (usable CPUs)"
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=5.0, help="for each contender and size of batch (5)"
+        "--seconds", type=option_types.seconds, default=5.0, help="for each contender and size of batch (5)"
     )
     parser.add_argument(
         "--only",

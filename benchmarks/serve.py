@@ -35,6 +35,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import numpy as np
+import option_types
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
@@ -303,29 +304,19 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
-def _bundle(text: str) -> Path:
-    bundle = Path(text).resolve()
-    if not (bundle / "encoder.onnx").is_file() or not (bundle / "samples.npz").is_file():
-        raise argparse.ArgumentTypeError(f"{text} is no bundle: it needs encoder.onnx and samples.npz")
-    return bundle
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seconds", type=_positive, default=8, help="of each measurement (8)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="of measuring everything (3)")
+    parser.add_argument("--seconds", type=option_types.positive, default=8, help="of each measurement (8)")
+    parser.add_argument("--rounds", type=option_types.positive, default=3, help="of measuring everything (3)")
     parser.add_argument(
-        "--threads", type=_positive, default=len(os.sched_getaffinity(0)), help="of the session (usable CPUs)"
+        "--threads",
+        type=option_types.positive,
+        default=len(os.sched_getaffinity(0)),
+        help="of the session (usable CPUs)",
     )
     parser.add_argument(
         "--bundle",
-        type=_bundle,
+        type=option_types.bundle,
         default=HERE.parent / "models" / "capsnet-mnist" / "1",
         help="<models>/<model>/<version> (models/capsnet-mnist/1)",
     )

@@ -30,6 +30,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent))  # also in the processes that measure memory
 
+import option_types
 from straightforward import StraightforwardCapsNet, StraightforwardStep
 
 from training.config import load_preset
@@ -189,9 +190,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, default=128, help="images in a step (128)")
+    parser.add_argument("--batch", type=option_types.positive, default=128, help="images in a step (128)")
     parser.add_argument(
-        "--seconds", type=float, default=45.0, help="for all timed steps together, at least (45)"
+        "--seconds",
+        type=option_types.seconds,
+        default=45.0,
+        help="for all timed steps together, at least (45)",
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda (cpu)")
     parser.add_argument("--json", type=Path, help="write what was found here, too")

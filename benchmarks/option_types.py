@@ -1,0 +1,33 @@
+"""Options that benchmarks share; each is an argparse type."""
+
+import argparse
+from pathlib import Path
+
+
+def bundle(text: str) -> Path:
+    """The folder of a bundle."""
+    folder = Path(text).resolve()
+    missing = [
+        name for name in ("manifest.json", "encoder.onnx", "samples.npz") if not (folder / name).is_file()
+    ]
+    if missing:
+        raise argparse.ArgumentTypeError(f"{text} is no bundle: it has no {missing[0]}")
+    return folder
+
+
+def positive(text: str) -> int:
+    """A whole number, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
+    return value
