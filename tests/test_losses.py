@@ -1,7 +1,7 @@
 import torch
 
 from training.config import LossConfig
-from training.losses import margin_loss, reconstruction_loss
+from training.losses import margin_loss, reconstruction_loss, sigmoid_loss, softmax_loss
 
 
 def test_margin_loss_is_equation_4_summed_over_classes():
@@ -32,3 +32,22 @@ def test_reconstruction_error_is_summed_over_pixels_and_averaged_over_images():
     images = torch.zeros(2, 1, 28, 28)
     found = reconstruction_loss(images + 0.5, images)
     torch.testing.assert_close(found, torch.tensor(784 * 0.25))
+
+
+def test_two_reconstructions_of_an_image_are_summed():
+    objects = torch.zeros(3, 2, 1, 36, 36)
+    found = reconstruction_loss(objects + 0.5, objects)
+    torch.testing.assert_close(found, torch.tensor(2 * 36 * 36 * 0.25))
+
+
+def test_softmax_loss_is_minus_the_log_of_the_present_classs_probability():
+    logits, labels = torch.randn(6, 4), torch.arange(6) % 4
+    expected = -logits.softmax(dim=1).log()[torch.arange(6), labels].mean()
+    torch.testing.assert_close(softmax_loss(logits, torch.eye(4)[labels]), expected)
+
+
+def test_sigmoid_loss_is_summed_over_classes_of_which_several_may_be_present():
+    logits, present = torch.randn(6, 4), torch.eye(4)[[0, 1, 2, 0, 1, 2]] + torch.eye(4)[3]
+    p = logits.sigmoid()
+    expected = -(present * p.log() + (1 - present) * (1 - p).log()).sum(dim=1).mean()
+    torch.testing.assert_close(sigmoid_loss(logits, present), expected)

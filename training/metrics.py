@@ -1,0 +1,43 @@
+"""What is counted where an image shows several objects."""
+
+# B batch, J classes
+
+import torch
+from torch import Tensor
+
+
+def most_probable(probabilities: Tensor, objects: int) -> Tensor:
+    """The classes taken to be in each image: 1 at its `objects` most probable classes, bool [B, J].
+
+    Sec. 6.1, Sabour et al. 2017: the two most active capsules are the classification.
+
+    Args:
+        probabilities: lengths of class capsules, or a network's logits, [B, J].
+        objects: how many an image shows.
+    """
+    chosen = probabilities.topk(objects, dim=1).indices
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, chosen, True)
+
+
+def exact_errors(probabilities: Tensor, present: Tensor, objects: int = 2) -> Tensor:
+    """Images whose classes are not found exactly, all of them: the paper's MultiMNIST error.
+
+    Args:
+        probabilities: of each class, [B, J].
+        present: 1 at the `objects` classes that are in the image and 0 elsewhere, [B, J].
+        objects: how many an image shows.
+
+    Returns:
+        A count of at most B, int64 scalar on the device.
+    """
+    wrong = most_probable(probabilities, objects) != present.bool()
+    return wrong.any(dim=1).sum()
+
+
+def object_errors(probabilities: Tensor, present: Tensor, objects: int = 2) -> Tensor:
+    """Objects that are not found, each counted on its own: what other papers call the MultiMNIST error.
+
+    Args and the count are those of `exact_errors`, but of at most B * objects.
+    """
+    missed = present.bool() & ~most_probable(probabilities, objects)
+    return missed.sum()
