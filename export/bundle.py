@@ -70,7 +70,7 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
     model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
-    images = load_split(config.data.name, "train", root).images[: max(parity.BATCH_SIZES), :, :, None]
+    images = load_split(config.data.name, "train", root).images[: max(parity.BATCH_SIZES)]
     graphs = trace(model)
     parity_error = parity.check_parity(model, graphs, images.astype(np.float32) / np.float32(255))
     test = evaluate_encoder(graphs.encoder.SerializeToString(), config.data.name, root)

@@ -39,7 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         options.run_command(options)
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors", "onnx", "onnxscript", "onnx_ir", "onnxruntime"}:
+        if error.name not in {
+            "torch",
+            "safetensors",
+            "scipy",
+            "onnx",
+            "onnxscript",
+            "onnx_ir",
+            "onnxruntime",
+        }:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError) as error:

@@ -1,6 +1,6 @@
 """Measure a bundle's encoder on the test images of the data set it was trained for. No torch here."""
 
-# N images, J classes, H and W height and width
+# N images, J classes, H and W height and width, C channels
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,8 @@ def evaluate_encoder(encoder: bytes, data: str, root: Path) -> TestError:
 
 
 def to_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Grey images [N, H, W], 0-255, as a graph takes them: [N, H, W, 1], 0 to 1."""
-    pixels: NDArray[np.float32] = images[..., None].astype(np.float32) / np.float32(255)
+    """Images [N, H, W, C], 0-255, as a graph takes them: 0 to 1."""
+    pixels: NDArray[np.float32] = images.astype(np.float32) / np.float32(255)
     return pixels
 
 

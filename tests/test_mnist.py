@@ -55,13 +55,13 @@ def test_images_and_labels_are_those_in_the_files(folder):
     split = read_split(folder, "train")
     assert split.images.dtype == np.uint8
     assert split.labels.dtype == np.int64
-    np.testing.assert_array_equal(split.images, images(12))
+    np.testing.assert_array_equal(split.images, images(12)[..., None])
     np.testing.assert_array_equal(split.labels, np.arange(12) % 10)
 
 
 def test_the_test_split_is_the_t10k_files(folder):
     split = read_split(folder, "test")
-    np.testing.assert_array_equal(split.images, images(5, seed=1))
+    np.testing.assert_array_equal(split.images, images(5, seed=1)[..., None])
     np.testing.assert_array_equal(split.labels, np.arange(5))
 
 
@@ -175,7 +175,7 @@ def test_images_in_the_labels_file_are_refused(folder):
 def test_mnist_has_60000_and_10000_digits_of_all_classes(mnist_folder):
     for split, count in (("train", 60_000), ("test", 10_000)):
         digits = read_split(mnist_folder, split)
-        assert digits.images.shape == (count, 28, 28)
+        assert digits.images.shape == (count, 28, 28, 1)
         assert digits.labels.shape == (count,)
         assert set(digits.labels.tolist()) == set(range(10))
 

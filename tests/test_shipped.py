@@ -84,7 +84,7 @@ def test_all_test_images_posted_give_the_error_that_the_manifest_states(bundle, 
     test = load_split("mnist", "test", mnist_root)
     wrong = 0
     for start in range(0, len(test.labels), PER_REQUEST):
-        results = classify(client, test.images[start : start + PER_REQUEST])
+        results = classify(client, test.images[start : start + PER_REQUEST, ..., 0])
         found = np.array([int(result["label"]) for result in results])
         wrong += int((found != test.labels[start : start + PER_REQUEST]).sum())
     [metric] = read_manifest(bundle).metrics
@@ -109,7 +109,7 @@ def test_faster_graphs_change_an_answer_by_less_than_what_is_allowed(bundle, cli
 def answers_and_outputs(bundle, client, mnist_root):
     """For ten test images and each class: the service's entry, the encoder's probability and its pose."""
     encoder = ort.InferenceSession(bundle / "encoder.onnx", providers=["CPUExecutionProvider"])
-    for picture in load_split("mnist", "test", mnist_root).images[:10]:
+    for picture in load_split("mnist", "test", mnist_root).images[:10, ..., 0]:
         [result] = classify(client, [picture])
         pixels = picture[None, :, :, None].astype(np.float32) / np.float32(255)
         probabilities, poses = encoder.run(None, {"pixels": pixels})

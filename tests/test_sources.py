@@ -1,11 +1,13 @@
 import gzip
 import hashlib
+import io
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -333,6 +335,38 @@ def test_a_file_that_was_there_outlives_a_failed_download(serve, tmp_path):
     assert stored(tmp_path) == {"digits.gz": b"own edition"}
 
 
+@pytest.mark.parametrize("name", ["pictures.tar.gz", "pictures.mat"])
+def test_a_file_that_is_its_own_content_is_checked_as_it_is(serve, tmp_path, name):
+    file = RemoteFile(name, hashlib.md5(GOOD).hexdigest(), len(GOOD))
+    other = gzip.compress(CONTENT, compresslevel=1, mtime=0).ljust(len(GOOD), b"\0")[: len(GOOD)]
+    mirrors = [serve(honest(body)) for body in (other, GOOD)]
+    download(source(*mirrors, file=file), tmp_path)
+    assert stored(tmp_path) == {name: GOOD}
+
+
+def test_a_file_that_is_its_own_content_is_continued_by_another_mirror(serve, tmp_path):
+    file = RemoteFile("pictures.mat", hashlib.md5(GOOD).hexdigest(), len(GOOD))
+    short, whole = serve(honest(GOOD[:7000])), serve(honest(GOOD))
+    download(source(short, whole, file=file), tmp_path)
+    assert whole.ranges == ["bytes=7000-"]
+    assert stored(tmp_path) == {"pictures.mat": GOOD}
+
+
+def test_a_zip_archive_without_a_published_sum_is_checked_by_its_own(serve, tmp_path, capsys):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("pictures.mat", CONTENT)
+    sound = buffer.getvalue()
+    damaged = sound.replace(CONTENT[:64], bytes(64), 1)
+    file = RemoteFile("pictures.mat.zip", None, 1_000_000)
+    mirrors = [serve(honest(body)) for body in (b"no archive", damaged, sound)]
+    download(source(*mirrors, file=file), tmp_path)
+    assert stored(tmp_path) == {"pictures.mat.zip": sound}
+    said = capsys.readouterr().err
+    assert "not a sound zip file: pictures.mat in it is damaged" in said
+    assert "no checksum of it is published" in said
+
+
 def test_own_mirrors_come_before_the_sources(serve, tmp_path):
     published, own = serve(honest(GOOD)), serve(honest(GOOD))
     download(source(published), tmp_path, mirrors=[own.url])
@@ -387,7 +421,7 @@ def test_ctrl_c_leaves_a_part_that_the_next_call_continues(serve, tmp_path):
 
 
 def test_the_downloads_and_the_reader_import_no_torch():
-    command = "import sys, training.data.mnist, training.data.sources; sys.exit('torch' in sys.modules)"
+    command = "import sys, training.data.load, training.data.sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 

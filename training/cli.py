@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(options.run_command(options))
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors", "tensorboard"}:
+        if error.name not in {"torch", "safetensors", "tensorboard", "scipy"}:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:

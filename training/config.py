@@ -68,7 +68,7 @@ class DataConfig:
             that has never seen an empty image may take it for one of its classes with confidence.
     """
 
-    name: Literal["mnist", "drawn"] = "mnist"
+    name: Literal["mnist", "drawn", "fashion-mnist", "cifar10", "cifar10-jpeg", "svhn", "smallnorb"] = "mnist"
     max_shift_pixels: int = Field(default=2, ge=0, le=16)
     validation_images: int = Field(default=5000, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.data.mnist import Split
+from training.data.split import Split
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Images:
 
     @staticmethod
     def of(split: Split) -> "Images":
-        """From grey images uint8 [N, H, W] and labels [N]."""
-        return Images(torch.from_numpy(split.images).unsqueeze(1), torch.from_numpy(split.labels))
+        """From images uint8 [N, H, W, C] and labels [N]."""
+        channels_first = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous()
+        return Images(channels_first, torch.from_numpy(split.labels))
 
 
 def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:

@@ -1,6 +1,6 @@
 """The images of a data set by its name, and what is known about the set. No torch here."""
 
-# N images, H and W height and width
+# N images, H and W height and width, C channels
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from training.data import mnist
+from training.data import affnist, cifar10, cifar10_jpeg, mnist, smallnorb, svhn
 from training.data.drawn import draw_digits
-from training.data.mnist import Split
+from training.data.split import Split
 
 DRAWN_IMAGES = {"train": 4500, "test": 1000}
 DRAWN_SEEDS = {"train": 1, "test": 2}
@@ -32,21 +32,57 @@ class DataFacts:
 
 
 _DIGITS = DataFacts(tuple("0123456789"), "light-on-dark", "digit")
-FACTS = {"mnist": _DIGITS, "drawn": _DIGITS}
+_OBJECTS = DataFacts(cifar10.CLASS_NAMES, "any", "centre-crop")
+FACTS = {
+    "mnist": _DIGITS,
+    "drawn": _DIGITS,
+    # Its makers trimmed each article, fitted it into the frame and made it light on dark.
+    "fashion-mnist": DataFacts(mnist.FASHION_CLASS_NAMES, "light-on-dark", "fit"),
+    # A digit may lie anywhere in the frame, so that a picture is only fitted, never its ink.
+    "affnist": DataFacts(_DIGITS.class_names, "light-on-dark", "fit"),
+    "cifar10": _OBJECTS,
+    "cifar10-jpeg": _OBJECTS,
+    "svhn": DataFacts(_DIGITS.class_names, "any", "centre-crop"),
+    "smallnorb": DataFacts(smallnorb.CLASS_NAMES, "any", "centre-crop"),
+}
 
 
 def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
-    """Images uint8 [N, H, W] and labels int64 [N] of a data set.
+    """Images uint8 [N, H, W, C] and labels int64 [N] of a data set.
 
     Args:
-        name: a key of FACTS.
-        split: which images.
+        name: a key of FACTS. `cifar10-jpeg` is the copy that went through JPEG, in the folder of `cifar10`.
+        split: which images; `affnist` has `test` only.
         root: holds one folder per data set.
 
     Raises:
         FileNotFoundError: a file is missing; names it, the folder and the command that downloads it.
+        ValueError: no such data set or split, or a file is damaged.
+        ModuleNotFoundError: SciPy is missing, which `svhn` and `affnist` need.
     """
-    if name == "drawn":
-        labels = np.arange(DRAWN_IMAGES[split]) % 10
-        return Split(draw_digits(labels, np.random.default_rng(DRAWN_SEEDS[split])), labels.astype(np.int64))
-    return mnist.read_split(root / name, split)
+    match name:
+        case "drawn":
+            return _drawn(split)
+        case "mnist" | "fashion-mnist":
+            return mnist.read_split(root / name, split)
+        case "cifar10":
+            return cifar10.read_split(root / name, split)
+        case "cifar10-jpeg":
+            return cifar10_jpeg.read_split(root / "cifar10", split)
+        case "svhn":
+            return svhn.read_split(root / name, split)
+        case "smallnorb":
+            return smallnorb.read_split(root / name, split)
+        case "affnist" if split == "test":
+            return affnist.read_test(root / name)
+        case "affnist":
+            raise ValueError("affnist is a test set: networks measured on it are trained on mnist")
+        case _:
+            raise ValueError(f"no data set {name!r}; there are {', '.join(sorted(FACTS))}")
+
+
+def _drawn(split: Literal["train", "test"]) -> Split:
+    """Digits that the repository draws, the same ones each time."""
+    labels = np.arange(DRAWN_IMAGES[split]) % 10
+    images = draw_digits(labels, np.random.default_rng(DRAWN_SEEDS[split]))
+    return Split(images[..., None], labels.astype(np.int64))

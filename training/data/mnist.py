@@ -1,41 +1,39 @@
-"""MNIST and what shares its format: four IDX files in one folder, gzip-compressed or plain.
+"""MNIST and what shares its format, as Fashion-MNIST does: four IDX files, gzip-compressed or plain.
 
 IDX, as http://yann.lecun.com/exdb/mnist/ described it: two zero bytes, a byte for the type (0x08:
 unsigned byte), a byte for the number of dimensions, each dimension as a big-endian uint32, the data.
 """
 
-import gzip
 import math
-import shlex
-import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training.data.files import find, read_content
+from training.data.split import Split, refuse_outside
+
 IMAGE_SIZE = 28  # pixels, both ways
 CLASSES = 10
+FASHION_CLASS_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 FILE_PREFIX = {"train": "train", "test": "t10k"}
 IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
-@dataclass(frozen=True)
-class Split:
-    """Pictures and what they show.
-
-    Attributes:
-        images: uint8 [N, 28, 28], 0-255, light ink on dark ground.
-        labels: int64 [N], 0 to 9.
-    """
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-
 def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
-    """Read the images and labels of one split.
+    """Read one split: images [N, 28, 28, 1], light on a dark ground, and labels 0 to 9.
 
     Args:
         folder: the data set's own folder, named as `capsnet-train download` names it (`data/mnist`).
@@ -51,7 +49,7 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
     labels = _read_labels(labels_path)
     if len(images) != len(labels):
         raise ValueError(f"{images_path} holds {len(images)} images but {labels_path} {len(labels)} labels")
-    return Split(images, labels.astype(np.int64))
+    return Split(images[..., None], labels.astype(np.int64))
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -60,7 +58,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     Raises:
         ValueError: not IDX, another type than unsigned bytes, too short or too long; names the file.
     """
-    content = _read_content(path)
+    content = read_content(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[3] == 0:
         raise ValueError(f"{path} is not an IDX file: it begins with {content[:4].hex(' ') or 'nothing'}")
     type_code, dimensions = content[2], content[3]
@@ -82,24 +80,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}.gz", folder / name):
-        if path.is_file():
-            return path
-    folder = folder.resolve()
-    command = f"capsnet-train download {folder.name} --data {shlex.quote(str(folder.parent))}"
-    raise FileNotFoundError(f"neither {name}.gz nor {name} is in {folder}; download it with: {command}")
-
-
-def _read_content(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except EOFError:
-        raise ValueError(f"{path} is truncated: its gzip stream ends early") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a sound gzip file: {error}") from None
+    return find(folder, f"{name}.gz", name)
 
 
 def _read_images(path: Path) -> NDArray[np.uint8]:
@@ -115,7 +96,5 @@ def _read_labels(path: Path) -> NDArray[np.uint8]:
     labels = read_idx(path)
     if labels.ndim != 1:
         raise ValueError(f"{path} has shape {labels.shape}; expected [N]")
-    wrong = np.flatnonzero(labels >= CLASSES)
-    if wrong.size:
-        raise ValueError(f"{path}: label {wrong[0]} is {labels[wrong[0]]}; expected 0 to {CLASSES - 1}")
+    refuse_outside(path, "label", labels, 0, CLASSES - 1)
     return labels

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import os
 import sys
+import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,24 +25,31 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A gzip-compressed file and what it decompresses to.
+    """A file and its content.
 
-    Mirrors may have compressed it each in their own way, so only the content is known for sure.
+    Mirrors may have compressed a .gz file each in their own way, so its content is what it decompresses to.
+    Any other file, an archive or a .mat, is its content.
 
     Attributes:
-        name: file name, on the mirrors and here; ends in .gz.
-        content_md5: of the decompressed content, 32 hexadecimal digits.
-        content_bytes: length of the decompressed content.
+        name: file name, on the mirrors and here.
+        content_md5: 32 hexadecimal digits; None where no sum has been published: the file is a zip archive
+            then, and checked by the sums that it holds itself.
+        content_bytes: length of the content; at most so long where there is no sum.
     """
 
     name: str
-    content_md5: str
+    content_md5: str | None
     content_bytes: int
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the content is what the file decompresses to."""
+        return self.name.endswith(".gz") and not self.name.endswith(".tar.gz")
 
     @property
     def max_bytes(self) -> int:
         """More than the worst compressor makes of the content; whatever is larger is another file."""
-        return self.content_bytes + self.content_bytes // 100 + 4096
+        return self.content_bytes + (self.content_bytes // 100 + 4096 if self.is_compressed else 0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,9 @@ class Source:
     files: tuple[RemoteFile, ...]
 
 
+_NORB_TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
+_NORB_TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
+
 SOURCES = {
     "mnist": Source(
         name="mnist",
@@ -73,6 +84,49 @@ SOURCES = {
             RemoteFile("train-labels-idx1-ubyte.gz", "a25bea736e30d166cdddb491f175f624", 60_008),
             RemoteFile("t10k-images-idx3-ubyte.gz", "2646ac647ad5339dbf082846283269ea", 7_840_016),
             RemoteFile("t10k-labels-idx1-ubyte.gz", "27ae3e4e09519cfbb04c329615203637", 10_008),
+        ),
+    ),
+    "fashion-mnist": Source(
+        name="fashion-mnist",
+        mirrors=(
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        ),
+        files=(
+            RemoteFile("train-images-idx3-ubyte.gz", "f4a8712d7a061bf5bd6d2ca38dc4d50a", 47_040_016),
+            RemoteFile("train-labels-idx1-ubyte.gz", "9018921c3c673c538a1fc5bad174d6f9", 60_008),
+            RemoteFile("t10k-images-idx3-ubyte.gz", "8181f5470baa50b63fa0f6fddb340f0a", 7_840_016),
+            RemoteFile("t10k-labels-idx1-ubyte.gz", "15d484375f8d13e6eb1aabb0c3f46965", 10_008),
+        ),
+    ),
+    "cifar10": Source(
+        name="cifar10",
+        mirrors=("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"),
+        files=(RemoteFile("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),
+    ),
+    "svhn": Source(
+        name="svhn",
+        mirrors=("http://ufldl.stanford.edu/housenumbers/",),
+        files=(
+            RemoteFile("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+            RemoteFile("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+        ),
+    ),
+    "affnist": Source(
+        name="affnist",
+        mirrors=("https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/",),
+        files=(RemoteFile("test.mat.zip", None, 1_000_000_000),),  # 320,000 pictures take 512 MB uncompressed
+    ),
+    "smallnorb": Source(
+        name="smallnorb",
+        mirrors=("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",),
+        files=(
+            RemoteFile(f"{_NORB_TRAIN}-dat.mat.gz", "8138a0902307b32dfa0025a36dfa45ec", 447_897_624),
+            RemoteFile(f"{_NORB_TRAIN}-cat.mat.gz", "fd5120d3f770ad57ebe620eb61a0b633", 97_220),
+            RemoteFile(f"{_NORB_TRAIN}-info.mat.gz", "19faee774120001fc7e17980d6960451", 388_820),
+            RemoteFile(f"{_NORB_TEST}-dat.mat.gz", "e9920b7f7b2869a8f1a12e945b2c166c", 447_897_624),
+            RemoteFile(f"{_NORB_TEST}-cat.mat.gz", "fd5120d3f770ad57ebe620eb61a0b633", 97_220),
+            RemoteFile(f"{_NORB_TEST}-info.mat.gz", "7c5b871cc69dcadec1bf6a18141f5edc", 388_820),
         ),
     ),
 }
@@ -147,7 +201,8 @@ def _fetch(client: httpx.Client, file: RemoteFile, folder: Path, mirrors: Sequen
             _say(failures[-1])
             continue
         _publish(part, folder / file.name)
-        _say(f"{folder / file.name}: downloaded from {url}, checksum right")
+        checked = "checksum right" if file.content_md5 else "a sound archive; no checksum of it is published"
+        _say(f"{folder / file.name}: downloaded from {url}, {checked}")
         return
     kept = f"\n{part} is kept: the same command continues it" if part.exists() else ""
     reasons = "".join(f"\n  {failure}" for failure in failures)
@@ -209,28 +264,45 @@ def _refuse_other_answers(response: httpx.Response, start: int) -> None:
 
 def _check(path: Path, file: RemoteFile) -> None:
     """Raise unless the file, plain or compressed, has the content that it should have."""
-    plain = path.name == file.name.removesuffix(".gz")
+    if file.content_md5 is None:
+        _check_zip(path)
+        return
+    compressed = file.is_compressed and path.name != file.name.removesuffix(".gz")
     try:
-        with path.open("rb") if plain else gzip.open(path) as content:
-            found = _md5(content, file.content_bytes)
+        with gzip.open(path) if compressed else path.open("rb") as content:
+            found, length = _md5(content, file.content_bytes)
     except EOFError:
         raise _MirrorError(f"cut short: the gzip stream ends after {path.stat().st_size} bytes") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise _WrongContentError(f"not a sound gzip file: {error}") from None
+    if not compressed and length < file.content_bytes:
+        raise _MirrorError(f"cut short: {length} of {file.content_bytes} bytes")
     if found != file.content_md5:
         raise _WrongContentError(f"wrong content: md5 {found}, expected {file.content_md5}")
 
 
-def _md5(content: BufferedReader | gzip.GzipFile, expected_bytes: int) -> str:
-    """Hash of the content; no more of it is read than there should be, however much there is."""
+def _check_zip(path: Path) -> None:
+    """Raise unless each file in the archive has the sum that the archive states."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise _WrongContentError(f"not a sound zip file: {error}") from None
+    if damaged:
+        raise _WrongContentError(f"not a sound zip file: {damaged} in it is damaged")
+
+
+def _md5(content: BufferedReader | gzip.GzipFile, expected_bytes: int) -> tuple[str, int]:
+    """Hash and length of the content; no more is read than there should be, however much there is."""
     md5 = hashlib.md5(usedforsecurity=False)
     length = 0
     while chunk := content.read(CHUNK_BYTES):
         length += len(chunk)
         if length > expected_bytes:
-            raise _WrongContentError(f"wrong content: more than {expected_bytes} bytes when decompressed")
+            when = " when decompressed" if isinstance(content, gzip.GzipFile) else ""
+            raise _WrongContentError(f"wrong content: more than {expected_bytes} bytes{when}")
         md5.update(chunk)
-    return md5.hexdigest()
+    return md5.hexdigest(), length
 
 
 def _publish(part: Path, final: Path) -> None:

@@ -1,0 +1,47 @@
+"""The files of a data set in its folder: found under one of their names, read plain or gzip-compressed."""
+
+import gzip
+import shlex
+import zlib
+from pathlib import Path
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of these that is in a data set's folder.
+
+    Args:
+        folder: named as `capsnet-train download` names it (`data/mnist`).
+        names: what the file may be called, the best first.
+
+    Raises:
+        FileNotFoundError: none is there; says where it was looked for and how to download it.
+    """
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    folder = folder.resolve()
+    if len(names) == 1:
+        missing = f"{names[0]} is not in"
+    elif len(names) == 2:
+        missing = f"neither {names[0]} nor {names[1]} is in"
+    else:
+        missing = f"none of {', '.join(names)} is in"
+    command = f"capsnet-train download {folder.name} --data {shlex.quote(str(folder.parent))}"
+    raise FileNotFoundError(f"{missing} {folder}; download it with: {command}")
+
+
+def read_content(path: Path) -> bytes:
+    """What a file holds, decompressed if its name ends in .gz.
+
+    Raises:
+        ValueError: its gzip stream is damaged or ends early; names the file.
+    """
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            return file.read()
+    except EOFError:
+        raise ValueError(f"{path} is truncated: its gzip stream ends early") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a sound gzip file: {error}") from None

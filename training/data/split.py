@@ -1,0 +1,40 @@
+"""What every reader of a data set gives."""
+
+# N images, H and W height and width, C channels
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pictures and what they show.
+
+    Attributes:
+        images: uint8 [N, H, W, C], 0-255. C is 1 for grey, 3 for RGB, 2 for the views of a stereo pair.
+        labels: int64 [N], from 0.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+def refuse_outside(path: Path, what: str, values: NDArray[np.integer], least: int, most: int) -> None:
+    """Raise unless each value of a file is in least..most.
+
+    Args:
+        path: the file they come from.
+        what: one of the values: "label".
+        values: integers [N].
+        least: the smallest that may be.
+        most: the largest that may be.
+
+    Raises:
+        ValueError: names the file and the first value outside.
+    """
+    wrong = np.flatnonzero((values < least) | (values > most))
+    if wrong.size:
+        raise ValueError(f"{path}: {what} {wrong[0]} is {values[wrong[0]]}; expected {least} to {most}")
