@@ -34,8 +34,10 @@ import option_types
 from straightforward import StraightforwardCapsNet, StraightforwardStep
 
 from training.config import load_preset
-from training.loop import Step
+from training.examples import Batch
 from training.models.capsnet import CapsNet
+from training.objective import total_loss
+from training.step import Step
 
 STRAIGHTFORWARD, EINSUM = "straightforward", "the same, einsum"
 OURS, EAGER = "ours", "ours, no CUDA graphs"
@@ -69,11 +71,10 @@ def make_step(kind: str, images: int, device: torch.device) -> Learn:
         plain = StraightforwardStep(model.to(device), rate)
         return lambda: plain(pixels, present)
     step = Step(ours.to(device), config.loss, rate, graphs=kind == OURS)
-    weight = config.loss.reconstruction_weight
+    shown = Batch.of(pixels, present)
 
     def learn() -> Tensor:
-        margin, reconstruction = step(pixels, present, rate)
-        return margin + weight * reconstruction
+        return total_loss(*step(shown, rate), config.loss)
 
     return learn
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from export.coupling import fold_coupling
 from export.graph import DecoderGraph, EncoderGraph
 from training.models.capsnet import CapsNet
 
@@ -49,9 +50,9 @@ def trace(model: CapsNet) -> Graphs:
 
 
 def trace_encoder(model: CapsNet) -> onnx.ModelProto:
-    """The encoder as an ONNX graph."""
+    """The encoder as an ONNX graph; it has the same nodes with a primary coupling and without."""
     size, channels = model.config.image_size, model.config.image_channels
-    return to_onnx(EncoderGraph(model), (torch.rand(TRACED_BATCH, size, size, channels),))
+    return to_onnx(EncoderGraph(fold_coupling(model)), (torch.rand(TRACED_BATCH, size, size, channels),))
 
 
 def trace_decoder(model: CapsNet) -> onnx.ModelProto | None:

@@ -1,8 +1,20 @@
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
-from training.data.augment import blank_some, random_shift
+from training.data import augment
+from training.data.augment import (
+    blank_some,
+    centre_crop,
+    random_brightness,
+    random_contrast,
+    random_crop,
+    random_flip,
+    random_shift,
+    resize,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -82,15 +94,25 @@ def test_a_negative_shift_is_refused():
 
 
 @pytest.mark.gpu
-def test_shifting_on_the_gpu_never_waits_for_it():
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images, source: random_shift(images, 2, source),
+        lambda images, source: random_crop(images, 24, source),
+        random_flip,
+        lambda images, source: random_brightness(images, 0.25, source),
+        lambda images, source: random_contrast(images, 0.2, 1.8, source),
+    ],
+)
+def test_augmentation_on_the_gpu_never_waits_for_it(change):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     images = torch.rand(16, 1, 28, 28, device="cuda")
     source = torch.Generator("cuda").manual_seed(0)
-    random_shift(images, 2, source)  # the first call may allocate and synchronise
+    change(images, source)  # the first call may allocate and synchronise
     torch.cuda.set_sync_debug_mode("error")
     try:
-        random_shift(images, 2, source)
+        change(images, source)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -103,3 +125,144 @@ def test_blank_images_are_empty_and_hold_no_class():
     assert (found[blank] == 0).all()
     assert torch.equal(found[~blank], pixels[~blank])
     assert torch.equal(left[~blank], present[~blank])
+
+
+def all_crops(image: torch.Tensor, size: int) -> torch.Tensor:
+    """Every square window of the image [C, H, W]: [places, C, size, size]."""
+    _, height, width = image.shape
+    rows, columns = range(height - size + 1), range(width - size + 1)
+    return torch.stack([image[:, y : y + size, x : x + size] for y in rows for x in columns])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_every_crop_is_a_window_of_its_own_image(dtype):
+    images = torch.randint(0, 256, (32, 3, 9, 11), generator=generator(), dtype=torch.uint8).to(dtype)
+    crops = random_crop(images, 6, generator())
+    assert crops.dtype == dtype
+    for crop, image in zip(crops, images, strict=True):
+        assert (all_crops(image, 6) == crop).flatten(1).all(dim=1).any()
+
+
+def test_all_places_of_a_crop_occur_equally_often():
+    repetitions = 400
+    image = torch.arange(42, dtype=torch.float32).reshape(1, 1, 6, 7)
+    crops = random_crop(image.expand(12 * repetitions, 1, 6, 7), 4, generator())
+    counts = (crops[:, None] == all_crops(image[0], 4)).flatten(2).all(dim=2).sum(dim=0)
+    assert counts.sum() == 12 * repetitions
+    assert ((counts - repetitions).square() / repetitions).sum() < 31.3  # 11 degrees of freedom, p = 0.001
+
+
+def test_the_centre_crop_leaves_as_much_on_each_side():
+    images = torch.arange(2 * 36 * 40).reshape(2, 1, 36, 40)
+    assert torch.equal(centre_crop(images, 24), images[:, :, 6:30, 8:32])
+    assert torch.equal(centre_crop(images, 35), images[:, :, :35, 2:37])
+
+
+def test_a_crop_of_the_whole_image_is_the_image():
+    images = torch.rand(4, 3, 8, 8, generator=generator())
+    assert torch.equal(random_crop(images, 8, generator()), images)
+    assert torch.equal(centre_crop(images, 8), images)
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_a_crop_that_does_not_fit_is_refused(size):
+    images = torch.zeros(1, 3, 8, 12)
+    message = f"crop of {size}x{size} pixels cannot be taken from images of 8x12"
+    with pytest.raises(ValueError, match=message):
+        random_crop(images, size, generator())
+    with pytest.raises(ValueError, match=message):
+        centre_crop(images, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_half_of_the_images_are_mirrored_left_to_right(dtype):
+    images = torch.randint(0, 256, (1000, 2, 4, 5), generator=generator(), dtype=torch.uint8).to(dtype)
+    flipped = random_flip(images, generator())
+    is_same = (flipped == images).flatten(1).all(dim=1)
+    is_mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
+    assert flipped.dtype == dtype
+    assert (is_same ^ is_mirrored).all()
+    assert 420 < int(is_mirrored.sum()) < 580
+
+
+def middle_greys(images: int = 500) -> torch.Tensor:
+    """Images that neither change of the tests below drives out of 0 to 1."""
+    return 0.45 + 0.1 * torch.rand(images, 3, 6, 6, generator=generator())
+
+
+def test_brightness_adds_one_amount_to_all_pixels_of_an_image():
+    pixels = middle_greys()
+    added = (random_brightness(pixels, 0.25, generator()) - pixels).flatten(1)
+    assert torch.allclose(added, added[:, :1], atol=1e-6)
+    assert added.abs().max() <= 0.25 + 1e-6
+
+
+def test_brightness_covers_its_range_evenly():
+    pixels = middle_greys()
+    amounts = (random_brightness(pixels, 0.25, generator()) - pixels)[:, 0, 0, 0]
+    counts = torch.histc(amounts, 5, -0.25, 0.25)
+    assert ((counts - 100).square() / 100).sum() < 18.5  # 4 degrees of freedom, p = 0.001
+
+
+def test_contrast_scales_the_distance_to_the_mean_of_each_channel():
+    pixels = middle_greys()
+    changed = random_contrast(pixels, 0.2, 1.8, generator())
+    before, after = (p - p.mean(dim=(2, 3), keepdim=True) for p in (pixels, changed))
+    factors = (before * after).flatten(1).sum(dim=1) / before.square().flatten(1).sum(dim=1)
+    assert torch.allclose(after, factors[:, None, None, None] * before, atol=1e-6)
+    assert torch.allclose(changed.mean(dim=(2, 3)), pixels.mean(dim=(2, 3)), atol=1e-6)
+    counts = torch.histc(factors, 5, 0.2, 1.8)
+    assert counts.sum() == len(pixels)
+    assert ((counts - 100).square() / 100).sum() < 18.5  # 4 degrees of freedom, p = 0.001
+
+
+def test_changed_pixels_stay_between_black_and_white():
+    pixels = torch.rand(200, 1, 6, 6, generator=generator())
+    brighter = random_brightness(pixels, 0.9, generator())
+    sharper = random_contrast(pixels, 0.2, 5.0, generator())
+    for changed in (brighter, sharper):
+        assert changed.min() == 0
+        assert changed.max() == 1
+
+
+def test_no_change_of_light_leaves_the_pixels_as_they_are():
+    pixels = torch.rand(4, 3, 6, 6, generator=generator())
+    assert torch.equal(random_brightness(pixels, 0.0, generator()), pixels)
+    assert torch.equal(random_contrast(pixels, 1.0, 1.0, generator()), pixels)
+
+
+def test_a_negative_change_of_brightness_is_refused():
+    with pytest.raises(ValueError, match=r"at least 0, got -0.1"):
+        random_brightness(torch.zeros(1, 1, 4, 4), -0.1, generator())
+
+
+def test_a_range_of_contrast_that_is_upside_down_is_refused():
+    with pytest.raises(ValueError, match=r"got 1.8 and 0.2"):
+        random_contrast(torch.zeros(1, 1, 4, 4), 1.8, 0.2, generator())
+
+
+@pytest.mark.parametrize("size", [16, 24, 31, 70])
+def test_resizing_gives_what_pillow_gives_when_a_picture_is_served(size):
+    images = torch.randint(0, 256, (3, 2, 48, 64), generator=generator(), dtype=torch.uint8)
+    resized = resize(images, size)
+    assert resized.dtype == torch.uint8
+    for view, plane in zip(resized.flatten(0, 1), images.flatten(0, 1), strict=True):
+        expected = Image.fromarray(plane.numpy()).resize((size, size), Image.Resampling.BILINEAR)
+        assert np.abs(view.numpy().astype(int) - np.asarray(expected)).max() <= 1  # it rounds twice
+
+
+def test_resizing_many_images_is_resizing_each(monkeypatch):
+    images = torch.randint(0, 256, (7, 1, 12, 12), generator=generator(), dtype=torch.uint8)
+    at_once = resize(images, 6)
+    monkeypatch.setattr(augment, "RESIZED_AT_ONCE", 3)
+    assert torch.equal(resize(images, 6), at_once)
+
+
+def test_images_of_the_right_size_are_not_resized():
+    images = torch.randint(0, 256, (2, 1, 8, 8), generator=generator(), dtype=torch.uint8)
+    assert torch.equal(resize(images, 8), images)
+
+
+def test_a_size_of_no_pixel_is_refused():
+    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
+        resize(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), 0)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -6,26 +8,34 @@ from torch import nn
 from torch.nn import functional as F
 
 from export.to_onnx import to_onnx
-from training.config import CapsNetConfig
+from training.config import Block, CapsNetConfig, CnnConfig, load_preset
 from training.losses import sigmoid_loss, softmax_loss
-from training.models.baselines import (
-    BaselineCnn,
-    Block,
-    affnist_baseline,
-    mnist_baseline,
-    multimnist_baseline,
-)
+from training.models.baselines import BaselineCnn
 from training.models.capsnet import CapsNet
 
+PRESETS = ("mnist-cnn", "multimnist-cnn", "affnist-cnn")
 
-def parameters(build, *arguments):
+
+def parameters(preset: str) -> int:
+    config = load_preset(preset).model
     with torch.device("meta"):  # shapes without memory
-        return sum(parameter.numel() for parameter in build(*arguments).parameters())
+        model = CapsNet(config) if isinstance(config, CapsNetConfig) else BaselineCnn(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def narrow(exclusive: bool = True, dropout: float = 0, image_size: int = 9) -> BaselineCnn:
+def narrow(exclusive: bool = True, dropout: float = 0) -> BaselineCnn:
     blocks = (Block(6, 5, True), Block(4, 3, True))
-    return BaselineCnn(image_size, 1, 3, blocks, (16, 8), dropout, exclusive)
+    return BaselineCnn(
+        CnnConfig(
+            "cnn",
+            image_size=9,
+            classes=3,
+            blocks=blocks,
+            hidden=(16, 8),
+            dropout=dropout,
+            exclusive=exclusive,
+        )
+    )
 
 
 def bars(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,31 +49,31 @@ def bars(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_mnist_network_has_the_papers_parameter_count():
-    assert parameters(mnist_baseline) == 35_445_522  # 35.4M
+    assert parameters("mnist-cnn") == 35_445_522  # 35.4M
 
 
 def test_the_multimnist_network_has_the_papers_parameter_count():
-    assert parameters(multimnist_baseline) == 24_563_978  # 24.56M
+    assert parameters("multimnist-cnn") == 24_563_978  # 24.56M
 
 
 def test_the_affnist_network_has_as_many_parameters_as_capsnet_to_one_percent():
-    found, capsnet = parameters(affnist_baseline), parameters(CapsNet, CapsNetConfig(image_size=40))
-    assert found == 13_484_826
+    found, capsnet = parameters("affnist-cnn"), parameters("affnist")
+    assert (found, capsnet) == (13_484_826, 13_475_648)
     assert abs(found / capsnet - 1) < 0.01
 
 
 def test_the_affnist_network_pools_and_drops_out():
-    with torch.device("meta"):
-        model = affnist_baseline()
-    assert any(model.pooled)
-    assert model.dropout.p > 0
+    config = load_preset("affnist-cnn").model
+    assert any(block.pooled for block in config.blocks)
+    assert config.dropout > 0
 
 
-@pytest.mark.parametrize("build", [mnist_baseline, multimnist_baseline, affnist_baseline])
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(("size", "channels", "classes"), [(32, 3, 10), (33, 2, 5), (24, 1, 2)])
-def test_any_size_channels_and_classes_give_one_logit_per_class(build, size, channels, classes):
+def test_any_size_channels_and_classes_give_one_logit_per_class(preset, size, channels, classes):
+    config = replace(load_preset(preset).model, image_size=size, image_channels=channels, classes=classes)
     with torch.device("meta"):
-        logits = build(size, channels, classes)(torch.empty(2, channels, size, size))
+        logits = BaselineCnn(config)(torch.empty(2, channels, size, size))
     assert logits.shape == (2, classes)
 
 
@@ -90,7 +100,7 @@ def _loss_after_training(model: BaselineCnn) -> float:
     """What is left of the first loss on a problem of three bars."""
     pixels, labels = bars(48)
     present = F.one_hot(labels, 3).float()
-    loss_of = softmax_loss if model.exclusive else sigmoid_loss
+    loss_of = softmax_loss if model.config.exclusive else sigmoid_loss
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(60):

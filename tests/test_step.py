@@ -15,9 +15,11 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.config import CapsNetConfig, LossConfig, OptimiserConfig, RunConfig
 from training.data.images import Images
-from training.loop import Limits, Step, Trainer
+from training.examples import Batch, examples
+from training.loop import Limits, Trainer
 from training.models.capsnet import CapsNet
 from training.models.convolution import worthwhile_tile
+from training.step import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -33,7 +35,7 @@ RATE = 0.001
 def batch(images=BATCH, device="cpu"):
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(images, 1, 28, 28, generator=generator)
-    return pixels.to(device), torch.eye(3)[torch.arange(images) % 3].to(device)
+    return Batch.of(pixels, torch.eye(3)[torch.arange(images) % 3]).to(torch.device(device))
 
 
 def network(config=CONFIG, device="cpu"):
@@ -50,10 +52,10 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
     assert worthwhile_tile((BATCH, 96, 20, 20), 64, kernel=9, stride=2) is not None
     ours = network()
     plain = StraightforwardCapsNet(ours).double()
-    pixels, present = batch()
+    shown = batch()
     step = Step(ours, LossConfig(), learning_rate=0.0)  # so that the gradients stay those of these weights
-    loss = total(step(pixels, present, 0.0))
-    expected = StraightforwardStep(plain, 0.0)(pixels.double(), present.double()).item()
+    loss = total(step(shown, 0.0))
+    expected = StraightforwardStep(plain, 0.0)(shown.pixels.double(), shown.present.double()).item()
     assert loss == pytest.approx(expected, rel=1e-6)
     pairs = [
         (ours.conv1.weight, plain.conv1.weight),
@@ -70,32 +72,32 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
 
 def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation():
     config = replace(CONFIG, conv_channels=8, primary_types=1)
-    ours, (pixels, present) = network(config), batch(8)
+    ours, shown = network(config), batch(8)
     plain = StraightforwardStep(StraightforwardCapsNet(ours), RATE)
     step = Step(ours, LossConfig(), RATE)
-    losses = [total(step(pixels, present, RATE)) for _ in range(5)]
-    assert losses == pytest.approx([plain(pixels, present).item() for _ in range(5)], rel=1e-4)
+    losses = [total(step(shown, RATE)) for _ in range(5)]
+    assert losses == pytest.approx([plain(shown.pixels, shown.present).item() for _ in range(5)], rel=1e-4)
     assert losses[-1] < losses[0]
 
 
 def test_the_rate_is_that_of_the_step():
-    ours, (pixels, present) = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
+    ours, shown = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
     step = Step(ours, LossConfig(), RATE)
     before = ours.conv1.weight.detach().clone()
-    step(pixels, present, 0.0)
+    step(shown, 0.0)
     assert torch.equal(ours.conv1.weight, before)
-    step(pixels, present, RATE)
+    step(shown, RATE)
     assert not torch.equal(ours.conv1.weight, before)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here a graph can be captured")
 def test_where_no_graph_can_be_captured_the_step_says_so_and_goes_on(caplog):
     """That of a build without CUDA, which refuses to."""
-    ours, (pixels, present) = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
+    ours, shown = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
     step = Step(ours, LossConfig(), RATE)
     step._capture_next = True
     with caplog.at_level(logging.WARNING):
-        losses = [total(step(pixels, present, RATE)) for _ in range(5)]
+        losses = [total(step(shown, RATE)) for _ in range(5)]
     assert losses[-1] < losses[0]
     assert [record.message.split(",")[0] for record in caplog.records] == ["no CUDA graph could be captured"]
 
@@ -130,24 +132,24 @@ class TestOnCuda:
     pytestmark = needs_cuda
 
     def test_a_captured_step_computes_what_a_launched_one_does(self):
-        pixels, present = batch(device="cuda")
+        shown = batch(device="cuda")
         steps = [Step(network(device="cuda"), LossConfig(), RATE, graphs=graphs) for graphs in (True, False)]
         for _ in range(5):
-            captured, launched = (total(step(pixels, present, RATE)) for step in steps)
+            captured, launched = (total(step(shown, RATE)) for step in steps)
             assert captured == pytest.approx(launched, rel=1e-3)
 
     def test_a_graph_is_captured(self, caplog):
         step = Step(network(device="cuda"), LossConfig(), RATE)
-        step(*batch(device="cuda"), RATE)
+        step(batch(device="cuda"), RATE)
         assert not caplog.records
 
     def test_each_step_learns_from_its_own_batch_at_its_own_rate(self):
-        pixels, present = batch(device="cuda")
+        shown = batch(device="cuda")
         step = Step(network(device="cuda"), LossConfig(), RATE)
-        first = total(step(pixels, present, 0.0))
-        assert total(step(1 - pixels, present, 0.0)) != pytest.approx(first, rel=1e-3)
-        assert total(step(pixels, present, RATE)) == pytest.approx(first, rel=1e-3)
-        assert total(step(pixels, present, RATE)) < first
+        first = total(step(shown, 0.0))
+        assert total(step(Batch.of(1 - shown.pixels, shown.present), 0.0)) != pytest.approx(first, rel=1e-3)
+        assert total(step(shown, RATE)) == pytest.approx(first, rel=1e-3)
+        assert total(step(shown, RATE)) < first
 
     def test_no_step_waits_for_the_device(self, tmp_path):
         config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))

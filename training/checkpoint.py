@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.config import RunConfig, from_dict, to_dict
-from training.models.capsnet import CapsNet
+from training.models.build import Network, build
 
 KEPT = 2  # newest checkpoints, beside the one with the best validation error
 
@@ -147,7 +147,7 @@ def newest_checkpoint(run: Path) -> Path | None:
     return next(reversed(checkpoints(run)), None)
 
 
-def save(run: Path, model: CapsNet, optimiser: torch.optim.Optimizer, progress: Progress) -> Path:
+def save(run: Path, model: Network, optimiser: torch.optim.Optimizer, progress: Progress) -> Path:
     """Write a checkpoint whole or not at all; older ones beyond the newest two and the best are removed.
 
     Raises:
@@ -187,14 +187,14 @@ def read_progress(checkpoint: Path) -> Progress:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
 
 
-def load_model(run: Path, checkpoint: Path, device: torch.device) -> CapsNet:
+def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
     """Rebuild the model of a run with the weights of one of its checkpoints."""
-    model = CapsNet(read_config(run).model)
+    model = build(read_config(run).model)
     load_weights(model, checkpoint)
     return model.to(device)
 
 
-def load_weights(model: CapsNet, checkpoint: Path) -> None:
+def load_weights(model: Network, checkpoint: Path) -> None:
     """Give a model the weights of a checkpoint, of its own run or of another.
 
     Raises:
@@ -207,7 +207,7 @@ def load_weights(model: CapsNet, checkpoint: Path) -> None:
         raise ValueError(f"{checkpoint} holds the weights of another architecture: {error}") from None
 
 
-def load_optimiser(checkpoint: Path, model: CapsNet, optimiser: torch.optim.Adam) -> None:
+def load_optimiser(checkpoint: Path, model: Network, optimiser: torch.optim.Adam) -> None:
     """Put Adam's moments, in the order of their parameter in memory, and step counts back."""
     stored = _load_tensors(checkpoint / "optimiser.safetensors")
     for name, parameter in model.named_parameters():
@@ -236,7 +236,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _optimiser_tensors(model: CapsNet, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimiser_tensors(model: Network, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Adam's state, keyed by the parameter's name."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

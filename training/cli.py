@@ -126,15 +126,13 @@ def _device(name: str) -> "torch.device":
 
 def _fit(options: argparse.Namespace) -> int:
     from training import checkpoint, provenance
-    from training.data.images import Images, hold_out
-    from training.data.load import load_split
+    from training.examples import training_examples
     from training.loop import Limits, Trainer
 
     config = _configuration(options)
     device = _device(options.device)
     root = data_root(options.data)
-    images = Images.of(load_split(config.data.name, "train", root))
-    train, validation = hold_out(images, config.data.validation_images, config.seed)
+    train, validation = training_examples(config, root)
     session = checkpoint.Progress(
         hardware=provenance.hardware(device),
         command=provenance.command_line(),
@@ -215,21 +213,20 @@ def _started_at(config: RunConfig) -> str:
 def _measure_test(run: Path, root: Path, device: "torch.device") -> None:
     """Evaluate the best checkpoint on the test images, print it and write result.json."""
     from training import checkpoint
-    from training.data.images import Images
-    from training.data.load import load_split
-    from training.loop import evaluate
+    from training.evaluation import evaluate
+    from training.examples import test_examples
 
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
-    test = Images.of(load_split(config.data.name, "test", root))
-    found = evaluate(checkpoint.load_model(run, best, device), test, config.loss)
+    found = evaluate(checkpoint.load_model(run, best, device), test_examples(config, root), config.loss)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",
         "checkpoint": best.name,
         "error_percent": found.error_percent,
         "errors": found.errors,
         "images": found.images,
-        "margin_loss": found.margin_loss,
+        "object_error_percent": found.object_error_percent,
+        "classification_loss": found.classification_loss,
         "reconstruction_loss": found.reconstruction_loss,
     }
     checkpoint.write_atomically(run / "result.json", json.dumps(result, indent=2) + "\n")

@@ -5,7 +5,7 @@ from dataclasses import field
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -16,6 +16,7 @@ class CapsNetConfig:
     """Architecture of a CapsNet (Sec. 4, Sabour et al. 2017); the defaults are the paper's MNIST network.
 
     Attributes:
+        architecture: which of the networks this is.
         image_size: height and width of the input, pixels.
         image_channels: 1 for grey, 3 for RGB, 2 for a stereo pair.
         standardise: bring each image to zero mean and unit variance before Conv1.
@@ -28,9 +29,13 @@ class CapsNetConfig:
         learned_priors: learn the initial logits b_ij (Sec. 2); else they start at 0.
         none_of_the_above: an extra logit in the routing softmax that no class receives (Sec. 7).
         capsule_bias: add a learned bias to the class capsules before the squash (official code).
+        primary_coupling: divide what PrimaryCapsules convolve by the number of types before the bias is
+            added, as one iteration of routing from a single capsule to all types does (official code).
+        official_initialisation: begin with the official code's weights and biases, not with PyTorch's.
         decoder_hidden: widths of the decoder's hidden layers; empty means no decoder.
     """
 
+    architecture: Literal["capsnet"] = "capsnet"
     image_size: int = Field(default=28, ge=17)
     image_channels: int = Field(default=1, ge=1)
     standardise: bool = False
@@ -43,35 +48,137 @@ class CapsNetConfig:
     learned_priors: bool = False
     none_of_the_above: bool = False
     capsule_bias: bool = False
+    primary_coupling: bool = False
+    official_initialisation: bool = False
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = (512, 1024)
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Block:
+    """A convolution with ReLU that keeps the size of its maps, then max-pooling of 2x2 or none.
+
+    Attributes:
+        channels: kernels.
+        kernel: height and width of each, pixels; odd.
+        pooled: whether the maps are halved after it.
+    """
+
+    channels: int = Field(ge=1)
+    kernel: int = Field(ge=1)
+    pooled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, got {self.kernel}")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class CnnConfig:
+    """Architecture of a convolutional network to compare with: Sec. 5, 5.2 and 6.1, Sabour et al. 2017.
+
+    Attributes:
+        architecture: which of the networks this is.
+        image_size: height and width of the input, pixels.
+        image_channels: 1 for grey, 3 for RGB, 2 for a stereo pair.
+        classes: logits.
+        blocks: the convolutions, in order.
+        hidden: widths of the fully connected layers before the logits.
+        dropout: share of the last hidden layer that is left out in training.
+        exclusive: an image shows exactly one class: probabilities are a softmax, else a sigmoid per class.
+    """
+
+    architecture: Literal["cnn"]
+    image_size: int = Field(default=28, ge=1)
+    image_channels: int = Field(default=1, ge=1)
+    classes: int = Field(default=10, ge=2)
+    blocks: tuple[Block, ...] = Field(min_length=1, kw_only=True)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    exclusive: bool = True
+
+
+def _architecture(model: Any) -> str:
+    """Which configuration the values of a model are for; a CapsNet unless they say otherwise."""
+    if isinstance(model, dict):
+        return str(model.get("architecture", "capsnet"))
+    return str(getattr(model, "architecture", model))
+
+
+ModelConfig = Annotated[
+    Annotated[CapsNetConfig, Tag("capsnet")] | Annotated[CnnConfig, Tag("cnn")], Discriminator(_architecture)
+]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class LossConfig:
-    """Margin loss (Eq. 4) and the weight of the summed squared pixel error (Sec. 4.1)."""
+    """Margin loss (Eq. 4) and the weight of the summed squared pixel error (Sec. 4.1).
+
+    Attributes:
+        present_margin: a present class's capsule shall be at least so long.
+        absent_margin: an absent class's capsule shall be at most so long.
+        absent_weight: of the absent classes' loss, beside that of the present ones.
+        margin_weight: of the whole margin loss; 0.05 is the official code's, half of Eq. 4 as a mean over 10
+            classes.
+        reconstruction_weight: of the squared pixel error, summed over pixels and, of several objects, over
+            these.
+    """
 
     present_margin: float = Field(default=0.9, ge=0, le=1)
     absent_margin: float = Field(default=0.1, ge=0, le=1)
     absent_weight: float = Field(default=0.5, ge=0)
+    margin_weight: float = Field(default=1.0, gt=0)
     reconstruction_weight: float = Field(default=0.0005, ge=0)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class DataConfig:
-    """Which images, how they are augmented, and how many of the training images are held out.
+    """Which images, how they are prepared and augmented, and how many are held out.
 
     Attributes:
-        name: the data set.
-        max_shift_pixels: each image moves by up to this much per axis, zero padded.
+        name: the data set. `multimnist` is pairs of MNIST's digits, `shifted-mnist` these digits anywhere in
+            a 40x40 frame, `images` a folder of one's own.
+        folder: of `images`; it holds one folder of pictures per class.
+        class_names: of `images`, in the order of the labels.
+        resize_pixels: pictures are brought to this height and width; None leaves them.
+        crop_pixels: a window of this height and width is taken: anywhere to train on, the central one to
+            measure on; None takes all.
+        max_shift_pixels: each image moves by up to this much per axis, zero padded; of a pair each digit, in
+            a frame that is so much larger on each side.
+        flip: mirror half of the images, left to right.
+        max_brightness: up to so much is added to the pixels, or taken away; they lie between 0 and 1.
+        contrast: least and largest factor by which each channel's differences to its mean grow.
         validation_images: taken from the training set by a seeded permutation, never trained on.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
             that has never seen an empty image may take it for one of its classes with confidence.
     """
 
-    name: Literal["mnist", "drawn", "fashion-mnist", "cifar10", "cifar10-jpeg", "svhn", "smallnorb"] = "mnist"
+    name: Literal[
+        "mnist",
+        "drawn",
+        "multimnist",
+        "shifted-mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar10-jpeg",
+        "svhn",
+        "smallnorb",
+        "images",
+    ] = "mnist"
+    folder: str | None = None
+    class_names: tuple[str, ...] = ()
+    resize_pixels: int | None = Field(default=None, ge=1)
+    crop_pixels: int | None = Field(default=None, ge=1)
     max_shift_pixels: int = Field(default=2, ge=0, le=16)
+    flip: bool = False
+    max_brightness: float = Field(default=0.0, ge=0, le=1)
+    contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
     validation_images: int = Field(default=5000, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def objects_per_image(self) -> int:
+        """How many objects an image shows, of as many classes."""
+        return 2 if self.name == "multimnist" else 1
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -80,6 +187,8 @@ class OptimiserConfig:
 
     The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate). A run of
     few epochs ends better when it also falls linearly to 0 over the last `cooldown_epochs` (0 in the paper).
+    With a `weight_average` above 0 what is measured and exported is an exponential moving average of the
+    weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -89,6 +198,7 @@ class OptimiserConfig:
     decay_steps: int = Field(default=2000, ge=1)
     min_learning_rate: float = Field(default=1e-6, ge=0)
     cooldown_epochs: int = Field(default=0, ge=0)
+    weight_average: float = Field(default=0.0, ge=0, lt=1)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -103,7 +213,7 @@ class RunConfig:
 
     preset: str = "mnist"
     seed: int = Field(default=0, ge=0, lt=2**63)
-    model: CapsNetConfig = field(default_factory=CapsNetConfig)
+    model: ModelConfig = field(default_factory=CapsNetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)

@@ -1,16 +1,13 @@
-"""Fit and evaluate.
+"""Fit.
 
 Every random choice is a function of the seed and of the step or epoch it is made in. So a checkpoint needs
 no generator state, and a resumed run makes the same choices as one that was never stopped.
 """
 
-# B batch, J classes
-
 import json
-import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,49 +15,25 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training import checkpoint
 from training.checkpoint import Progress
-from training.config import LossConfig, OptimiserConfig, RunConfig
-from training.data.augment import blank_some, random_shift
-from training.data.images import Images
-from training.losses import margin_loss, reconstruction_loss
-from training.models.capsnet import CapsNet, lengths
+from training.config import OptimiserConfig, RunConfig
+from training.data.draws import generator_for
+from training.evaluation import evaluate
+from training.examples import Examples
+from training.models.build import build
+from training.objective import total_loss
+from training.step import Step
 
 LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
-EVALUATION_BATCH = 250
-
-logger = logging.getLogger(__name__)
 
 
 class TrainingDivergedError(ValueError):
     """The loss or a weight is not finite; names the step and the last good checkpoint."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Measured on a set of images.
-
-    Attributes:
-        images: how many.
-        errors: how many of them the longest capsule gets wrong.
-        margin_loss: Eq. 4, mean over images.
-        reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
-    """
-
-    images: int
-    errors: int
-    margin_loss: float
-    reconstruction_loss: float
-
-    @property
-    def error_percent(self) -> float:
-        """Share of wrong answers."""
-        return 100 * self.errors / self.images
 
 
 @dataclass(frozen=True)
@@ -91,101 +64,6 @@ def steps_per_epoch(config: OptimiserConfig, images: int) -> int:
     return max(images // config.batch_size, 1)
 
 
-def to_pixels(images: Tensor) -> Tensor:
-    """uint8 0-255 to float32 0-1."""
-    return images.float() / 255
-
-
-@torch.no_grad()
-def evaluate(model: CapsNet, images: Images, config: LossConfig) -> Evaluation:
-    """Classify images and reconstruct each from the capsule of its true class."""
-    device = next(model.parameters()).device
-    errors = torch.zeros((), dtype=torch.int64, device=device)
-    losses = torch.zeros(2, dtype=torch.float64, device=device)
-    for start in range(0, len(images), EVALUATION_BATCH):
-        batch = images[start : start + EVALUATION_BATCH].to(device)
-        present = F.one_hot(batch.labels, model.config.classes).float()
-        v, margin, reconstruction = _forward(model, to_pixels(batch.pixels), present, config)
-        errors += (lengths(v).argmax(dim=1) != batch.labels).sum()
-        losses += torch.stack([margin, reconstruction]) * len(batch)
-    margin_mean, reconstruction_mean = (losses / len(images)).tolist()
-    return Evaluation(len(images), int(errors), margin_mean, reconstruction_mean)
-
-
-class Step:
-    """An optimiser step: forward, backward, Adam. Nothing in it waits for a GPU.
-
-    On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
-    CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
-    one can take longer than running them.
-    """
-
-    def __init__(self, model: CapsNet, config: LossConfig, learning_rate: float, graphs: bool = True):
-        """Bring the model's weights into the order the device likes, and start Adam on them.
-
-        Args:
-            model: on the device where it is trained.
-            config: of the losses.
-            learning_rate: until a step says otherwise.
-            graphs: False launches the kernels one by one on CUDA, too.
-        """
-        on_cuda = next(model.parameters()).is_cuda
-        if on_cuda:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
-        self._reconstruction_weight = config.reconstruction_weight
-        self._losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _Losses(model, config)
-        self._capture_next = graphs and on_cuda
-
-    def __call__(self, pixels: Tensor, present: Tensor, learning_rate: float) -> Tensor:
-        """Learn from a batch.
-
-        Args:
-            pixels: images, [B, C, H, W], 0 to 1; B is that of all steps.
-            present: 1 where a class is in the image, [B, J].
-            learning_rate: of this step.
-
-        Returns:
-            Margin and reconstruction loss, [2], on the device.
-        """
-        if self._capture_next:
-            self._capture(pixels, present)
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
-        # Not to zeros: what a replay leaves in .grad is its own buffer, to which nothing may be added.
-        self.optimiser.zero_grad(set_to_none=True)
-        margin, reconstruction = self._losses(pixels, present)
-        (margin + self._reconstruction_weight * reconstruction).backward()
-        self.optimiser.step()
-        return torch.stack([margin, reconstruction]).detach()
-
-    def _capture(self, pixels: Tensor, present: Tensor) -> None:
-        """Replace the losses by a replay of their kernels; where that cannot be, say so and go on without."""
-        self._capture_next = False
-        # The graphs keep gradient nodes of the stream they were captured on, as is meant.
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        try:
-            self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
-                self._losses, (pixels.clone(), present.clone())
-            )
-        except RuntimeError as error:
-            logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
-
-
-class _Losses(nn.Module):
-    """Margin and reconstruction loss of a batch, under autocast on CUDA; a module, as CUDA graphs want it."""
-
-    def __init__(self, model: CapsNet, config: LossConfig):
-        super().__init__()
-        self.model, self.config = model, config
-
-    def forward(self, pixels: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
-        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=False):
-            _, margin, reconstruction = _forward(self.model, pixels, present, self.config)
-        return margin, reconstruction
-
-
 class Trainer:
     """A run in progress: model, optimiser, and how far they have come."""
 
@@ -208,7 +86,7 @@ class Trainer:
         """
         self.run, self.config, self.device = run, config, device
         torch.manual_seed(config.seed)
-        model = CapsNet(config.model)
+        model = build(config.model)
         newest = checkpoint.newest_checkpoint(run)
         self.model = checkpoint.load_model(run, newest, device) if newest else model.to(device)
         if start_weights and not newest:
@@ -221,7 +99,7 @@ class Trainer:
             checkpoint.load_optimiser(newest, self.model, self.optimiser)
             self.progress = checkpoint.read_progress(newest).resumed_by(session)
 
-    def fit(self, train: Images, validation: Images, limits: Limits) -> bool:
+    def fit(self, train: Examples, validation: Examples, limits: Limits) -> bool:
         """Train to the last epoch, or until a limit or a signal stops it; either way leave a checkpoint.
 
         Returns:
@@ -273,23 +151,18 @@ class Trainer:
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
 
-    def _step(self, train: Images, per_epoch: int) -> Tensor:
-        """One optimiser step; returns margin and reconstruction loss, [2], on the device."""
+    def _step(self, train: Examples, per_epoch: int) -> Tensor:
+        """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
-        batch = train[self._batch_index(len(train), per_epoch)]
-        generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, step))
-        data = self.config.data
-        pixels = to_pixels(random_shift(batch.pixels, data.max_shift_pixels, generator))
-        present = F.one_hot(batch.labels, self.config.model.classes).float()
-        if data.blank_share:
-            pixels, present = blank_some(pixels, present, data.blank_share, generator)
-        return self._learn(pixels, present, learning_rate(self.config.optimiser, step, per_epoch))
+        generator = generator_for(self.config.seed, step, self.device)
+        batch = train.draw(self._batch_index(len(train), per_epoch), generator)
+        return self._learn(batch, learning_rate(self.config.optimiser, step, per_epoch))
 
     def _batch_index(self, images: int, per_epoch: int) -> Tensor:
         """Which images this step trains on: each epoch goes through its own permutation."""
         epoch, within = divmod(self.progress.step, per_epoch)
         if within == 0 or not hasattr(self, "_order"):
-            generator = torch.Generator().manual_seed(_mix(self.config.seed, -1 - epoch))
+            generator = generator_for(self.config.seed, -1 - epoch)
             self._order = torch.randperm(images, generator=generator).to(self.device)
         size = self.config.optimiser.batch_size
         return self._order[within * size : (within + 1) * size]
@@ -306,14 +179,14 @@ class Trainer:
         finite = fetched.isfinite().all(dim=1)
         if not finite.all():
             raise self._diverged(f"loss is not finite at step {first + int((~finite).int().argmax())}")
-        margin, reconstruction = fetched.mean(dim=0).tolist()
-        total = margin + self.config.loss.reconstruction_weight * reconstruction
+        classification, reconstruction = fetched.mean(dim=0).tolist()
+        total = total_loss(classification, reconstruction, self.config.loss)
         rate = learning_rate(self.config.optimiser, self.progress.step - 1, per_epoch)
         log.write(
             self.progress,
             "train",
             loss=total,
-            margin_loss=margin,
+            classification_loss=classification,
             reconstruction_loss=reconstruction,
             learning_rate=rate,
         )
@@ -324,7 +197,7 @@ class Trainer:
         where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
         return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
 
-    def _validate(self, validation: Images, log: "_Log", bar: "tqdm[Any]") -> None:
+    def _validate(self, validation: Examples, log: "_Log", bar: "tqdm[Any]") -> None:
         found = evaluate(self.model, validation, self.config.loss)
         best = self.progress.best_error_percent
         if best is None or found.error_percent <= best:
@@ -339,23 +212,6 @@ class Trainer:
         size = self.config.optimiser.batch_size
         done = self.progress.step * size
         return tqdm(total=last * size, initial=done, unit="image", unit_scale=True, smoothing=0.05)
-
-
-def _forward(
-    model: CapsNet, pixels: Tensor, present: Tensor, config: LossConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Class capsules [B, J, D], margin and reconstruction loss; `present` [B, J] masks the decoder."""
-    v = model(pixels)
-    margin = margin_loss(lengths(v), present, config)
-    if model.decoder is None:
-        return v, margin, torch.zeros_like(margin)
-    reconstruction = model.decoder(v, present).float()
-    return v, margin, reconstruction_loss(reconstruction, pixels)
-
-
-def _mix(seed: int, index: int) -> int:
-    """A generator seed for one step or epoch of a run; distinct for distinct arguments in practice."""
-    return (seed * 1_000_003 + index) % 2**63
 
 
 class _Log:

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# B batch, C channels, H rows, W columns
+# N images, B batch, C channels, H rows, W columns
+
+RESIZED_AT_ONCE = 256  # images; stereo pairs of 96x96 take 19 MB so
 
 
 def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> Tensor:
@@ -27,19 +29,146 @@ def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> 
         raise ValueError(f"max_shift must be at least 0 pixels, got {max_shift}")
     if max_shift == 0:
         return images
-    batch, channels, height, width = images.shape
-    device = images.device
     padded = F.pad(images, (max_shift,) * 4)  # [B, C, H + 2 max_shift, W + 2 max_shift]
     # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
-    corners = torch.randint(2 * max_shift + 1, (2, batch, 1), generator=generator, device=device)
-    rows = corners[0] + torch.arange(height, device=device)  # [B, H]
-    columns = corners[1] + torch.arange(width, device=device)  # [B, W]
-    return padded[
-        torch.arange(batch, device=device)[:, None, None, None],
-        torch.arange(channels, device=device)[:, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
+    corners = torch.randint(2 * max_shift + 1, (2, len(images)), generator=generator, device=images.device)
+    return _windows(padded, corners, images.shape[2], images.shape[3])
+
+
+def random_crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Take from each image its own square window, all places equally likely.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        size: height and width of the windows, pixels.
+        generator: source of the places, on the device of the images.
+
+    Returns:
+        [B, C, size, size], same dtype and device.
+
+    Raises:
+        ValueError: size is not between 1 and the images' shorter side.
+    """
+    height, width = _check_crop(images, size)
+    if height == width == size:
+        return images
+    count, device = len(images), images.device
+    top = torch.randint(height - size + 1, (count,), generator=generator, device=device)
+    left = torch.randint(width - size + 1, (count,), generator=generator, device=device)
+    return _windows(images, torch.stack([top, left]), size, size)
+
+
+def centre_crop(images: Tensor, size: int) -> Tensor:
+    """Take the square window in the middle of each image; what is over by an odd number is cut lower right.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        size: height and width of the window, pixels.
+
+    Returns:
+        [B, C, size, size], a view.
+
+    Raises:
+        ValueError: size is not between 1 and the images' shorter side.
+    """
+    height, width = _check_crop(images, size)
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[:, :, top : top + size, left : left + size]
+
+
+def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror each image left to right, or leave it, with equal probability.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        generator: source of the choice, on the device of the images.
+
+    Returns:
+        [B, C, H, W], same dtype and device.
+    """
+    mirrored = torch.rand(len(images), generator=generator, device=images.device) < 0.5
+    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+
+
+def random_brightness(pixels: Tensor, most: float, generator: torch.Generator) -> Tensor:
+    """Make each image lighter or darker, all its pixels by the same amount.
+
+    `tf.image.random_brightness`, as the official code calls it, except that the result is clamped: what
+    comes in to a served model, and what its decoder can give, lies between 0 and 1.
+
+    Args:
+        pixels: float [B, C, H, W], 0 to 1.
+        most: the amounts are uniform in -most..most.
+        generator: source of the amounts, on the device of the images.
+
+    Returns:
+        [B, C, H, W], 0 to 1, same dtype and device.
+
+    Raises:
+        ValueError: most < 0.
+    """
+    if most < 0:
+        raise ValueError(f"most must be at least 0, got {most}")
+    if most == 0:
+        return pixels
+    amount = most * (2 * _uniform(pixels, generator) - 1)
+    return (pixels + amount).clamp(0, 1)
+
+
+def random_contrast(pixels: Tensor, least: float, most: float, generator: torch.Generator) -> Tensor:
+    """Scale what each image's pixels differ by from the mean of their channel, by a factor of its own.
+
+    `tf.image.random_contrast`, as the official code calls it, except that the result is clamped, as that of
+    `random_brightness` is.
+
+    Args:
+        pixels: float [B, C, H, W], 0 to 1.
+        least: smallest factor; 1 changes nothing.
+        most: largest factor; all between are equally likely.
+        generator: source of the factors, on the device of the images.
+
+    Returns:
+        [B, C, H, W], 0 to 1, same dtype and device.
+
+    Raises:
+        ValueError: not 0 <= least <= most.
+    """
+    if not 0 <= least <= most:
+        raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
+    if least == most == 1:
+        return pixels
+    factor = least + (most - least) * _uniform(pixels, generator)
+    mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
+    return (mean + factor * (pixels - mean)).clamp(0, 1)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Bring whole images to a square size, with the filter that Pillow's BILINEAR is and serving uses.
+
+    Each new pixel is a weighted mean of all that it covers, so that nothing aliases. A few images at a time:
+    as float32 a data set takes gigabytes.
+
+    Args:
+        images: uint8 [N, C, H, W], 0-255.
+        size: new height and width, pixels.
+
+    Returns:
+        uint8 [N, C, size, size], 0-255, same device.
+
+    Raises:
+        ValueError: size < 1.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1 pixel, got {size}")
+    if images.shape[2:] == (size, size):
+        return images
+    resized = images.new_empty((*images.shape[:2], size, size))
+    for start in range(0, len(images), RESIZED_AT_ONCE):
+        some = slice(start, start + RESIZED_AT_ONCE)
+        resized[some] = F.interpolate(
+            images[some].float(), (size, size), mode="bilinear", antialias=True
+        ).round()
+    return resized
 
 
 def blank_some(
@@ -58,3 +187,31 @@ def blank_some(
     """
     kept = torch.rand(len(pixels), generator=generator, device=pixels.device) >= share
     return pixels * kept[:, None, None, None], present * kept[:, None]
+
+
+def _windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
+    """The part of each image that begins at its row and column, [2, B]: [B, C, height, width]."""
+    batch, channels = images.shape[:2]
+    device = images.device
+    rows = corners[0, :, None] + torch.arange(height, device=device)  # [B, height]
+    columns = corners[1, :, None] + torch.arange(width, device=device)  # [B, width]
+    return images[
+        torch.arange(batch, device=device)[:, None, None, None],
+        torch.arange(channels, device=device)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
+    """Height and width of the images, if a window of this size fits into them."""
+    height, width = images.shape[2:]
+    if not 1 <= size <= min(height, width):
+        raise ValueError(f"a crop of {size}x{size} pixels cannot be taken from images of {height}x{width}")
+    return height, width
+
+
+def _uniform(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """One number from 0 to 1 per image, [B, 1, 1, 1]."""
+    shape = (len(pixels), 1, 1, 1)
+    return torch.rand(shape, generator=generator, device=pixels.device, dtype=pixels.dtype)

@@ -32,6 +32,7 @@ class DataFacts:
 
 
 _DIGITS = DataFacts(tuple("0123456789"), "light-on-dark", "digit")
+_DIGITS_ANYWHERE = DataFacts(_DIGITS.class_names, "light-on-dark", "fit")
 _OBJECTS = DataFacts(cifar10.CLASS_NAMES, "any", "centre-crop")
 FACTS = {
     "mnist": _DIGITS,
@@ -39,7 +40,9 @@ FACTS = {
     # Its makers trimmed each article, fitted it into the frame and made it light on dark.
     "fashion-mnist": DataFacts(mnist.FASHION_CLASS_NAMES, "light-on-dark", "fit"),
     # A digit may lie anywhere in the frame, so that a picture is only fitted, never its ink.
-    "affnist": DataFacts(_DIGITS.class_names, "light-on-dark", "fit"),
+    "affnist": _DIGITS_ANYWHERE,
+    "shifted-mnist": _DIGITS_ANYWHERE,
+    "multimnist": _DIGITS_ANYWHERE,
     "cifar10": _OBJECTS,
     "cifar10-jpeg": _OBJECTS,
     "svhn": DataFacts(_DIGITS.class_names, "any", "centre-crop"),
@@ -65,6 +68,8 @@ def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
             return _drawn(split)
         case "mnist" | "fashion-mnist":
             return mnist.read_split(root / name, split)
+        case "multimnist" | "shifted-mnist":  # made of these digits, see training/examples.py
+            return mnist.read_split(root / "mnist", split)
         case "cifar10":
             return cifar10.read_split(root / name, split)
         case "cifar10-jpeg":

@@ -9,6 +9,7 @@ from training.config import CapsNetConfig
 from training.models.capsules import ClassCapsules, PrimaryCapsules
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
+from training.models.official_initialisation import initialise_officially
 
 KERNEL = 9  # of Conv1 (stride 1) and of PrimaryCapsules (stride 2), Sec. 4
 PRIMARY_STRIDE = 2
@@ -24,7 +25,12 @@ class CapsNet(nn.Module):
         primary_size = (conv_size - KERNEL) // PRIMARY_STRIDE + 1
         self.conv1 = Convolution(config.image_channels, config.conv_channels, KERNEL)
         self.primary_caps = PrimaryCapsules(
-            config.conv_channels, config.primary_types, config.primary_dim, KERNEL, PRIMARY_STRIDE
+            config.conv_channels,
+            config.primary_types,
+            config.primary_dim,
+            KERNEL,
+            PRIMARY_STRIDE,
+            config.primary_coupling,
         )
         self.class_caps = ClassCapsules(
             config.primary_types * primary_size**2,
@@ -47,6 +53,8 @@ class CapsNet(nn.Module):
             if config.decoder_hidden
             else None
         )
+        if config.official_initialisation:
+            initialise_officially(self)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""

@@ -96,10 +96,30 @@ def _agreement(u_hat: Tensor | FactoredVotes, v: Tensor) -> Tensor:
 class PrimaryCapsules(nn.Module):
     """A convolution whose channels are read as capsule types times pose elements, squashed."""
 
-    def __init__(self, in_channels: int, types: int, pose_dim: int, kernel_size: int = 9, stride: int = 2):
+    def __init__(
+        self,
+        in_channels: int,
+        types: int,
+        pose_dim: int,
+        kernel_size: int = 9,
+        stride: int = 2,
+        coupled: bool = False,
+    ):
+        """Build the convolution.
+
+        Args:
+            in_channels: of the feature maps.
+            types: capsule types.
+            pose_dim: pose elements of a capsule.
+            kernel_size: height and width of a kernel, pixels.
+            stride: along both axes.
+            coupled: the maps are one capsule that is routed to all types in one iteration, so that each gets
+                an equal share of what is convolved, and the bias in full (official code).
+        """
         super().__init__()
         self.pose_dim = pose_dim
-        self.conv = Convolution(in_channels, types * pose_dim, kernel_size, stride)
+        share = 1 / types if coupled else 1.0
+        self.conv = Convolution(in_channels, types * pose_dim, kernel_size, stride, share)
 
     def forward(self, x: Tensor) -> Tensor:
         """Feature maps [B, C, H, W] to capsules [B, I, E], I = types * rows * columns, float32."""

@@ -25,19 +25,35 @@ class Convolution(nn.Conv2d):
     without a copy; what the tensor means is [B, C, H, W] all the same.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, scale: float = 1.0
+    ):
+        """Build the layer.
+
+        Args:
+            in_channels: C.
+            out_channels: O.
+            kernel_size: height and width of a kernel, pixels.
+            stride: along both axes.
+            scale: a constant that the sums are multiplied with before the bias is added.
+        """
         super().__init__(in_channels, out_channels, kernel_size, stride)
+        self.scale = scale
+
+    def scaled_weight(self) -> Tensor:
+        """The weights that give the scaled sums, [O, C, kernel rows, kernel columns]."""
+        return self.weight if self.scale == 1 else self.weight * self.scale  # they are fewer than the maps
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, C, H, W] to maps [B, O, rows, columns]."""
-        if not trained_on_cpu(x):
-            return super().forward(x)
-        assert self.bias is not None  # nn.Conv2d makes one unless told otherwise
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        tile = worthwhile_tile(x.shape, self.out_channels, kernel, stride)
+        weight = self.scaled_weight()
+        tile = None
+        if trained_on_cpu(x):
+            tile = worthwhile_tile(x.shape, self.out_channels, self.kernel_size[0], self.stride[0])
         if tile is None:
-            return super().forward(x)
-        return short_conv2d(x, self.weight, stride, tile) + self.bias[:, None, None]
+            return self._conv_forward(x, weight, self.bias)
+        assert self.bias is not None  # nn.Conv2d makes one unless told otherwise
+        return short_conv2d(x, weight, self.stride[0], tile) + self.bias[:, None, None]
 
 
 def rectified(convolution: Convolution, x: Tensor) -> Tensor:
@@ -45,7 +61,8 @@ def rectified(convolution: Convolution, x: Tensor) -> Tensor:
     patch = convolution.in_channels * convolution.kernel_size[0] ** 2
     if trained_on_cpu(x) and patch <= convolution.out_channels:  # patches take no more room than the result
         assert convolution.bias is not None
-        return unfolded_conv2d_relu(x, convolution.weight, convolution.bias, convolution.stride[0])
+        weight = convolution.scaled_weight()
+        return unfolded_conv2d_relu(x, weight, convolution.bias, convolution.stride[0])
     return torch.relu(convolution(x))
 
 

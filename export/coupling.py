@@ -1,0 +1,27 @@
+"""A network without the official code's primary coupling, which gives the same result."""
+
+from dataclasses import replace
+
+import torch
+
+from training.models.capsnet import CapsNet
+
+
+def fold_coupling(model: CapsNet) -> CapsNet:
+    """Put the constant that PrimaryCapsules scale their convolution by into its weights.
+
+    Args:
+        model: with a primary coupling or without.
+
+    Returns:
+        A network whose configuration has no primary coupling. It shares all other weights with the model,
+        and is the model itself if that has none.
+    """
+    if not model.config.primary_coupling:
+        return model
+    weights = model.state_dict()
+    weights["primary_caps.conv.weight"] = model.primary_caps.conv.scaled_weight().detach()
+    with torch.device("meta"):  # random weights would only take time, and numbers from the generator
+        folded = CapsNet(replace(model.config, primary_coupling=False))
+    folded.load_state_dict(weights, assign=True)
+    return folded.train(model.training)

@@ -1,0 +1,187 @@
+"""Your own images: a folder that holds one folder of pictures per class.
+
+    pictures/cat/1.jpg
+    pictures/cat/2.png
+    pictures/dog/a.webp
+
+The folders' names are the classes. Pictures may be of any size, grey or colour, in any format that the
+service reads; they become a network's input as a picture that is sent to the service does. Hidden files are
+passed over. Anything else is refused with its name, because a picture that silently is not learned from is
+harder to find than an error.
+"""
+
+# N images, H and W height and width, C channels
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from export.contract.manifest import Preprocessing
+from export.contract.pictures import PictureError, read_picture
+from export.contract.preprocess import to_input
+from training.config import RunConfig
+from training.data.split import Split
+
+POLARITY: Literal["any"] = "any"  # nothing is known about the pictures, so none is inverted,
+PLACEMENT: Literal["fit"] = "fit"  # and nothing of one is cut off
+MAX_PIXELS = 50_000_000  # of a picture; what the service takes by default
+TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.1  # of the training images, unless a preset asks for fewer
+HIDDEN = frozenset({"desktop.ini", "thumbs.db"})  # Windows hides them by an attribute, not by a dot
+
+
+def read_folder(
+    folder: Path, split: Literal["train", "test"], class_names: tuple[str, ...], size: int, channels: int
+) -> Split:
+    """Read the pictures to train on, or the fifth of each class that is kept to measure on.
+
+    Which picture is in which split depends on its name alone, so that both stay the same on every machine,
+    and nearly the same when pictures are added.
+
+    Args:
+        folder: holds one folder per class.
+        split: which pictures.
+        class_names: the folders that must be there, in the order of the labels.
+        size: height and width that the pictures are brought to.
+        channels: 1 makes them grey, 3 RGB.
+
+    Returns:
+        Images [N, size, size, channels], class by class, and labels that count the class names.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the folder holds other classes, too few pictures or something that is no sound picture;
+            names it.
+    """
+    found = _pictures(folder)
+    if tuple(found) != class_names:
+        raise ValueError(
+            f"{folder} holds the classes {', '.join(found)}; expected {', '.join(class_names)}, "
+            "with which the run was started"
+        )
+    kept = [_split(paths, split) for paths in found.values()]
+    facts = Preprocessing(height=size, width=size, channels=channels, polarity=POLARITY, placement=PLACEMENT)
+    images = np.empty((sum(map(len, kept)), size, size, channels), np.uint8)
+    for image, picture in zip(images, _read(path for paths in kept for path in paths), strict=True):
+        image[:] = np.rint(to_input(picture, facts) * 255)
+    return Split(images, np.repeat(np.arange(len(kept)), [len(paths) for paths in kept]).astype(np.int64))
+
+
+def channels_of(folder: Path) -> Literal[1, 3]:
+    """How many channels a network needs for these pictures: 1 if all are grey, however stored, else 3.
+
+    Every picture is read, so that a damaged one is found before anything is trained.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_folder`.
+    """
+    # A list: `all` of a generator would leave the pictures after the first colour one unread.
+    grey = [
+        _is_grey(picture) for picture in _read(path for paths in _pictures(folder).values() for path in paths)
+    ]
+    return 1 if all(grey) else 3
+
+
+def configure(preset: RunConfig, folder: Path) -> RunConfig:
+    """The configuration that trains a preset's network on the pictures of a folder.
+
+    The network gets the folder's classes and channels. Whole pictures are brought to its size, not first to
+    another and then cropped, because that is how the service will show them to it.
+
+    Args:
+        preset: network, augmentation and schedule; at most its number of validation images is held out, and
+            at most a tenth of the images to train on.
+        folder: holds one folder per class.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_folder`.
+    """
+    found = _pictures(folder)
+    train_images = sum(len(_split(paths, "train")) for paths in found.values())
+    held_out = max(1, int(VALIDATION_SHARE * train_images))
+    data = replace(
+        preset.data,
+        name="images",
+        folder=str(folder.resolve()),
+        class_names=tuple(found),
+        resize_pixels=None,
+        crop_pixels=None,
+        validation_images=min(preset.data.validation_images, held_out),
+    )
+    model = replace(preset.model, classes=len(found), image_channels=channels_of(folder))
+    return replace(preset, data=data, model=model)
+
+
+def _pictures(folder: Path) -> dict[str, list[Path]]:
+    """What is in each class's folder; sorted, so that the order is not the file system's."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; expected one that holds a folder per class")
+    classes = _visible(folder)
+    for path in classes:
+        if not path.is_dir():
+            raise ValueError(
+                f"{path} is not a folder; {folder} may hold one folder per class and nothing else"
+            )
+    if len(classes) < 2:
+        raise ValueError(
+            f"{folder} holds {_count(len(classes), 'folder')}; expected one per class, at least 2"
+        )
+    return {path.name: _pictures_of_class(path) for path in classes}
+
+
+def _pictures_of_class(folder: Path) -> list[Path]:
+    """The files in a class's folder; there are enough of them."""
+    paths = _visible(folder)
+    for path in paths:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; expected the pictures of {folder.name} beside it")
+    if len(paths) < 2:
+        raise ValueError(
+            f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, to train on and to test with"
+        )
+    return paths
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What a folder holds that is not hidden, sorted by name."""
+    paths = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted((path for path in paths if path.name.lower() not in HIDDEN), key=lambda path: path.name)
+
+
+def _split(paths: list[Path], split: Literal["train", "test"]) -> list[Path]:
+    """Those of a class's pictures that are in the split: at least one, sorted by name."""
+    tested = max(1, round(TEST_SHARE * len(paths)))
+    shuffled = sorted(paths, key=_digest)
+    return sorted(shuffled[:tested] if split == "test" else shuffled[tested:])
+
+
+def _digest(path: Path) -> bytes:
+    """A number that looks random but is the same everywhere: of the class and the picture's name."""
+    return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
+
+
+def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
+    """Decode pictures one after the other; what is wrong with one is said with its name."""
+    for path in paths:
+        try:
+            yield read_picture(path.read_bytes(), MAX_PIXELS)
+        except PictureError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _is_grey(picture: Image.Image) -> bool:
+    """Whether a picture, L or RGB, has no colour."""
+    if picture.mode == "L":
+        return True
+    red, green, blue = picture.split()
+    return red.tobytes() == green.tobytes() == blue.tobytes()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

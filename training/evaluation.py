@@ -1,0 +1,79 @@
+"""How well a network does on images that are always the same."""
+
+# J classes
+
+from dataclasses import dataclass
+
+import torch
+
+from training.config import LossConfig
+from training.examples import Examples
+from training.metrics import exact_errors, object_errors
+from training.models.build import Network
+from training.objective import look_at
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured on a set of images.
+
+    Attributes:
+        images: how many.
+        errors: how many of them are not named right; of two objects in an image both must be (Sec. 6.1).
+        objects: how many these images show together.
+        object_errors: how many of these are not among an image's most probable classes.
+        classification_loss: Eq. 4, or a baseline's cross entropy, mean over images.
+        reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
+    """
+
+    images: int
+    errors: int
+    objects: int
+    object_errors: int
+    classification_loss: float
+    reconstruction_loss: float
+
+    @property
+    def error_percent(self) -> float:
+        """Share of images with a wrong answer."""
+        return 100 * self.errors / self.images
+
+    @property
+    def object_error_percent(self) -> float:
+        """Share of objects that are not found."""
+        return 100 * self.object_errors / self.objects
+
+
+@torch.no_grad()
+def evaluate(model: Network, examples: Examples, config: LossConfig, versions: int = 1) -> Evaluation:
+    """Classify images and reconstruct each object from the capsule of its true class.
+
+    Args:
+        model: on any device; it is evaluated with dropout off and left in the mode it was in.
+        examples: what to measure on.
+        config: of the losses.
+        versions: how often each image is shown, see `examples.fixed`.
+    """
+    device = next(model.parameters()).device
+    per_image = examples.config.objects_per_image
+    errors = torch.zeros(2, dtype=torch.int64, device=device)
+    losses = torch.zeros(2, dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    for batch in examples.fixed(BATCH, versions):
+        batch = batch.to(device)
+        found = look_at(model, batch, config)
+        errors += torch.stack(
+            [
+                exact_errors(found.probabilities, batch.present, per_image),
+                object_errors(found.probabilities, batch.present, per_image),
+            ]
+        )
+        losses += len(batch) * torch.stack([found.classification, found.reconstruction])
+    model.train(was_training)
+    images = versions * len(examples)
+    wrong, missed = errors.tolist()
+    classification, reconstruction = (losses / images).tolist()
+    return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)

@@ -1,0 +1,200 @@
+"""A data set's images as a network is shown them: drawn anew to learn from, always the same to measure on."""
+
+# N images, B batch, K objects per image, C channels, H and W height and width, J classes
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.config import DataConfig, RunConfig
+from training.data import affnist_style
+from training.data.augment import (
+    blank_some,
+    centre_crop,
+    random_brightness,
+    random_contrast,
+    random_crop,
+    random_flip,
+    random_shift,
+    resize,
+)
+from training.data.images import Images, hold_out
+from training.data.load import load_split
+from training.data.multimnist import PairMaker, Pairs
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images, and what a network shall make of them; all float32.
+
+    Attributes:
+        pixels: the images, [B, C, H, W], 0 to 1.
+        present: 1 where a class is in the image and 0 elsewhere, [B, J].
+        masks: for each object 1 at its class, which is to be drawn, [B, K, J].
+        objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1.
+    """
+
+    pixels: Tensor
+    present: Tensor
+    masks: Tensor
+    objects: Tensor
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, some: slice) -> "Batch":
+        return Batch(self.pixels[some], self.present[some], self.masks[some], self.objects[some])
+
+    @staticmethod
+    def of(pixels: Tensor, present: Tensor) -> "Batch":
+        """Images that show one object each, or none."""
+        return Batch(pixels, present, present.unsqueeze(1), pixels.unsqueeze(1))
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on the device."""
+        if self.pixels.device == device:
+            return self
+        moved = (tensor.to(device) for tensor in (self.pixels, self.present, self.masks, self.objects))
+        return Batch(*moved)
+
+
+class SingleObjects:
+    """Images that show one object each."""
+
+    def __init__(self, config: DataConfig, classes: int, images: Images):
+        """Prepare images as the configuration says.
+
+        Args:
+            config: of the data set that they are of.
+            classes: how many the data set has.
+            images: on the device where batches are made.
+        """
+        self.config, self.classes = config, classes
+        size = config.resize_pixels
+        self.images = Images(resize(images.pixels, size), images.labels) if size else images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device) -> "SingleObjects":
+        """The same images on the device."""
+        return SingleObjects(self.config, self.classes, self.images.to(device))
+
+    def draw(self, index: Tensor, generator: torch.Generator) -> Batch:
+        """Augmented images to learn from.
+
+        Args:
+            index: which images, int64 [B], on their device.
+            generator: source of the augmentation, on their device.
+        """
+        config, batch = self.config, self.images[index]
+        images = batch.pixels
+        if config.name == "shifted-mnist":
+            images = affnist_style.shifted(images, generator)
+        if config.crop_pixels:
+            images = random_crop(images, config.crop_pixels, generator)
+        if config.flip:
+            images = random_flip(images, generator)
+        pixels = to_pixels(random_shift(images, config.max_shift_pixels, generator))
+        if config.max_brightness:
+            pixels = random_brightness(pixels, config.max_brightness, generator)
+        if config.contrast != (1, 1):
+            pixels = random_contrast(pixels, *config.contrast, generator)
+        present = F.one_hot(batch.labels, self.classes).float()
+        if config.blank_share:
+            pixels, present = blank_some(pixels, present, config.blank_share, generator)
+        return Batch.of(pixels, present)
+
+    def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
+        """Every image, the same each time.
+
+        Args:
+            batch: images at a time; the last may be fewer.
+            versions: how often each is shown, where it does not look the same each time (`shifted-mnist`).
+        """
+        for images in self._fixed_images(batch, versions):
+            yield Batch.of(to_pixels(images.pixels), F.one_hot(images.labels, self.classes).float())
+
+    def _fixed_images(self, batch: int, versions: int) -> Iterator[Images]:
+        if self.config.name == "shifted-mnist":
+            yield from affnist_style.shifted_set(self.images, batch, versions=versions)
+            return
+        for start in range(0, len(self.images), batch):
+            images = self.images[start : start + batch]
+            crop = self.config.crop_pixels
+            yield Images(centre_crop(images.pixels, crop), images.labels) if crop else images
+
+
+class OverlaidObjects:
+    """MultiMNIST: images of two objects of different classes, laid over each other (Sec. 6)."""
+
+    def __init__(self, config: DataConfig, classes: int, images: Images):
+        """Prepare to lay images over each other; the arguments are those of `SingleObjects`."""
+        self.config, self.classes, self.images = config, classes, images
+        self._maker = PairMaker(images, config.max_shift_pixels)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device) -> "OverlaidObjects":
+        """The same images on the device."""
+        return OverlaidObjects(self.config, self.classes, self.images.to(device))
+
+    def draw(self, index: Tensor, generator: torch.Generator) -> Batch:
+        """Each image with another one over it; the arguments are those of `SingleObjects.draw`."""
+        return self._batch(self._maker.random(index, generator))
+
+    def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
+        """Every image with so many others, the same ones each time; of the paper's test set 1,000 versions."""
+        for pairs in self._maker.fixed(batch, partners=versions):
+            yield self._batch(pairs)
+
+    def _batch(self, pairs: Pairs) -> Batch:
+        present, masks = pairs.present(self.classes), pairs.masks(self.classes)
+        return Batch(to_pixels(pairs.pixels), present, masks, to_pixels(pairs.objects))
+
+
+Examples = SingleObjects | OverlaidObjects
+
+
+def examples(config: DataConfig, classes: int, images: Images) -> Examples:
+    """Images as the configuration shows them."""
+    kind = OverlaidObjects if config.name == "multimnist" else SingleObjects
+    return kind(config, classes, images)
+
+
+def load_images(config: DataConfig, split: Literal["train", "test"], root: Path) -> Images:
+    """The images of a data set before anything is done to them.
+
+    Raises:
+        FileNotFoundError: a file is missing; names it and the command that downloads it.
+    """
+    return Images.of(load_split(config.name, split, root))
+
+
+def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples]:
+    """What a run learns from, and what is held out of it for validation.
+
+    Args:
+        config: of the run.
+        root: holds one folder per data set.
+    """
+    images = load_images(config.data, "train", root)
+    train, validation = hold_out(images, config.data.validation_images, config.seed)
+    classes = config.model.classes
+    return examples(config.data, classes, train), examples(config.data, classes, validation)
+
+
+def test_examples(config: RunConfig, root: Path) -> Examples:
+    """What a run is measured on at the end; the arguments are those of `training_examples`."""
+    return examples(config.data, config.model.classes, load_images(config.data, "test", root))
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """uint8 0-255 to float32 0-1."""
+    return images.float() / 255
