@@ -26,13 +26,15 @@ from export.contract.manifest import (
     model_name,
     sha256_of,
 )
+from export.coupling import fold_coupling
 from export.evaluate import TestError, evaluate_encoder
 from export.model_card import model_card
 from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
-from training.config import RunConfig, to_dict
+from training.config import DataConfig, RunConfig, to_dict
 from training.data.drawn import draw_digits
-from training.data.load import FACTS, load_split
+from training.data.load import FACTS
+from training.examples import training_examples
 from training.models.capsnet import CapsNet
 
 SAMPLES = 8
@@ -70,10 +72,13 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
     model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
-    images = load_split(config.data.name, "train", root).images[: max(parity.BATCH_SIZES)]
+    if not isinstance(model, CapsNet):
+        raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
+            f"{run} is a {config.model.architecture}; a bundle is made of a capsule network"
+        )
     graphs = trace(model)
-    parity_error = parity.check_parity(model, graphs, images.astype(np.float32) / np.float32(255))
-    test = evaluate_encoder(graphs.encoder.SerializeToString(), config.data.name, root)
+    parity_error = parity.check_parity(model, graphs, _validation_pixels(config, root))
+    test = evaluate_encoder(graphs.encoder.SerializeToString(), config, root)
 
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
@@ -86,6 +91,14 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         return Publication(_rename_to_next_version(aside, out), parity_error, test)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _validation_pixels(config: RunConfig, root: Path) -> NDArray[np.float32]:
+    """Some of the images that were held out, [N, H, W, C], 0 to 1."""
+    _, validation = training_examples(config, root)
+    batch = next(validation.fixed(max(parity.BATCH_SIZES)))
+    pixels: NDArray[np.float32] = batch.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    return pixels
 
 
 def _write_bundle(
@@ -103,13 +116,17 @@ def _write_bundle(
     progress = checkpoint.read_progress(best)
     for role, graph in graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
-    np.savez_compressed(folder / "samples.npz", allow_pickle=False, **_samples(graphs))
+    pixels = sample_pixels(
+        model.config.image_size, model.config.image_channels, config.data.objects_per_image
+    )
+    np.savez_compressed(folder / "samples.npz", allow_pickle=False, **_samples(graphs, pixels))
     return Manifest(
         model=name,
         architecture="capsnet",
-        parameters=asdict(model.config),
+        parameters=asdict(fold_coupling(model).config),  # as the graph has it
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
         class_names=facts.class_names,
+        objects_per_image=config.data.objects_per_image,
         pose_shape=(model.config.class_dim,),
         graphs={role: _describe(folder, role, graph) for role, graph in graphs.by_role().items()},
         samples=File(file="samples.npz", sha256=sha256_of(folder / "samples.npz")),
@@ -126,17 +143,9 @@ def _write_bundle(
             tolerance=parity.TOLERANCE,
             batch_sizes=parity.BATCH_SIZES,
             routing_iterations=parity.ROUTING_ITERATIONS,
-            images=f"{config.data.name} training set",
+            images=f"{config.data.name}, held out",
         ),
-        metrics=(
-            Metric(
-                name="test_error",
-                value=test.percent,
-                unit="percent",
-                data=f"{config.data.name} test set, {test.images} images, {test.errors} wrong",
-                command=f"capsnet-export evaluate models/{name}",
-            ),
-        ),
+        metrics=_metrics(test, config.data, name),
         training={"config": to_dict(config), **asdict(progress)},
         source_commit=progress.source_commit,
     )
@@ -164,11 +173,39 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
     )
 
 
-def _samples(graphs: Graphs) -> dict[str, NDArray[np.float32]]:
-    """Digits that the repository draws, and what the graphs make of them on the CPU."""
-    _, size, _, channels = (d.dim_value for d in graphs.encoder.graph.input[0].type.tensor_type.shape.dim)
-    drawn = draw_digits(np.arange(SAMPLES), np.random.default_rng(SAMPLES_SEED), size)
-    pixels = drawn[..., None].repeat(channels, axis=3).astype(np.float32) / np.float32(255)
+def _metrics(test: TestError, data: DataConfig, name: str) -> tuple[Metric, ...]:
+    """Of images, and where these show several objects of the objects as well."""
+    measured = {"test_error": (test.percent, f"{test.images} images, {test.errors} wrong")}
+    if data.objects_per_image > 1:
+        measured["object_error"] = (
+            test.object_percent,
+            f"{test.objects} objects, {test.object_errors} missed",
+        )
+    return tuple(
+        Metric(
+            name=metric,
+            value=value,
+            unit="percent",
+            data=f"{data.name} test set, {counts}",
+            command=f"capsnet-export evaluate models/{name}",
+        )
+        for metric, (value, counts) in measured.items()
+    )
+
+
+def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]:
+    """Digits that the repository draws, so many laid over each other: [8, size, size, channels], 0 to 1."""
+    rng = np.random.default_rng(SAMPLES_SEED)
+    labels = np.arange(SAMPLES)
+    drawn = draw_digits(labels, rng, size).astype(np.int64)
+    for other in range(1, objects):
+        drawn += draw_digits((labels + other) % 10, rng, size)
+    pixels = drawn.clip(max=255)[..., None].repeat(channels, axis=3).astype(np.float32) / np.float32(255)
+    return pixels
+
+
+def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """Images [N, H, W, C], and what the graphs make of them on the CPU."""
     probabilities, poses = parity.run_onnx(graphs.encoder, pixels=pixels)
     mask = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
     samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses, "mask": mask}

@@ -4,8 +4,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from export.contract.manifest import VERSION
+
+if TYPE_CHECKING:
+    from export.evaluate import TestError
 
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
@@ -152,7 +156,7 @@ def _bundle(options: argparse.Namespace) -> None:
 
     published = publish(options.run, options.out, data_root(options.data))
     print(f"parity: PyTorch and ONNX Runtime agree to {published.parity_error:.1e}")
-    print(f"test error {published.test.percent:.2f} % ({published.test.errors} of {published.test.images})")
+    print(_as_text(published.test))
     print(f"published {published.path}")
 
 
@@ -162,7 +166,14 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     bundle = _newest_version(options.bundle)
     found = evaluate_bundle(bundle, data_root(options.data))
-    print(f"{bundle}: test error {found.percent:.2f} % ({found.errors} of {found.images})")
+    print(f"{bundle}: {_as_text(found)}")
+
+
+def _as_text(test: "TestError") -> str:
+    text = f"test error {test.percent:.2f} % ({test.errors} of {test.images})"
+    if test.objects == test.images:
+        return text
+    return f"{text}; {test.object_percent:.2f} % of their {test.objects} objects"
 
 
 def _optimize(options: argparse.Namespace) -> None:
@@ -182,19 +193,19 @@ def _optimize(options: argparse.Namespace) -> None:
 
 
 def _write_half(bundle: Path, options: argparse.Namespace) -> None:
+    import numpy as np
     import onnx
 
     from export.contract.manifest import read_manifest
-    from export.evaluate import to_pixels
+    from export.evaluate import run_config, test_pixels
     from export.optimize.half_precision import check_half, half_precision
-    from training.data.load import load_split
     from training.data.sources import data_root
 
     manifest = read_manifest(bundle)
-    test = load_split(manifest.training["config"]["data"]["name"], "test", data_root(options.data))
+    test = test_pixels(run_config(manifest), data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
-    found = check_half(model, half, to_pixels(test.images))
+    found = check_half(model, half, np.concatenate(list(test)))
     file = options.out / "half.onnx"
     onnx.save_model(half, file)
     print(

@@ -1,62 +1,94 @@
-"""Measure a bundle's encoder on the test images of the data set it was trained for. No torch here."""
+"""Measure a bundle's encoder on the test images of the data set it was trained for."""
 
 # N images, J classes, H and W height and width, C channels
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+import torch
 from numpy.typing import NDArray
 
-from export.contract.manifest import read_checked, read_manifest
-from training.data.load import load_split
+from export.contract.manifest import Manifest, read_checked, read_manifest
+from training.config import RunConfig, from_dict
+from training.examples import Batch, test_examples
+from training.metrics import exact_errors, object_errors
 
 BATCH = 250
 
 
 @dataclass(frozen=True)
 class TestError:
-    """How many of the test images the most probable class is wrong for."""
+    """What an encoder gets wrong.
+
+    Attributes:
+        errors: images that are not named right; of two objects in an image both must be.
+        images: how many test images there are.
+        object_errors: objects that are not among the most probable classes of their image.
+        objects: how many these images show together.
+    """
 
     errors: int
     images: int
+    object_errors: int
+    objects: int
 
     @property
     def percent(self) -> float:
-        """Share of wrong answers."""
+        """Share of images with a wrong answer."""
         return 100 * self.errors / self.images
 
+    @property
+    def object_percent(self) -> float:
+        """Share of objects that are not found."""
+        return 100 * self.object_errors / self.objects
 
-def evaluate_encoder(encoder: bytes, data: str, root: Path) -> TestError:
+
+def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> TestError:
     """Run an encoder graph over the test images of a data set.
 
     Args:
         encoder: the ONNX graph's bytes.
-        data: name of the data set.
+        config: of the run that it comes from; says which data set, and how its images are shown.
         root: holds one folder per data set.
 
     Raises:
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
-    test = load_split(data, "test", root)
     session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
-    errors = 0
-    for start in range(0, len(test.labels), BATCH):
-        pixels = to_pixels(test.images[start : start + BATCH])
-        [probabilities] = session.run(["probabilities"], {"pixels": pixels})
-        errors += int((probabilities.argmax(axis=1) != test.labels[start : start + BATCH]).sum())
-    return TestError(errors, len(test.labels))
-
-
-def to_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Images [N, H, W, C], 0-255, as a graph takes them: 0 to 1."""
-    pixels: NDArray[np.float32] = images.astype(np.float32) / np.float32(255)
-    return pixels
+    per_image = config.data.objects_per_image
+    images = errors = missed = 0
+    for batch in test_examples(config, root).fixed(BATCH):
+        [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
+        probabilities = torch.from_numpy(found)
+        images += len(batch)
+        errors += int(exact_errors(probabilities, batch.present, per_image))
+        missed += int(object_errors(probabilities, batch.present, per_image))
+    return TestError(errors, images, missed, per_image * images)
 
 
 def evaluate_bundle(bundle: Path, root: Path) -> TestError:
     """Measure a published bundle on the data set that its manifest says it was trained on."""
     manifest = read_manifest(bundle)
-    encoder = read_checked(bundle, manifest.graphs["encoder"])
-    return evaluate_encoder(encoder, manifest.training["config"]["data"]["name"], root)
+    return evaluate_encoder(read_checked(bundle, manifest.graphs["encoder"]), run_config(manifest), root)
+
+
+def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:
+    """The test images of a data set as a graph takes them, [up to 250, H, W, C], 0 to 1."""
+    return map(_as_taken, test_examples(config, root).fixed(BATCH))
+
+
+def run_config(manifest: Manifest) -> RunConfig:
+    """The configuration of the run that a bundle comes from.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+    return from_dict(manifest.training["config"])
+
+
+def _as_taken(batch: Batch) -> NDArray[np.float32]:
+    pixels: NDArray[np.float32] = batch.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    return pixels

@@ -45,6 +45,8 @@ def test_there_are_1152_primary_capsules_of_8_dimensions():
         {"learned_priors": True},
         {"none_of_the_above": True},
         {"capsule_bias": True},
+        {"primary_coupling": True},
+        {"official_initialisation": True, "capsule_bias": True, "learned_priors": True},
         {"standardise": True},
         {"decoder_hidden": ()},
     ],

@@ -105,6 +105,15 @@ def test_a_primary_capsule_holds_the_channels_of_one_type_at_one_position():
                 torch.testing.assert_close(u[0, kind * 4 + row * 2 + column], expected)
 
 
+def test_a_coupled_primary_capsule_is_routed_from_one_capsule_to_all_types_in_one_iteration():
+    """Each type's vote is what is convolved; the softmax of its logits, 0, is over the types."""
+    layer = PrimaryCapsules(2, types=4, pose_dim=3, kernel_size=3, coupled=True)
+    x = torch.randn(5, 2, 3, 3)  # one position
+    votes = torch.nn.functional.conv2d(x, layer.conv.weight, stride=2).view(5, 4, 1, 3)
+    expected = route(votes, 1, bias=layer.conv.bias.view(4, 3))
+    torch.testing.assert_close(layer(x), expected)
+
+
 def test_each_pair_of_capsules_has_its_own_matrix():
     layer = ClassCapsules(lower=3, lower_dim=2, upper=4, upper_dim=5, iterations=1)
     u = torch.randn(2, 3, 2)

@@ -35,9 +35,9 @@ def test_the_rule_leaves_a_kernel_that_there_is_no_algorithm_for():
     assert worthwhile_tile((128, 256, 40, 40), 256, kernel=13, stride=1) is None
 
 
-def layer_and_maps():
+def layer_and_maps(scale=1.0):
     torch.manual_seed(0)
-    layer = Convolution(64, 64, 9, 2)
+    layer = Convolution(64, 64, 9, 2, scale)
     x = random(64, 64, 20, 20, dtype=torch.float32)
     assert worthwhile_tile(x.shape, 64, 9, 2) is not None
     return layer, x
@@ -60,6 +60,23 @@ def test_its_result_is_that_of_a_plain_layer():
     ours = torch.autograd.grad(found, [*layer.parameters()], gradient)
     for own, other in zip(ours, torch.autograd.grad(expected, [*plain.parameters()], gradient), strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+def test_a_scaled_layer_multiplies_all_but_its_bias():
+    layer, x = layer_and_maps(scale=0.25)
+    expected = 0.25 * F.conv2d(x, layer.weight, stride=2) + layer.bias[:, None, None]
+    found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    gradient = random(*found.shape, seed=1, dtype=torch.float32)
+    ours = torch.autograd.grad(found, [*layer.parameters()], gradient)
+    theirs = torch.autograd.grad(expected, [*layer.parameters()], gradient)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+def test_a_scaled_layer_is_trained_by_the_shorter_algorithm_too():
+    layer, x = layer_and_maps(scale=0.25)
+    assert "_ShortConvolution" in operators(lambda: layer(x))
 
 
 def without_gradients(layer, x):

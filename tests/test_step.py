@@ -156,12 +156,12 @@ class TestOnCuda:
         checkpoint.write_config(tmp_path, config)
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)
-        images = images.to(torch.device("cuda"))
-        trainer._step(images, per_epoch=7)  # captures, and fetches the epoch's order
+        shown = examples(config.data, 3, images).to(torch.device("cuda"))
+        trainer._step(shown, per_epoch=7)  # captures, and fetches the epoch's order
         trainer._count_step(7, 0.0)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            trainer._step(images, per_epoch=7)
+            trainer._step(shown, per_epoch=7)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -170,7 +170,8 @@ class TestOnCuda:
         config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))
         images = Images(torch.arange(28).repeat(784).view(28, 1, 28, 28).byte(), torch.arange(28) % 3)
         checkpoint.write_config(tmp_path, config)
-        Trainer(tmp_path, config, torch.device("cuda"), Progress()).fit(images, images, Limits(max_minutes=0))
+        shown = examples(config.data, 3, images)
+        Trainer(tmp_path, config, torch.device("cuda"), Progress()).fit(shown, shown, Limits(max_minutes=0))
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         assert trainer.progress.step == 1
-        assert trainer.fit(images, images, Limits())
+        assert trainer.fit(shown, shown, Limits())

@@ -129,6 +129,7 @@ def test_normalisation_is_inside_the_graph():
     [
         {"learned_priors": True, "none_of_the_above": True, "capsule_bias": True},
         {"image_size": 24, "image_channels": 3, "primary_dim": 6},
+        {"primary_coupling": True, "official_initialisation": True, "capsule_bias": True},
     ],
 )
 def test_every_variant_exports_and_agrees_with_pytorch(change):

@@ -72,7 +72,7 @@ def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run,
     assert origin["step"] == checkpoint.read_progress(checkpoint.newest_checkpoint(tiny_run)).step
     assert origin["config"] == json.loads((tiny_run / "config.json").read_text())
     [first] = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert first["margin_loss"] < 0.2, "random weights begin near 0.8"
+    assert first["classification_loss"] < 0.2, "random weights begin near 0.8"
 
 
 def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):

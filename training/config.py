@@ -252,8 +252,14 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     try:
         return _ADAPTER.validate_python(values)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
         raise ValueError(f"configuration: {faults}") from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Where in the nested dictionaries a fault is; pydantic adds the architecture to a model's."""
+    key, *rest = location
+    return ".".join(map(str, (key, *(rest[1:] if key == "model" and rest else rest))))
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

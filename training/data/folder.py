@@ -81,11 +81,9 @@ def channels_of(folder: Path) -> Literal[1, 3]:
     Raises:
         FileNotFoundError, ValueError: as `read_folder`.
     """
-    # A list: `all` of a generator would leave the pictures after the first colour one unread.
-    grey = [
-        _is_grey(picture) for picture in _read(path for paths in _pictures(folder).values() for path in paths)
-    ]
-    return 1 if all(grey) else 3
+    paths = (path for paths in _pictures(folder).values() for path in paths)
+    are_grey = [_is_grey(picture) for picture in _read(paths)]  # all of them, even after one in colour
+    return 1 if all(are_grey) else 3
 
 
 def configure(preset: RunConfig, folder: Path) -> RunConfig:
@@ -125,9 +123,7 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
     classes = _visible(folder)
     for path in classes:
         if not path.is_dir():
-            raise ValueError(
-                f"{path} is not a folder; {folder} may hold one folder per class and nothing else"
-            )
+            raise ValueError(f"{path} is not a folder; put each picture into the folder of its class")
     if len(classes) < 2:
         raise ValueError(
             f"{folder} holds {_count(len(classes), 'folder')}; expected one per class, at least 2"
@@ -143,7 +139,7 @@ def _pictures_of_class(folder: Path) -> list[Path]:
             raise ValueError(f"{path} is a folder; expected the pictures of {folder.name} beside it")
     if len(paths) < 2:
         raise ValueError(
-            f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, to train on and to test with"
+            f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, one of them to test with"
         )
     return paths
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from training.data import affnist, cifar10, cifar10_jpeg, mnist, smallnorb, svhn
+from training.config import DataConfig
+from training.data import affnist, cifar10, cifar10_jpeg, folder, mnist, smallnorb, svhn
 from training.data.drawn import draw_digits
 from training.data.split import Split
 
@@ -48,6 +49,13 @@ FACTS = {
     "svhn": DataFacts(_DIGITS.class_names, "any", "centre-crop"),
     "smallnorb": DataFacts(smallnorb.CLASS_NAMES, "any", "centre-crop"),
 }
+
+
+def facts_of(data: DataConfig) -> DataFacts:
+    """What the pictures of a run are like, its user's own included."""
+    if data.name == "images":
+        return DataFacts(data.class_names, folder.POLARITY, folder.PLACEMENT)
+    return FACTS[data.name]
 
 
 def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:

@@ -1,0 +1,106 @@
+"""The road of one's own images: a folder of pictures, a training run, a bundle, and the service's answers."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from live_service import live_service, settings_for
+from PIL import Image, ImageDraw
+
+from export.contract.manifest import read_manifest
+
+CLASSES = ("bars", "disc")
+PICTURES = 200  # of each class
+
+
+def draw(name: str, rng: np.random.Generator) -> Image.Image:
+    """A disc or bars, dark on a light ground or the other way round, in a frame of any size."""
+    width, height = rng.integers(40, 120, 2).tolist()
+    dark, light = (tuple(rng.integers(low, low + 60, 3).tolist()) for low in (20, 170))
+    ground, ink = (dark, light) if rng.random() < 0.5 else (light, dark)
+    picture = Image.new("RGB", (width, height), ground)
+    pen = ImageDraw.Draw(picture)
+    if name == "disc":
+        radius = min(width, height) * rng.uniform(0.25, 0.4)
+        x, y = width / 2 + rng.uniform(-5, 5), height / 2 + rng.uniform(-5, 5)
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
+    else:
+        step = width / rng.integers(4, 7)
+        for left in np.arange(rng.uniform(0, step), width, step):
+            pen.rectangle((left, 0, left + step / 2, height), fill=ink)
+    return picture
+
+
+def save(picture: Image.Image, file_format: str) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, file_format)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run on a folder of 400 drawn pictures."""
+    from training.cli import main
+
+    folder, run = (tmp_path_factory.mktemp("own") / name for name in ("pictures", "run"))
+    rng = np.random.default_rng(1)
+    for name in CLASSES:
+        (folder / name).mkdir(parents=True)
+        for index in range(PICTURES):
+            file_format = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")[index % 6]
+            (folder / name / f"{index}.{file_format.lower()}").write_bytes(save(draw(name, rng), file_format))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--images", str(folder), "--epochs", "3", "--out", str(run), "--device", "cpu"])
+    assert ended.value.code == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(run, tmp_path_factory):
+    """That run as a user publishes it: models/discs-and-bars/1."""
+    from export.cli import main
+
+    out = tmp_path_factory.mktemp("models") / "discs-and-bars"
+    main(["bundle", str(run), "--out", str(out)])
+    return out / "1"
+
+
+def test_a_fifth_of_the_pictures_is_the_test_set(run):
+    result = json.loads((run / "result.json").read_text())
+    assert result["images"] == 2 * PICTURES // 5
+    assert result["error_percent"] <= 10
+
+
+def test_evaluate_finds_the_pictures_again(run, capsys):
+    from training.cli import main
+
+    before = json.loads((run / "result.json").read_text())
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run), "--device", "cpu"])
+    assert f"({before['errors']} of {before['images']})" in capsys.readouterr().out
+
+
+def test_the_bundle_knows_the_classes_and_how_pictures_were_prepared(bundle):
+    manifest = read_manifest(bundle)
+    assert manifest.class_names == CLASSES
+    facts = manifest.preprocessing
+    assert (facts.channels, facts.polarity, facts.placement) == (3, "any", "fit")
+
+
+def test_the_bundle_is_as_good_as_the_run(bundle, run):
+    [error] = read_manifest(bundle).metrics
+    assert error.value == json.loads((run / "result.json").read_text())["error_percent"]
+
+
+def test_the_service_names_new_pictures_by_the_folders_names(bundle):
+    rng = np.random.default_rng(2)
+    expected = [CLASSES[index % 2] for index in range(40)]
+    files = [("images", (f"{i}.png", save(draw(name, rng), "PNG"))) for i, name in enumerate(expected)]
+    with live_service(settings_for(bundle.parents[1])) as client:
+        answer = client.post("/classify", files=files)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert {entry["label"] for entry in results[0]["classes"]} == set(CLASSES)
+    found = [result["label"] for result in results]
+    assert np.mean([a == b for a, b in zip(found, expected, strict=True)]) >= 0.9
