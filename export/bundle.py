@@ -33,7 +33,7 @@ from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.drawn import draw_digits
-from training.data.load import FACTS
+from training.data.load import facts_of
 from training.examples import training_examples
 from training.models.capsnet import CapsNet
 
@@ -77,7 +77,7 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
             f"{run} is a {config.model.architecture}; a bundle is made of a capsule network"
         )
     graphs = trace(model)
-    parity_error = parity.check_parity(model, graphs, _validation_pixels(config, root))
+    parity_error = parity.check_parity(model, graphs, held_out_pixels(config, root))
     test = evaluate_encoder(graphs.encoder.SerializeToString(), config, root)
 
     out.mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,12 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _validation_pixels(config: RunConfig, root: Path) -> NDArray[np.float32]:
-    """Some of the images that were held out, [N, H, W, C], 0 to 1."""
+def held_out_pixels(config: RunConfig, root: Path) -> NDArray[np.float32]:
+    """As many of the images that were held out as parity needs, [N, H, W, C], 0 to 1."""
     _, validation = training_examples(config, root)
-    batch = next(validation.fixed(max(parity.BATCH_SIZES)))
-    pixels: NDArray[np.float32] = batch.pixels.permute(0, 2, 3, 1).contiguous().numpy()
-    return pixels
+    count = max(parity.BATCH_SIZES)
+    pixels = next(validation.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
+    return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
 
 def _write_bundle(
@@ -112,7 +112,7 @@ def _write_bundle(
     test: TestError,
 ) -> Manifest:
     """Write graphs and samples; give the manifest that describes them."""
-    facts = FACTS[config.data.name]
+    facts = facts_of(config.data)
     progress = checkpoint.read_progress(best)
     for role, graph in graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())

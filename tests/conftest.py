@@ -1,13 +1,16 @@
 """Fixtures that several test files share: the real MNIST, a trained tiny run and its bundle."""
 
+import gzip
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from training.data.load import load_split
 from training.data.sources import SOURCES
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
@@ -61,3 +64,18 @@ def trained_bundle(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     from export.bundle import publish
 
     return publish(tiny_run, tmp_path_factory.mktemp("models") / "capsnet-drawn", Path("data")).path
+
+
+@pytest.fixture(scope="session")
+def drawn_mnist_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root whose `mnist` is digits that the repository draws, in MNIST's own files: 600 and 200."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "mnist").mkdir()
+    for prefix, split, count in (("train", "train", 600), ("t10k", "test", 200)):
+        drawn = load_split("drawn", split, root)
+        images, labels = drawn.images[:count, :, :, 0], drawn.labels[:count].astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+            file = root / "mnist" / f"{prefix}-{kind}-ubyte.gz"
+            file.write_bytes(gzip.compress(header + array.tobytes()))
+    return root

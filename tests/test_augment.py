@@ -47,6 +47,17 @@ def test_every_output_is_a_zero_padded_shift_of_its_own_input(max_shift, dtype):
         which_shift(output, image, max_shift)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_shift_can_repeat_the_edges(dtype):
+    images = torch.randint(1, 256, (32, 3, 7, 9), generator=generator(), dtype=torch.uint8).to(dtype)
+    shifted = random_shift(images, 2, generator(), repeat_edges=True)
+    zero_padded = random_shift(images, 2, generator())  # by as much: the generator's state is the same
+    padded = F.pad(images.float(), (2, 2, 2, 2), mode="replicate")
+    for output, image, around, zeros in zip(shifted, images, padded, zero_padded, strict=True):
+        y, x = divmod(which_shift(zeros, image, 2), 5)
+        assert torch.equal(output, around[:, y : y + 7, x : x + 9].to(dtype))
+
+
 def test_all_shifts_occur_equally_often():
     max_shift, repetitions = 2, 400
     image = torch.arange(1, 26, dtype=torch.float32).reshape(1, 1, 5, 5)

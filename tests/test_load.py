@@ -14,21 +14,28 @@ import torch
 
 from training.config import DataConfig
 from training.data.images import Images
-from training.data.load import FACTS, load_split
+from training.data.load import FACTS, facts_of, load_split
 from training.data.sources import SOURCES
 from training.data.split import Split
 
 
 def test_every_data_set_that_can_be_trained_on_or_downloaded_is_known():
-    trainable = set(get_args(get_type_hints(DataConfig)["name"]))
+    trainable = set(get_args(get_type_hints(DataConfig)["name"])) - {"images"}  # whose facts are its user's
     assert trainable <= FACTS.keys()
     assert SOURCES.keys() <= FACTS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(set(FACTS) - {"drawn"}))
 def test_a_missing_data_set_is_an_error_with_the_command_that_downloads_it(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"capsnet-train download {name.removesuffix('-jpeg')}"):
+    downloaded = {"cifar10-jpeg": "cifar10", "multimnist": "mnist", "shifted-mnist": "mnist"}.get(name, name)
+    with pytest.raises(FileNotFoundError, match=f"capsnet-train download {downloaded}"):
         load_split(name, "test", tmp_path)
+
+
+def test_ones_own_pictures_have_the_classes_of_their_folder():
+    own = facts_of(DataConfig(name="images", class_names=("cat", "dog")))
+    assert (own.class_names, own.polarity, own.placement) == (("cat", "dog"), "any", "fit")
+    assert facts_of(DataConfig(name="svhn")) == FACTS["svhn"]
 
 
 def test_an_unknown_data_set_lists_those_that_there_are(tmp_path):

@@ -8,7 +8,13 @@ import pytest
 from live_service import live_service, settings_for
 from PIL import Image, ImageDraw
 
+from export.bundle import held_out_pixels
+from export.cli import main as export
 from export.contract.manifest import read_manifest
+from export.parity import BATCH_SIZES
+from training.cli import main as train
+from training.config import load_preset
+from training.data.folder import configure
 
 CLASSES = ("bars", "disc")
 PICTURES = 200  # of each class
@@ -41,8 +47,6 @@ def save(picture: Image.Image, file_format: str) -> bytes:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run on a folder of 400 drawn pictures."""
-    from training.cli import main
-
     folder, run = (tmp_path_factory.mktemp("own") / name for name in ("pictures", "run"))
     rng = np.random.default_rng(1)
     for name in CLASSES:
@@ -51,7 +55,7 @@ def run(tmp_path_factory):
             file_format = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")[index % 6]
             (folder / name / f"{index}.{file_format.lower()}").write_bytes(save(draw(name, rng), file_format))
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--images", str(folder), "--epochs", "3", "--out", str(run), "--device", "cpu"])
+        train(["fit", "--images", str(folder), "--epochs", "3", "--out", str(run), "--device", "cpu"])
     assert ended.value.code == 0
     return run
 
@@ -59,10 +63,8 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bundle(run, tmp_path_factory):
     """That run as a user publishes it: models/discs-and-bars/1."""
-    from export.cli import main
-
     out = tmp_path_factory.mktemp("models") / "discs-and-bars"
-    main(["bundle", str(run), "--out", str(out)])
+    export(["bundle", str(run), "--out", str(out)])
     return out / "1"
 
 
@@ -73,11 +75,9 @@ def test_a_fifth_of_the_pictures_is_the_test_set(run):
 
 
 def test_evaluate_finds_the_pictures_again(run, capsys):
-    from training.cli import main
-
     before = json.loads((run / "result.json").read_text())
     with pytest.raises(SystemExit):
-        main(["evaluate", str(run), "--device", "cpu"])
+        train(["evaluate", str(run), "--device", "cpu"])
     assert f"({before['errors']} of {before['images']})" in capsys.readouterr().out
 
 
@@ -91,6 +91,45 @@ def test_the_bundle_knows_the_classes_and_how_pictures_were_prepared(bundle):
 def test_the_bundle_is_as_good_as_the_run(bundle, run):
     [error] = read_manifest(bundle).metrics
     assert error.value == json.loads((run / "result.json").read_text())["error_percent"]
+
+
+def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
+    for name in CLASSES:
+        (tmp_path / name).mkdir()
+        for index in range(5):
+            draw(name, np.random.default_rng(index)).save(tmp_path / name / f"{index}.png")
+    config = configure(load_preset("images"), tmp_path)
+    pixels = held_out_pixels(config, tmp_path)
+    assert pixels.shape == (max(BATCH_SIZES), 32, 32, 3)
+    [held_out] = np.unique(pixels, axis=0)  # 10 pictures, of these 8 to train on, and a tenth is at least 1
+    assert held_out.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "images"], "the preset images is for your own pictures: add --images FOLDER"),
+        (["--images", "nowhere"], "nowhere is not a folder"),
+        (["--images", "nowhere", "--resume"], "--images: a resumed run keeps what it was started with"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        train(["fit", "--out", "run", *arguments])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_another_preset_can_be_trained_on_ones_own_pictures(run, tmp_path):
+    folder = json.loads((run / "config.json").read_text())["data"]["folder"]
+    arguments = ["--preset", "drawn", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        train(["fit", "--images", folder, *arguments])
+    assert ended.value.code == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["preset"], config["data"]["class_names"]) == ("drawn", list(CLASSES))
 
 
 def test_the_service_names_new_pictures_by_the_folders_names(bundle):

@@ -1,4 +1,4 @@
-"""capsnet-train: fit, evaluate, download."""
+"""capsnet-train: fit, evaluate, experiment, report, download."""
 
 import argparse
 import json
@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import RunConfig, load_preset, presets
 from training.data.sources import SOURCES, DownloadError, data_root, download
+from training.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
     import torch
 
+EXPERIMENTS_FOLDER = Path("runs/experiments")
+NETWORKS_FOLDER = Path("runs/networks")
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 EXAMPLES = """examples:
   capsnet-train download mnist                                  into data/mnist
   capsnet-train fit --preset mnist --out runs/mnist             the paper's network, the paper's schedule
   capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
+  capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
   capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
   capsnet-train evaluate runs/mnist                             test error of its best checkpoint
+  capsnet-train experiment table1 --quick                       a table or figure of the paper, in minutes
+  capsnet-train report                                          join all experiments into one page
 """
 
 
@@ -29,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(options.run_command(options))
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors", "tensorboard", "scipy"}:
+        if error.name not in {"torch", "safetensors", "tensorboard", "scipy", "matplotlib"}:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:
@@ -53,7 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     fit = commands.add_parser("fit", help="train a network, or go on with a run")
-    fit.add_argument("--preset", help=f"what to train: {', '.join(presets())} (default: mnist)")
+    fit.add_argument(
+        "--preset", help=f"what to train: {', '.join(presets())} (default: mnist; images, with --images)"
+    )
+    fit.add_argument(
+        "--images",
+        type=Path,
+        metavar="FOLDER",
+        help="train on your own pictures; it holds a folder per class",
+    )
     fit.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     fit.add_argument(
@@ -76,6 +90,43 @@ def _parser() -> argparse.ArgumentParser:
     _add_device(evaluate)
     _add_data(evaluate)
     evaluate.set_defaults(run_command=_evaluate)
+
+    experiment = commands.add_parser(
+        "experiment",
+        help="reproduce a table or a figure of the paper",
+        description="Reproduce a table or a figure of the paper:\n\n"
+        + "\n".join(f"  {name:<12} {title}" for name, title in EXPERIMENTS.items()),
+        epilog="Stopped at any moment, the same command goes on where it was.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    experiment.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help="one of those above")
+    experiment.add_argument(
+        "--quick", action="store_true", help="at most 8 minutes on two cores: narrower networks, fewer images"
+    )
+    experiment.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick"
+    )
+    experiment.add_argument(
+        "--networks",
+        type=Path,
+        metavar="DIR",
+        default=NETWORKS_FOLDER,
+        help=f"runs that experiments share, so that none is trained twice (default: {NETWORKS_FOLDER})",
+    )
+    _add_device(experiment)
+    _add_data(experiment)
+    experiment.set_defaults(run_command=_experiment)
+
+    report = commands.add_parser("report", help="join what experiments have found into one page")
+    report.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        default=EXPERIMENTS_FOLDER,
+        help=f"holds the experiments' folders (default: {EXPERIMENTS_FOLDER})",
+    )
+    report.set_defaults(run_command=_report)
 
     get = commands.add_parser("download", help="download a data set")
     get.add_argument("name", choices=sorted(SOURCES))
@@ -157,11 +208,12 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     from dataclasses import replace
 
     from training import checkpoint
+    from training.data.folder import configure
 
     if options.resume:
         changed = [
             f"--{name.replace('_', '-')}"
-            for name in ("preset", "seed", "epochs", "start_from")
+            for name in ("preset", "images", "seed", "epochs", "start_from")
             if getattr(options, name) is not None
         ]
         if changed:
@@ -172,7 +224,9 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
         return config
     if checkpoint.newest_checkpoint(options.out):
         raise ValueError(f"{options.out} holds a run already; go on with --resume, or choose another --out")
-    config = load_preset(options.preset or "mnist")
+    config = load_preset(options.preset or ("images" if options.images else "mnist"))
+    if options.images:
+        config = configure(config, options.images)
     if options.seed is not None:
         config = replace(config, seed=options.seed)
     if options.epochs is not None:
@@ -194,14 +248,15 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     if _held_out(first) != _held_out(config):
         raise ValueError(
             f"{run} was trained on images that would be held out here: "
-            f"data set, seed and validation_images are {_held_out(first)} there, {_held_out(config)} here"
+            "data set, folder, seed and validation_images "
+            f"are {_held_out(first)} there, {_held_out(config)} here"
         )
     return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
 
 
-def _held_out(config: RunConfig) -> tuple[str, int, int]:
+def _held_out(config: RunConfig) -> tuple[str, str | None, int, int]:
     """What decides which images are held out."""
-    return config.data.name, config.seed, config.data.validation_images
+    return config.data.name, config.data.folder, config.seed, config.data.validation_images
 
 
 def _started_at(config: RunConfig) -> str:
@@ -235,6 +290,25 @@ def _measure_test(run: Path, root: Path, device: "torch.device") -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     _measure_test(options.run, data_root(options.data), _device(options.device))
+    return 0
+
+
+def _experiment(options: argparse.Namespace) -> int:
+    from training.experiments.lab import Lab
+    from training.experiments.run import carry_out
+
+    name = f"{options.name}-quick" if options.quick else options.name
+    out = options.out or EXPERIMENTS_FOLDER / name
+    lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
+    report = carry_out(options.name, lab, options.quick)
+    print(f"{report.read_text()}\nwrote {report}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from training.experiments.run import write_page
+
+    print(f"wrote {write_page(options.folder)}")
     return 0
 
 

@@ -142,12 +142,13 @@ class DataConfig:
         resize_pixels: pictures are brought to this height and width; None leaves them.
         crop_pixels: a window of this height and width is taken: anywhere to train on, the central one to
             measure on; None takes all.
-        max_shift_pixels: each image moves by up to this much per axis, zero padded; of a pair each digit, in
-            a frame that is so much larger on each side.
+        max_shift_pixels: each image moves by up to this much per axis, zero padded (of `images`, its edge is
+            repeated); of a pair each digit, in a frame that is so much larger on each side.
         flip: mirror half of the images, left to right.
         max_brightness: up to so much is added to the pixels, or taken away; they lie between 0 and 1.
         contrast: least and largest factor by which each channel's differences to its mean grow.
         validation_images: taken from the training set by a seeded permutation, never trained on.
+        training_images: no more than so many of the others are trained on; None takes all.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
             that has never seen an empty image may take it for one of its classes with confidence.
     """
@@ -173,6 +174,7 @@ class DataConfig:
     max_brightness: float = Field(default=0.0, ge=0, le=1)
     contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
     validation_images: int = Field(default=5000, ge=1)
+    training_images: int | None = Field(default=None, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
 
     @property
@@ -260,6 +262,12 @@ def _place(location: tuple[int | str, ...]) -> str:
     """Where in the nested dictionaries a fault is; pydantic adds the architecture to a model's."""
     key, *rest = location
     return ".".join(map(str, (key, *(rest[1:] if key == "model" and rest else rest))))
+
+
+def differences(config: RunConfig) -> dict[str, Any]:
+    """As `to_dict`, without what has its default value: it stays the same when options are added."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json", exclude_defaults=True)
+    return plain
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

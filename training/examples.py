@@ -23,6 +23,7 @@ from training.data.augment import (
     random_shift,
     resize,
 )
+from training.data.folder import read_folder
 from training.data.images import Images, hold_out
 from training.data.load import load_split
 from training.data.multimnist import PairMaker, Pairs
@@ -100,7 +101,8 @@ class SingleObjects:
             images = random_crop(images, config.crop_pixels, generator)
         if config.flip:
             images = random_flip(images, generator)
-        pixels = to_pixels(random_shift(images, config.max_shift_pixels, generator))
+        repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
+        pixels = to_pixels(random_shift(images, config.max_shift_pixels, generator, repeat_edges))
         if config.max_brightness:
             pixels = random_brightness(pixels, config.max_brightness, generator)
         if config.contrast != (1, 1):
@@ -150,7 +152,7 @@ class OverlaidObjects:
         return self._batch(self._maker.random(index, generator))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
-        """Every image with so many others, the same ones each time; of the paper's test set 1,000 versions."""
+        """Every image with so many others, the same ones each time; with 1,000 in the paper's test set."""
         for pairs in self._maker.fixed(batch, partners=versions):
             yield self._batch(pairs)
 
@@ -168,13 +170,20 @@ def examples(config: DataConfig, classes: int, images: Images) -> Examples:
     return kind(config, classes, images)
 
 
-def load_images(config: DataConfig, split: Literal["train", "test"], root: Path) -> Images:
-    """The images of a data set before anything is done to them.
+def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) -> Images:
+    """The images of a data set, or of one's own folder, before anything is done to them.
 
     Raises:
         FileNotFoundError: a file is missing; names it and the command that downloads it.
+        ValueError: there are to be one's own images, but from no folder.
     """
-    return Images.of(load_split(config.name, split, root))
+    data, model = config.data, config.model
+    if data.name != "images":
+        return Images.of(load_split(data.name, split, root))
+    if data.folder is None:
+        raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")
+    size, channels = model.image_size, model.image_channels
+    return Images.of(read_folder(Path(data.folder), split, data.class_names, size, channels))
 
 
 def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples]:
@@ -184,15 +193,16 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
         config: of the run.
         root: holds one folder per data set.
     """
-    images = load_images(config.data, "train", root)
+    images = load_images(config, "train", root)
     train, validation = hold_out(images, config.data.validation_images, config.seed)
+    train = train[: config.data.training_images]
     classes = config.model.classes
     return examples(config.data, classes, train), examples(config.data, classes, validation)
 
 
 def test_examples(config: RunConfig, root: Path) -> Examples:
     """What a run is measured on at the end; the arguments are those of `training_examples`."""
-    return examples(config.data, config.model.classes, load_images(config.data, "test", root))
+    return examples(config.data, config.model.classes, load_images(config, "test", root))
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ from torch.nn import functional as F
 RESIZED_AT_ONCE = 256  # images; stereo pairs of 96x96 take 19 MB so
 
 
-def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> Tensor:
-    """Shift each image by its own whole number of pixels, zeros coming in from outside.
+def random_shift(
+    images: Tensor, max_shift: int, generator: torch.Generator, repeat_edges: bool = False
+) -> Tensor:
+    """Shift each image by its own whole number of pixels, zeros or its own edge coming in from outside.
 
     Sabour et al. 2017, Sec. 5, shift MNIST by up to 2 pixels in each direction.
 
@@ -18,6 +20,7 @@ def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> 
         images: [B, C, H, W], any dtype.
         max_shift: both shifts are uniform in -max_shift..max_shift pixels, down and to the right.
         generator: source of the shifts, on the device of the images.
+        repeat_edges: for pictures whose ground is not black; else zeros.
 
     Returns:
         [B, C, H, W], same dtype and device.
@@ -29,7 +32,8 @@ def random_shift(images: Tensor, max_shift: int, generator: torch.Generator) -> 
         raise ValueError(f"max_shift must be at least 0 pixels, got {max_shift}")
     if max_shift == 0:
         return images
-    padded = F.pad(images, (max_shift,) * 4)  # [B, C, H + 2 max_shift, W + 2 max_shift]
+    # [B, C, H + 2 max_shift, W + 2 max_shift]
+    padded = _edges_repeated(images, max_shift) if repeat_edges else F.pad(images, (max_shift,) * 4)
     # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
     corners = torch.randint(2 * max_shift + 1, (2, len(images)), generator=generator, device=images.device)
     return _windows(padded, corners, images.shape[2], images.shape[3])
@@ -187,6 +191,15 @@ def blank_some(
     """
     kept = torch.rand(len(pixels), generator=generator, device=pixels.device) >= share
     return pixels * kept[:, None, None, None], present * kept[:, None]
+
+
+def _edges_repeated(images: Tensor, width: int) -> Tensor:
+    """Images with so many pixels more on each side; `F.pad` repeats no edges of uint8."""
+    rows, columns = (
+        torch.arange(-width, side + width, device=images.device).clamp(0, side - 1)
+        for side in images.shape[2:]
+    )
+    return images[:, :, rows][..., columns]
 
 
 def _windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:

@@ -1,0 +1,20 @@
+"""Tables and figures of the papers, each reproduced by name: `capsnet-train experiment NAME`.
+
+A module here is an experiment if its name is in EXPERIMENTS. It has two plans, FULL and QUICK, and
+`run(lab, plan)` measures what is not in the lab's rows yet, `report(rows)` gives the tables as Markdown,
+`draw(rows, file)` the figure.
+"""
+
+EXPERIMENTS = {  # all of Sabour et al. 2017
+    "table1": "Table 1: error on MNIST and MultiMNIST, by routing iterations and reconstruction",
+    "perturb": "Figure 4: what each dimension of a digit's capsule means",
+    "reconstruct": "Figure 3: reconstructions of right and of wrong answers",
+    "multimnist": "Section 6 and figure 5: two overlapping digits, named and drawn apart",
+    "segment": "Section 6: pixels of overlapping digits, assigned to one, the other or both",
+    "affnist": "Section 5.2: digits transformed in ways that were never trained on",
+    "routing": "Figures A.1 and A.2: routing converges, and lowers the training loss",
+    "cifar10": "Section 7: CIFAR-10, an ensemble of 7",
+    "smallnorb": "Section 7: smallNORB, toys that were never trained on",
+    "svhn": "Section 7: SVHN, a smaller network",
+    "samples": "Accuracy by the number of training examples, CapsNet and CNN",
+}

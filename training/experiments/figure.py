@@ -1,0 +1,86 @@
+"""Figures of experiments, all drawn alike."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+OURS, OTHER, PAPER = "#1f6fb4", "#d9772b", "#444444"  # ours, what it is compared with, the paper's numbers
+STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "font.size": 9.0,
+}
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 4.8, 3.2, 150
+
+
+@contextmanager
+def saved(file: Path, columns: int = 1, rows: int = 1, height: float = HEIGHT_INCHES) -> Iterator[list[Any]]:
+    """Axes of a figure, row by row, that is written when they have been drawn into.
+
+    Args:
+        file: a PNG.
+        columns: axes beside each other.
+        rows: of axes.
+        height: of a row, inches.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES * columns, height * rows), dpi=DPI, layout="constrained")
+        yield list(np.ravel(figure.subplots(rows, columns)))
+        figure.savefig(file)
+
+
+def legend(axis: Any, entries: dict[str, tuple[str, str]]) -> None:
+    """A legend of markers: from text to (marker, colour)."""
+    lines = [
+        Line2D([], [], color=colour, marker=marker, linestyle="", label=text)
+        for text, (marker, colour) in entries.items()
+    ]
+    axis.legend(handles=lines)
+
+
+def save_grid(
+    file: Path,
+    pictures: list[list[NDArray[np.uint8] | None]],
+    row_titles: list[str],
+    column_titles: list[str],
+    captions: list[list[str]] | None = None,
+) -> None:
+    """Pictures in rows and columns.
+
+    Args:
+        file: a PNG.
+        pictures: row by row, each uint8 [H, W] or [H, W, 3], or None for an empty place.
+        row_titles: to the left of each row; may be empty texts.
+        column_titles: above each column; may be empty texts.
+        captions: below each picture, as pictures.
+    """
+    with mpl.rc_context({"font.size": 7.0}):
+        rows, columns = len(pictures), len(pictures[0])
+        tall = 1.0 if captions else 0.8
+        figure = Figure(figsize=(0.8 * columns + 1, tall * rows + 0.3), dpi=DPI, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for r, line in enumerate(pictures):
+            for c, picture in enumerate(line):
+                axis = axes[r, c]
+                axis.set_xticks([])
+                axis.set_yticks([])
+                axis.set_frame_on(False)
+                if picture is not None:
+                    axis.imshow(picture, cmap="gray", vmin=0, vmax=255)
+                if captions:
+                    axis.set_xlabel(captions[r][c], labelpad=1)
+                if r == 0 and column_titles:
+                    axis.set_title(column_titles[c], fontsize=7)
+            if row_titles:
+                axes[r, 0].set_ylabel(row_titles[r], rotation=0, ha="right", va="center")
+        figure.savefig(file)

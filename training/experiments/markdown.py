@@ -1,0 +1,53 @@
+"""Markdown of an experiment's results."""
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, stdev
+
+from training.experiments.lab import Row
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, its first column to the left and all others to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
+
+
+def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
+    """`0.25 ± 0.01 (3)`: mean, deviation of the sample and how many; blank without values."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f} ({len(values)})"
+
+
+def difference(values: Sequence[float], paper: float | None, digits: int = 2) -> str:
+    """Of the mean to the paper's number, with its sign; blank where there is none."""
+    return f"{mean(values) - paper:+.{digits}f}" if values and paper is not None else ""
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Blank where there is none."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def settings(rows: Sequence[Row]) -> str:
+    """What the networks of these rows are and have seen, each kind once."""
+    return "; ".join(dict.fromkeys(row["setting"] for row in rows if "setting" in row))
+
+
+def origins(rows: Sequence[Row]) -> str:
+    """How the rows came about: commands, seeds, hardware, and the hours of the networks they are of."""
+    networks = {row["network"]: row for row in rows if "network" in row}.values()
+    facts = {
+        "command": _list(f"`{row['command']}`" for row in rows),
+        "seeds": _list(str(row["seed"]) for row in networks),
+        "trained for": f"{sum(row['hours'] for row in networks):.2f} hours, {len(networks)} networks",
+        "hardware": _list(row["hardware"] for row in networks),
+        "source commit": _list(row["source_commit"] for row in networks),
+    }
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n"
+
+
+def _list(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
