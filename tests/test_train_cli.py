@@ -87,7 +87,7 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     [
         (
             ["fit", "--preset", "nmist", "--out", "x"],
-            "no preset 'nmist'; there are drawn, mnist, mnist-blanks, mnist-short",
+            "no preset 'nmist'; there are affnist, affnist-cnn, cifar10, ",
         ),
         (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
         (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),
