@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
-from training.examples import Batch, testing_examples
+from training.examples import Batch, evaluation_examples
 from training.metrics import exact_errors, object_errors
 
 BATCH = 250
@@ -60,7 +60,7 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> TestError
     session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
     per_image = config.data.objects_per_image
     images = errors = missed = 0
-    for batch in testing_examples(config, root).fixed(BATCH):
+    for batch in evaluation_examples(config, root).fixed(BATCH):
         [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
         probabilities = torch.from_numpy(found)
         images += len(batch)
@@ -77,7 +77,7 @@ def evaluate_bundle(bundle: Path, root: Path) -> TestError:
 
 def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:
     """The test images of a data set as a graph takes them, [up to 250, H, W, C], 0 to 1."""
-    return map(_as_taken, testing_examples(config, root).fixed(BATCH))
+    return map(_as_taken, evaluation_examples(config, root).fixed(BATCH))
 
 
 def run_config(manifest: Manifest) -> RunConfig:

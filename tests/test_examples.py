@@ -5,7 +5,7 @@ import torch
 
 from training.config import DataConfig, RunConfig, load_preset
 from training.data.images import Images
-from training.examples import Batch, examples, testing_examples, training_examples
+from training.examples import Batch, evaluation_examples, examples, training_examples
 
 CLASSES = 4
 
@@ -121,7 +121,7 @@ def test_fewer_training_images_leave_the_held_out_ones_as_they_are(drawn_mnist_r
     assert (len(train), len(some), len(validation)) == (500, 50, 100)
     assert torch.equal(some.images.pixels, train.images.pixels[:50])
     assert torch.equal(same.images.pixels, validation.images.pixels)
-    assert len(testing_examples(config, drawn_mnist_root)) == 200
+    assert len(evaluation_examples(config, drawn_mnist_root)) == 200
 
 
 @pytest.mark.parametrize("name", ["mnist", "multimnist", "affnist"])
@@ -131,7 +131,7 @@ def test_a_presets_images_have_the_size_that_its_network_takes(name, drawn_mnist
     train, _ = training_examples(config, drawn_mnist_root)
     size = config.model.image_size
     assert train.draw(torch.arange(4), generator()).pixels.shape == (4, 1, size, size)
-    assert next(testing_examples(config, drawn_mnist_root).fixed(4)).pixels.shape == (4, 1, size, size)
+    assert next(evaluation_examples(config, drawn_mnist_root).fixed(4)).pixels.shape == (4, 1, size, size)
 
 
 def test_a_part_of_a_batch_is_a_batch():

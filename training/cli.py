@@ -269,11 +269,11 @@ def _measure_test(run: Path, root: Path, device: "torch.device") -> None:
     """Evaluate the best checkpoint on the test images, print it and write result.json."""
     from training import checkpoint
     from training.evaluation import evaluate
-    from training.examples import testing_examples
+    from training.examples import evaluation_examples
 
     config = checkpoint.read_config(run)
     best = checkpoint.best_checkpoint(run)
-    found = evaluate(checkpoint.load_model(run, best, device), testing_examples(config, root), config.loss)
+    found = evaluate(checkpoint.load_model(run, best, device), evaluation_examples(config, root), config.loss)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",
         "checkpoint": best.name,

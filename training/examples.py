@@ -200,7 +200,7 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     return examples(config.data, classes, train), examples(config.data, classes, validation)
 
 
-def testing_examples(config: RunConfig, root: Path) -> Examples:
+def evaluation_examples(config: RunConfig, root: Path) -> Examples:
     """What a run is measured on at the end; the arguments are those of `training_examples`."""
     return examples(config.data, config.model.classes, load_images(config, "test", root))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.evaluation import evaluate
-from training.examples import testing_examples
+from training.examples import evaluation_examples
 from training.experiments import figure, markdown
 from training.experiments.lab import Lab, Row, Trained
 from training.experiments.quick import narrowed
@@ -76,7 +76,7 @@ def _methods(capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
 
 def _measure(lab: Lab, config: RunConfig) -> Row:
     trained: Trained = lab.trained(config)
-    found = evaluate(trained.model, testing_examples(config, lab.root), config.loss)
+    found = evaluate(trained.model, evaluation_examples(config, lab.root), config.loss)
     return {
         "error_percent": found.error_percent,
         "object_error_percent": found.object_error_percent,
