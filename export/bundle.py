@@ -34,7 +34,7 @@ from training import checkpoint
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.drawn import draw_digits
 from training.data.load import facts_of
-from training.examples import training_examples
+from training.examples import Examples, training_examples
 from training.models.capsnet import CapsNet
 
 SAMPLES = 8
@@ -76,14 +76,18 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
             f"{run} is a {config.model.architecture}; a bundle is made of a capsule network"
         )
+    if model.config.image_channels == 2:
+        raise ValueError(f"{run} takes stereo pairs; a bundle is made of a network for grey or RGB pictures")
+    _, held_out = training_examples(config, root)
     graphs = trace(model)
-    parity_error = parity.check_parity(model, graphs, held_out_pixels(config, root))
+    parity_error = parity.check_parity(model, graphs, parity_pixels(held_out))
     test = evaluate_encoder(graphs.encoder.SerializeToString(), config, root)
 
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
-        manifest = _write_bundle(aside, name, config, best, model, graphs, parity_error, test)
+        crop_share = (config.data.crop_pixels or held_out.size) / held_out.size
+        manifest = _write_bundle(aside, name, config, best, model, graphs, crop_share, parity_error, test)
         (aside / "MODEL_CARD.md").write_text(model_card(manifest))
         (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         aside.chmod(0o755)  # mkdtemp lets nobody else in
@@ -93,11 +97,10 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def held_out_pixels(config: RunConfig, root: Path) -> NDArray[np.float32]:
+def parity_pixels(held_out: Examples) -> NDArray[np.float32]:
     """As many of the images that were held out as parity needs, [N, H, W, C], 0 to 1."""
-    _, validation = training_examples(config, root)
     count = max(parity.BATCH_SIZES)
-    pixels = next(validation.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
+    pixels = next(held_out.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
     return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
 
@@ -108,6 +111,7 @@ def _write_bundle(
     best: Path,
     model: CapsNet,
     graphs: Graphs,
+    crop_share: float,
     parity_error: float,
     test: TestError,
 ) -> Manifest:
@@ -136,6 +140,7 @@ def _write_bundle(
             channels=model.config.image_channels,
             polarity=facts.polarity,
             placement=facts.placement,
+            crop_share=crop_share,
         ),
         opset=OPSET,
         parity=Parity(

@@ -12,7 +12,7 @@ def model_card(manifest: Manifest) -> str:
 
 
 def _summary(manifest: Manifest) -> list[str]:
-    model, error = manifest.parameters, manifest.metrics[0]
+    model = manifest.parameters
     return [
         f"# {manifest.model}",
         "",
@@ -22,8 +22,17 @@ def _summary(manifest: Manifest) -> list[str]:
         f"capsules, {model['classes']} class capsules of {model['class_dim']} dimensions, "
         f"{model['routing_iterations']} routing iterations.",
         "",
-        f"**Test error {error.value:.2f} %** ({error.data}). To measure it again: `{error.command}`",
+        *[
+            f"**{metric.name.replace('_', ' ').capitalize()} {metric.value:.2f} %** ({metric.data}). "
+            f"To measure it again: `{metric.command}`"
+            for metric in manifest.metrics
+        ],
         "",
+        *(
+            ["An image of two objects is right if both are named.", ""]
+            if manifest.objects_per_image > 1
+            else []
+        ),
     ]
 
 
@@ -33,8 +42,7 @@ def _training(manifest: Manifest) -> list[str]:
     rows = {
         "preset": config["preset"],
         "data": f"{data['name']} training set, {data['validation_images']} images of it held out",
-        "augmentation": f"shifts of up to {data['max_shift_pixels']} pixels; "
-        f"{data['blank_share']:.2%} of the images shown blank, with no class present",
+        "augmentation": _augmentation(data),
         "loss": f"margin loss + {config['loss']['reconstruction_weight']} x summed squared pixel error",
         "optimiser": f"Adam, {_rate(optimiser)}",
         "cooldown": f"to 0 over the last {optimiser['cooldown_epochs']} epochs",
@@ -51,6 +59,23 @@ def _training(manifest: Manifest) -> list[str]:
         rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
+
+
+def _augmentation(data: dict[str, Any]) -> str:
+    """What is done to a training image, in order."""
+    changes = [
+        "two digits of different classes over each other" if data["name"] == "multimnist" else "",
+        "anywhere in a 40x40 frame" if data["name"] == "shifted-mnist" else "",
+        f"windows of {data['crop_pixels']} pixels" if data.get("crop_pixels") else "",
+        "half of the images mirrored" if data.get("flip") else "",
+        f"shifts of up to {data['max_shift_pixels']} pixels" if data["max_shift_pixels"] else "",
+        f"brightness +- {data['max_brightness']:.2g}" if data.get("max_brightness") else "",
+        "contrast times {} to {}".format(*data["contrast"]) if data.get("contrast", [1, 1]) != [1, 1] else "",
+        f"{data['blank_share']:.2%} of the images blank, with no class present"
+        if data["blank_share"]
+        else "",
+    ]
+    return "; ".join(filter(None, changes)) or "none"
 
 
 def _rate(optimiser: dict[str, Any]) -> str:

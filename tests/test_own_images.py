@@ -8,13 +8,14 @@ import pytest
 from live_service import live_service, settings_for
 from PIL import Image, ImageDraw
 
-from export.bundle import held_out_pixels
+from export.bundle import parity_pixels
 from export.cli import main as export
 from export.contract.manifest import read_manifest
 from export.parity import BATCH_SIZES
 from training.cli import main as train
 from training.config import load_preset
 from training.data.folder import configure
+from training.examples import training_examples
 
 CLASSES = ("bars", "disc")
 PICTURES = 200  # of each class
@@ -99,10 +100,11 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
         for index in range(5):
             draw(name, np.random.default_rng(index)).save(tmp_path / name / f"{index}.png")
     config = configure(load_preset("images"), tmp_path)
-    pixels = held_out_pixels(config, tmp_path)
+    _, held_out = training_examples(config, tmp_path)
+    pixels = parity_pixels(held_out)
     assert pixels.shape == (max(BATCH_SIZES), 32, 32, 3)
-    [held_out] = np.unique(pixels, axis=0)  # 10 pictures, of these 8 to train on, and a tenth is at least 1
-    assert held_out.std() > 0
+    [picture] = np.unique(pixels, axis=0)  # 10 pictures, of these 8 to train on, and a tenth is at least 1
+    assert picture.std() > 0
 
 
 @pytest.mark.parametrize(

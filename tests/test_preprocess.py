@@ -307,6 +307,15 @@ def test_centre_crop_fills_the_frame():
     np.testing.assert_allclose(value[:, 1:-1], 100, atol=1)  # the outermost pixels see a little further
 
 
+def test_a_centre_crop_of_a_share_shows_what_a_network_trained_on_windows_sees():
+    facts = Preprocessing(height=24, width=24, channels=3, placement="centre-crop", crop_share=24 / 32)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    np.testing.assert_array_equal(to_input(Image.fromarray(pixels), facts) * 255, pixels[4:28, 4:28])
+    ramp = np.linspace(0, 255, 64).astype(np.uint8)[None, :, None].repeat(64, axis=0).repeat(3, axis=2)
+    seen = to_input(Image.fromarray(ramp), facts)[12, :, 0] * 255
+    np.testing.assert_allclose(seen[1:-1], ramp[0, 8:56, 0].reshape(24, 2).mean(axis=1)[1:-1], atol=1)
+
+
 # arrays
 
 

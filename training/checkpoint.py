@@ -4,7 +4,8 @@ A run is a folder:
 
     config.json                      the run's configuration
     log.jsonl                        one JSON object per logged step and validation
-    checkpoints/step-00000430/       model.safetensors, optimiser.safetensors, progress.json
+    checkpoints/step-00000430/       model.safetensors, optimiser.safetensors, progress.json; raw.safetensors,
+                                     where model.safetensors is an average of the weights
     result.json                      test metrics, once the run has finished
 
 A checkpoint is written aside and renamed, so a folder of that name is always whole.
@@ -29,6 +30,8 @@ from torch import Tensor
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
 
+MODEL = "model.safetensors"
+RAW = "raw.safetensors"
 KEPT = 2  # newest checkpoints, beside the one with the best validation error
 
 
@@ -147,13 +150,26 @@ def newest_checkpoint(run: Path) -> Path | None:
     return next(reversed(checkpoints(run)), None)
 
 
-def save(run: Path, model: Network, optimiser: torch.optim.Optimizer, progress: Progress) -> Path:
+def save(
+    run: Path,
+    model: Network,
+    optimiser: torch.optim.Optimizer,
+    progress: Progress,
+    average: Network | None = None,
+) -> Path:
     """Write a checkpoint whole or not at all; older ones beyond the newest two and the best are removed.
+
+    Args:
+        run: the run's folder.
+        model: the network that is trained.
+        optimiser: Adam of its weights.
+        progress: of this moment.
+        average: has the average of its weights, where that is what the run is to give.
 
     Raises:
         NotFiniteError: a weight is not finite; nothing is written.
     """
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    weights = _weights(model if average is None else average)
     broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if broken:
         raise NotFiniteError(f"weights are not finite at step {progress.step}: {broken[0]} and others")
@@ -161,7 +177,9 @@ def save(run: Path, model: Network, optimiser: torch.optim.Optimizer, progress: 
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_file(weights, aside / "model.safetensors")
+    save_file(weights, aside / MODEL)
+    if average is not None:
+        save_file(_weights(model), aside / RAW)
     save_file(_optimiser_tensors(model, optimiser), aside / "optimiser.safetensors")
     write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
     sync(aside)
@@ -188,7 +206,7 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
-    """Rebuild the model of a run with the weights of one of its checkpoints."""
+    """Rebuild the model of a run as one of its checkpoints is to be used."""
     model = build(read_config(run).model)
     load_weights(model, checkpoint)
     return model.to(device)
@@ -200,11 +218,16 @@ def load_weights(model: Network, checkpoint: Path) -> None:
     Raises:
         ValueError: they are those of another architecture, or the file is damaged.
     """
-    weights = _load_tensors(checkpoint / "model.safetensors")
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{checkpoint} holds the weights of another architecture: {error}") from None
+    _load_weights(model, checkpoint / MODEL)
+
+
+def load_trained_weights(model: Network, checkpoint: Path) -> None:
+    """Give a model the weights that training goes on from: those that were averaged, not their average.
+
+    The errors are those of `load_weights`.
+    """
+    raw = checkpoint / RAW
+    _load_weights(model, raw if raw.exists() else checkpoint / MODEL)
 
 
 def load_optimiser(checkpoint: Path, model: Network, optimiser: torch.optim.Adam) -> None:
@@ -227,6 +250,18 @@ def sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _weights(model: Network) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+
+
+def _load_weights(model: Network, path: Path) -> None:
+    weights = _load_tensors(path)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{path.parent} holds the weights of another architecture: {error}") from None
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

@@ -149,6 +149,7 @@ class DataConfig:
         contrast: least and largest factor by which each channel's differences to its mean grow.
         validation_images: taken from the training set by a seeded permutation, never trained on.
         training_images: no more than so many of the others are trained on; None takes all.
+        epoch_images: fewer training images are repeated to so many, which an epoch shows; None shows each once.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
             that has never seen an empty image may take it for one of its classes with confidence.
     """
@@ -175,6 +176,7 @@ class DataConfig:
     contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
     validation_images: int = Field(default=5000, ge=1)
     training_images: int | None = Field(default=None, ge=1)
+    epoch_images: int | None = Field(default=None, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
 
     @property
@@ -191,6 +193,8 @@ class OptimiserConfig:
     few epochs ends better when it also falls linearly to 0 over the last `cooldown_epochs` (0 in the paper).
     With a `weight_average` above 0 what is measured and exported is an exponential moving average of the
     weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
+    With a `stop_at_error_percent` the run ends before the last epoch: at the first one after which the
+    validation error is at most so much.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -201,6 +205,7 @@ class OptimiserConfig:
     min_learning_rate: float = Field(default=1e-6, ge=0)
     cooldown_epochs: int = Field(default=0, ge=0)
     weight_average: float = Field(default=0.0, ge=0, lt=1)
+    stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -2,12 +2,13 @@
 
 # J classes
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from training.config import LossConfig
-from training.examples import Examples
+from training.examples import Batch, Examples
 from training.metrics import exact_errors, object_errors
 from training.models.build import Network
 from training.objective import look_at
@@ -46,7 +47,6 @@ class Evaluation:
         return 100 * self.object_errors / self.objects
 
 
-@torch.no_grad()
 def evaluate(model: Network, examples: Examples, config: LossConfig, versions: int = 1) -> Evaluation:
     """Classify images and reconstruct each object from the capsule of its true class.
 
@@ -56,13 +56,21 @@ def evaluate(model: Network, examples: Examples, config: LossConfig, versions: i
         config: of the losses.
         versions: how often each image is shown, see `examples.fixed`.
     """
+    return evaluate_batches(model, examples.fixed(BATCH, versions), examples.config.objects_per_image, config)
+
+
+@torch.no_grad()
+def evaluate_batches(
+    model: Network, batches: Iterable[Batch], per_image: int, config: LossConfig
+) -> Evaluation:
+    """`evaluate` on batches from anywhere, at least one, of images that show `per_image` objects each."""
     device = next(model.parameters()).device
-    per_image = examples.config.objects_per_image
+    images = 0
     errors = torch.zeros(2, dtype=torch.int64, device=device)
     losses = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for batch in examples.fixed(BATCH, versions):
+    for batch in batches:
         batch = batch.to(device)
         found = look_at(model, batch, config)
         errors += torch.stack(
@@ -71,9 +79,9 @@ def evaluate(model: Network, examples: Examples, config: LossConfig, versions: i
                 object_errors(found.probabilities, batch.present, per_image),
             ]
         )
+        images += len(batch)
         losses += len(batch) * torch.stack([found.classification, found.reconstruction])
     model.train(was_training)
-    images = versions * len(examples)
     wrong, missed = errors.tolist()
     classification, reconstruction = (losses / images).tolist()
     return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)

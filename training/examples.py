@@ -79,6 +79,11 @@ class SingleObjects:
         size = config.resize_pixels
         self.images = Images(resize(images.pixels, size), images.labels) if size else images
 
+    @property
+    def size(self) -> int:
+        """Height and width of the images before any crop, pixels."""
+        return self.images.pixels.shape[-1]
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -140,6 +145,11 @@ class OverlaidObjects:
         self.config, self.classes, self.images = config, classes, images
         self._maker = PairMaker(images, config.max_shift_pixels)
 
+    @property
+    def size(self) -> int:
+        """Height and width of the images, pixels."""
+        return self._maker.image_size
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -195,7 +205,7 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     """
     images = load_images(config, "train", root)
     train, validation = hold_out(images, config.data.validation_images, config.seed)
-    train = train[: config.data.training_images]
+    train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
     return examples(config.data, classes, train), examples(config.data, classes, validation)
 

@@ -100,7 +100,9 @@ class Trainer:
             self.progress = checkpoint.read_progress(newest).resumed_by(session)
 
     def fit(self, train: Examples, validation: Examples, limits: Limits) -> bool:
-        """Train to the last epoch, or until a limit or a signal stops it; either way leave a checkpoint.
+        """Train to the last epoch, or to the validation error at which the configuration ends the run.
+
+        A limit or a signal stops it before that. However it ends, it leaves a checkpoint.
 
         Returns:
             Whether the run is finished.
@@ -114,7 +116,7 @@ class Trainer:
         started = saved = time.monotonic()
         with _Log(self.run, self.progress.step) as log, _stop_on_signal() as stop, self._bar(last) as bar:
             losses: list[Tensor] = []
-            while self.progress.step < last and not stop:
+            while not self._finished(last) and not stop:
                 before = time.monotonic()
                 losses.append(self._step(train, per_epoch))
                 self._count_step(per_epoch, time.monotonic() - before)
@@ -138,7 +140,7 @@ class Trainer:
             self.interrupted = bool(stop)
         if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
             self.save()
-        return self.progress.step >= last
+        return self._finished(last)
 
     def save(self) -> Path:
         """Write a checkpoint of this moment.
@@ -150,6 +152,12 @@ class Trainer:
             return checkpoint.save(self.run, self.model, self.optimiser, self.progress)
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
+
+    def _finished(self, last: int) -> bool:
+        """Whether the last step has been done, or the validation error is as low as was asked for."""
+        enough, best = self.config.optimiser.stop_at_error_percent, self.progress.best_error_percent
+        low_enough = enough is not None and best is not None and best <= enough
+        return low_enough or self.progress.step >= last
 
     def _step(self, train: Examples, per_epoch: int) -> Tensor:
         """One optimiser step; returns classification and reconstruction loss, [2], on the device."""

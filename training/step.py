@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import LossConfig
+from training.distributed import ALONE, Processes
 from training.examples import Batch
 from training.models.build import Network
 from training.objective import look_at, total_loss
@@ -24,7 +25,14 @@ class Step:
     one can take longer than running them.
     """
 
-    def __init__(self, model: Network, config: LossConfig, learning_rate: float, graphs: bool = True):
+    def __init__(
+        self,
+        model: Network,
+        config: LossConfig,
+        learning_rate: float,
+        graphs: bool = True,
+        processes: Processes = ALONE,
+    ):
         """Bring the model's weights into the order the device likes, and start Adam on them.
 
         Args:
@@ -32,14 +40,16 @@ class Step:
             config: of the losses.
             learning_rate: until a step says otherwise.
             graphs: False launches the kernels one by one on CUDA, too.
+            processes: learn together, each from its part of a batch.
         """
         on_cuda = next(model.parameters()).is_cuda
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
         self._config = config
-        self._losses: Callable[..., tuple[Tensor, Tensor]] = _Losses(model, config)
-        self._capture_next = graphs and on_cuda
+        self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
+        # With several processes a graph would have to hold their exchange of gradients, too.
+        self._capture_next = graphs and on_cuda and processes.count == 1
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
         """Learn from a batch.

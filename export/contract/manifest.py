@@ -78,6 +78,8 @@ class Preprocessing(_Fact):
         polarity: `light-on-dark` inverts pictures whose border is lighter than their ink; `any` never does.
         placement: `digit` fits the ink box into 20/28 of the frame and centres it by mass, as MNIST was
             made; `fit` shows the whole picture, padded; `centre-crop` fills the frame.
+        crop_share: how much of a picture's shorter side a `centre-crop` shows. A network that was trained on
+            windows of 24 in pictures of 32 pixels has 0.75.
     """
 
     height: int = Field(ge=1)
@@ -85,6 +87,7 @@ class Preprocessing(_Fact):
     channels: int = Field(default=1, ge=1, le=3)
     polarity: Literal["light-on-dark", "any"] = "any"
     placement: Literal["digit", "fit", "centre-crop"] = "fit"
+    crop_share: float = Field(default=1.0, gt=0, le=1)
 
 
 class Parity(_Fact):

@@ -64,8 +64,8 @@ def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
 
 
 def _centre_crop(picture: Image.Image, facts: Preprocessing) -> Image.Image:
-    """The largest part from the middle that fills the frame."""
-    scale = min(picture.width / facts.width, picture.height / facts.height)
+    """A part from the middle that fills the frame; the largest one, unless the crop's share is below 1."""
+    scale = facts.crop_share * min(picture.width / facts.width, picture.height / facts.height)
     across, down = facts.width * scale, facts.height * scale
     left, top = (picture.width - across) / 2, (picture.height - down) / 2
     return _resized(picture, (facts.width, facts.height), (left, top, left + across, top + down))

@@ -29,6 +29,7 @@ BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("tes
 # The binary version first: reading it runs nobody's pickle.
 BINARY_FOLDER, PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
 BINARY_ARCHIVE, PYTHON_ARCHIVE = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"
+SOURCES = (BINARY_FOLDER, PYTHON_FOLDER, BINARY_ARCHIVE, PYTHON_ARCHIVE)
 
 
 def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
@@ -42,7 +43,7 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
         FileNotFoundError: neither is there, or a batch is missing.
         ValueError: a batch is damaged, another size than the others, or not what its name says.
     """
-    source = find(folder, BINARY_FOLDER, PYTHON_FOLDER, BINARY_ARCHIVE, PYTHON_ARCHIVE)
+    source = find(folder, *SOURCES)
     is_binary = source.name in (BINARY_FOLDER, BINARY_ARCHIVE)
     names = [f"{name}.bin" if is_binary else name for name in BATCHES[split]]
     contents = _unpack(source, names) if source.is_file() else _read(source, names)

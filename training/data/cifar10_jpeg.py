@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from training.data.cifar10 import CLASS_NAMES, SIZE
+from training.data.cifar10 import CLASS_NAMES, SIZE, SOURCES
+from training.data.files import MissingDataError
 from training.data.split import Split, refuse_outside
 
 ARRAYS = {"jpeg": np.uint8, "offsets": np.int64, "labels": np.uint8, "classes": np.str_}
@@ -37,7 +38,7 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
     """
     path = folder / f"{split}-jpeg.npz"
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingDataError(
             f"{path.name} is not in {folder.resolve()}, and there is no download of the JPEG copy; "
             "the original is the data set cifar10: capsnet-train download cifar10"
         )
@@ -51,6 +52,13 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
     if offsets[0] != 0 or offsets[-1] != len(arrays["jpeg"]) or (np.diff(offsets) <= 0).any():
         raise ValueError(f"{path}: offsets do not rise from 0 to the {len(arrays['jpeg'])} bytes of jpeg")
     return Split(_decode_all(path, arrays["jpeg"].tobytes(), offsets), labels)
+
+
+def name_on_hand(root: Path) -> Literal["cifar10", "cifar10-jpeg"]:
+    """What a data root's `cifar10` holds: `cifar10-jpeg` if it holds this copy alone, else `cifar10`."""
+    folder = root / "cifar10"
+    original = any((folder / name).exists() for name in SOURCES)
+    return "cifar10-jpeg" if (folder / "train-jpeg.npz").exists() and not original else "cifar10"
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

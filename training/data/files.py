@@ -6,6 +6,10 @@ import zlib
 from pathlib import Path
 
 
+class MissingDataError(FileNotFoundError):
+    """A data set is not here; says where it was looked for and how to get it."""
+
+
 def find(folder: Path, *names: str) -> Path:
     """The first of these that is in a data set's folder.
 
@@ -14,7 +18,7 @@ def find(folder: Path, *names: str) -> Path:
         names: what the file may be called, the best first.
 
     Raises:
-        FileNotFoundError: none is there; says where it was looked for and how to download it.
+        MissingDataError: none is there.
     """
     for name in names:
         if (folder / name).exists():
@@ -27,7 +31,7 @@ def find(folder: Path, *names: str) -> Path:
     else:
         missing = f"none of {', '.join(names)} is in"
     command = f"capsnet-train download {folder.name} --data {shlex.quote(str(folder.parent))}"
-    raise FileNotFoundError(f"{missing} {folder}; download it with: {command}")
+    raise MissingDataError(f"{missing} {folder}; download it with: {command}")
 
 
 def read_content(path: Path) -> bytes:

@@ -106,7 +106,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
     data = replace(
         preset.data,
         name="images",
-        folder=str(folder.resolve()),
+        folder=str(folder),
         class_names=tuple(found),
         resize_pixels=None,
         crop_pixels=None,

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from training import checkpoint, provenance
@@ -92,6 +94,12 @@ class Lab:
         checkpoint.write_atomically(self.out / "rows.jsonl", lines)
         return row
 
+    def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
+        """Write pictures for a figure into the experiment's folder; returns the file's name, for a row."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        np.save(self.out / f"{name}.npy", pictures)
+        return f"{name}.npy"
+
     def trained(self, config: RunConfig) -> Trained:
         """The network of a configuration: trained to the end now, unless it has been.
 
@@ -128,5 +136,8 @@ def describe(config: RunConfig) -> str:
         if isinstance(model, CapsNetConfig)
         else f"{'-'.join(str(block.channels) for block in model.blocks)} channels"
     )
-    images = config.data.training_images or "all"
-    return f"{config.preset} with {width}, {images} training images, {config.optimiser.epochs} epochs"
+    data, epochs = config.data, f"{config.optimiser.epochs} epochs"
+    if data.epoch_images:
+        epochs += f" of {data.epoch_images} images"
+    images = f"{data.training_images or 'all'} training images of {data.name}"
+    return f"{config.preset} with {width}, {images}, {epochs}"

@@ -1,0 +1,121 @@
+"""The processes that train one network together, one on each GPU.
+
+torchrun starts them and tells each its rank. They make the same random choices, each learns from its part of
+every batch, and the mean of their gradients is that of the whole batch: weights are the same in all of them,
+and up to rounding those of one process. The first one keeps the log and the checkpoints. (Dropout is drawn by
+each for its part, so that with it the result is the same in distribution only.)
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training.examples import Batch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train together; by default there is no other.
+
+    Attributes:
+        rank: of this one, from 0.
+        count: of all.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and prints."""
+        return self.rank == 0
+
+    def check_batch(self, images: int) -> None:
+        """Refuse batches of a size that the processes cannot share evenly.
+
+        Raises:
+            ValueError: there is a remainder.
+        """
+        if images % self.count:
+            raise ValueError(
+                f"a batch of {images} images cannot be shared evenly by {self.count} processes; "
+                "start as many as divide it"
+            )
+
+    def part(self, batch: Batch) -> Batch:
+        """What this process learns from."""
+        size = len(batch) // self.count
+        return batch[self.rank * size : (self.rank + 1) * size] if self.count > 1 else batch
+
+    def averaging(self, losses: nn.Module) -> nn.Module:
+        """A module of losses, means over the batch, whose gradients become the mean of all processes'."""
+        return DistributedDataParallel(losses) if self.count > 1 else losses
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes, on the device where the values are."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+            values = values / self.count
+        return values
+
+    def any_of(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag whether it is raised in any process; no GPU is waited for."""
+        if self.count == 1:
+            return flags
+        raised = torch.tensor(flags, dtype=torch.int32)  # on the CPU
+        distributed.all_reduce(raised, distributed.ReduceOp.MAX)
+        return tuple(flag > 0 for flag in raised.tolist())
+
+    def of_first(self, value: T) -> T:
+        """What the first process has under this name."""
+        if self.count == 1:
+            return value
+        values = [value]
+        distributed.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[Processes]:
+    """Meet the processes that torchrun has started beside this one, on whatever machines.
+
+    Args:
+        device: where this one trains.
+    """
+    if not distributed.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
+        yield ALONE
+        return
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    yield Processes(distributed.get_rank(), distributed.get_world_size())
+    # Not after an error: the others wait for this process then, and torchrun ends them when it is gone.
+    distributed.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Of several GPUs the one that is this process's; a CPU is shared.
+
+    Raises:
+        ValueError: there are more processes on this machine than GPUs.
+    """
+    if device.type != "cuda" or not distributed.is_torchelastic_launched():
+        return device
+    rank, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if rank >= there:
+        asked = os.environ["LOCAL_WORLD_SIZE"]
+        raise ValueError(
+            f"torchrun started {asked} processes on this machine, which has {there} GPUs: "
+            f"give it --nproc-per-node {there}, or this command --device cpu"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
