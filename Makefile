@@ -9,10 +9,10 @@ VENV := .venv
 PIP := -m pip --disable-pip-version-check
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: help serve test fuzz dev soak docker-test constraints clean
+.PHONY: help serve test fuzz dev experiments-quick soak docker-test constraints clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s  %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is made of: 3.11 or later.'
 	@echo 'TORCH_INDEX=URL is a package index to look for torch in as well, such as one of builds for the CPU.'
@@ -31,6 +31,10 @@ fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600
 
 dev: $(VENV)/.dev ## install all that tests, benchmarks and experiments import
+
+experiments-quick: $(VENV)/.dev ## run the quick form of all experiments whose data is there, and join them into one page
+	$(VENV)/bin/capsnet-train experiment all --quick
+	$(VENV)/bin/capsnet-train report
 
 soak: $(VENV)/.serve ## keep a service saturated for ten minutes; fails if it grows (needs wrk or oha)
 	$(VENV)/bin/python benchmarks/soak.py

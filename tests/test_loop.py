@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from training import checkpoint, loop
 from training.checkpoint import Progress
-from training.config import CapsNetConfig, DataConfig, OptimiserConfig, RunConfig
+from training.config import Block, CapsNetConfig, CnnConfig, DataConfig, OptimiserConfig, RunConfig
 from training.data.images import Images, hold_out
 from training.evaluation import evaluate
 from training.examples import examples
@@ -49,8 +49,8 @@ def shown(count=28):
     return examples(CONFIG.data, 3, images(count))
 
 
-def weights(run):
-    return load_file(checkpoint.newest_checkpoint(run) / "model.safetensors")
+def weights(run, file="model.safetensors"):
+    return load_file(checkpoint.newest_checkpoint(run) / file)
 
 
 def assert_same(found, expected):
@@ -101,6 +101,74 @@ def test_stopping_by_time_leaves_a_checkpoint_and_resuming_finishes_to_the_bit(t
     _, finished = fit(tmp_path / "parts")
     assert finished
     assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_a_resumed_run_leaves_out_what_the_whole_one_left_out(tmp_path):
+    cnn = CnnConfig("cnn", classes=3, blocks=(Block(2, 5, pooled=True),), hidden=(8,), dropout=0.5)
+    config = replace(CONFIG, model=cnn)
+    fit(tmp_path / "whole", config)
+    fit(tmp_path / "parts", config, limits=Limits(max_minutes=1e-9))
+    fit(tmp_path / "parts", config)
+    assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+AVERAGED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, weight_average=0.5))
+
+
+def test_a_resumed_run_has_the_weights_and_the_average_of_the_whole_one_to_the_bit(tmp_path):
+    fit(tmp_path / "whole", AVERAGED)
+    _, finished = fit(tmp_path / "parts", AVERAGED, limits=Limits(max_minutes=1e-9))
+    assert not finished
+    fit(tmp_path / "parts", AVERAGED)
+    for file in ("model.safetensors", "raw.safetensors", "optimiser.safetensors"):
+        assert_same(weights(tmp_path / "parts", file), weights(tmp_path / "whole", file))
+
+
+def test_an_average_changes_nothing_in_the_weights_that_are_averaged(tmp_path):
+    fit(tmp_path / "plain")
+    fit(tmp_path / "averaged", AVERAGED)
+    assert_same(weights(tmp_path / "averaged", "raw.safetensors"), weights(tmp_path / "plain"))
+    assert not (checkpoint.newest_checkpoint(tmp_path / "plain") / "raw.safetensors").exists()
+
+
+def test_the_average_is_that_of_all_steps_the_first_ones_soon_forgotten(tmp_path):
+    checkpoint.write_config(tmp_path, AVERAGED)
+    trainer = Trainer(tmp_path, AVERAGED, CPU, Progress())
+    average = trainer.model.conv1.weight.detach().clone().double()
+    for step in range(10):
+        trainer._step(shown(), per_epoch=7)
+        trainer._count_step(7, 0.0)
+        kept = min(0.5, (1 + step) / (10 + step))
+        average = kept * average + (1 - kept) * trainer.model.conv1.weight.detach().double()
+    torch.testing.assert_close(trainer.result.conv1.weight.double(), average, rtol=0, atol=1e-7)
+    assert not torch.equal(trainer.result.conv1.weight, trainer.model.conv1.weight)
+
+
+def test_what_is_validated_is_the_average_that_is_saved(tmp_path):
+    trainer, _ = fit(tmp_path, AVERAGED)
+    _, validation = hold_out(images(), 8, seed=0)
+    saved = checkpoint.load_model(tmp_path, checkpoint.newest_checkpoint(tmp_path), CPU)
+    measured = [row for row in log(tmp_path) if row["kind"] == "validation"][-1]["reconstruction_loss"]
+    by_average, by_weights = (
+        evaluate(model, examples(CONFIG.data, 3, validation), CONFIG.loss).reconstruction_loss
+        for model in (saved, trainer.model)
+    )
+    assert measured == by_average != by_weights
+
+
+def test_a_run_ends_at_the_validation_error_that_was_asked_for_and_resuming_adds_nothing(tmp_path):
+    long = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=12, learning_rate=0.01))
+    fit(tmp_path / "long", long)
+    errors = [row["error_percent"] for row in log(tmp_path / "long") if row["kind"] == "validation"]
+    enough = min(errors)
+    first = errors.index(enough) + 1
+    assert 1 < first < 12, "the seed gives a run that is at its best between its first and its last epoch"
+    stopped = replace(long, optimiser=replace(long.optimiser, stop_at_error_percent=enough))
+    for _ in range(2):
+        trainer, finished = fit(tmp_path / "stopped", stopped)
+        assert finished
+        assert trainer.progress.epochs == first
+        assert trainer.progress.best_step == trainer.progress.step, "what is measured is where it stopped"
 
 
 KILLED = """

@@ -152,7 +152,9 @@ class TestOnCuda:
         assert total(step(shown, RATE)) < first
 
     def test_no_step_waits_for_the_device(self, tmp_path):
-        config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))
+        config = RunConfig(
+            model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1, weight_average=0.9)
+        )
         checkpoint.write_config(tmp_path, config)
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)

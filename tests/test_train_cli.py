@@ -129,6 +129,12 @@ def test_minutes_must_be_a_positive_number(value, capsys):
     assert "--max-minutes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["-0.1", "1", "nan", "much"])
+def test_an_average_keeps_a_share_below_1(value, capsys):
+    assert status("fit", "--out", "x", "--weight-average", value) == 2
+    assert "--weight-average" in capsys.readouterr().err
+
+
 WITHOUT_TORCH = """
 import sys
 class NoTorch:

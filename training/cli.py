@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config import RunConfig, load_preset, presets
+from training.data.files import MissingDataError
 from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
     import torch
 
+    from training.distributed import Processes
+    from training.loop import Trainer
+
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
+ALL_EXPERIMENTS = "all"
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 EXAMPLES = """examples:
@@ -23,6 +28,7 @@ EXAMPLES = """examples:
   capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
   capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
   capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
+  torchrun --nproc-per-node 4 -m training.cli fit --out runs/mnist        the same run on 4 GPUs
   capsnet-train evaluate runs/mnist                             test error of its best checkpoint
   capsnet-train experiment table1 --quick                       a table or figure of the paper, in minutes
   capsnet-train report                                          join all experiments into one page
@@ -77,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--epochs", type=_whole(1), help="passes over the training images (default: the preset's)"
     )
+    fit.add_argument(
+        "--weight-average",
+        type=_share,
+        metavar="SHARE",
+        help="measure and export a moving average of the weights, of which each step keeps this share, "
+        "say 0.999 (default: the preset's)",
+    )
     fit.add_argument("--max-minutes", type=_positive, help="stop with a checkpoint after so much training")
     fit.add_argument(
         "--checkpoint-minutes", type=_positive, default=5.0, help="between checkpoints (default 5)"
@@ -99,12 +112,20 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Stopped at any moment, the same command goes on where it was.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    experiment.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help="one of those above")
+    experiment.add_argument(
+        "name",
+        choices=[*EXPERIMENTS, ALL_EXPERIMENTS],
+        metavar="NAME",
+        help=f"one of those above; {ALL_EXPERIMENTS}: every one whose data is there",
+    )
     experiment.add_argument(
         "--quick", action="store_true", help="at most 8 minutes on two cores: narrower networks, fewer images"
     )
     experiment.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick; of all, the folder that holds these",
     )
     experiment.add_argument(
         "--networks",
@@ -165,6 +186,12 @@ def _positive(text: str) -> float:
     return float(text)
 
 
+def _share(text: str) -> float:
+    if not 0 <= float(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, got {text}")
+    return float(text)
+
+
 def _device(name: str) -> "torch.device":
     """The device asked for, or an error; never another one."""
     import torch
@@ -176,31 +203,46 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
+    from training.distributed import own_device, together
+
+    config = _configuration(options)
+    device = own_device(_device(options.device))
+    with together(device) as processes:
+        trainer, finished = _train(options, config, device, processes)
+    if not finished:
+        if processes.first:
+            step = trainer.progress.step
+            print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
+        return STOPPED_BY_SIGNAL if trainer.interrupted else 0
+    if processes.first:
+        _measure_test(options.out, data_root(options.data), device)
+    return 0
+
+
+def _train(
+    options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
+) -> tuple["Trainer", bool]:
+    """Train, alone or with others; gives the trainer and whether the run is finished."""
     from training import checkpoint, provenance
     from training.examples import training_examples
     from training.loop import Limits, Trainer
 
-    config = _configuration(options)
-    device = _device(options.device)
-    root = data_root(options.data)
-    train, validation = training_examples(config, root)
+    train, validation = training_examples(config, data_root(options.data))
+    hardware = provenance.hardware(device)
     session = checkpoint.Progress(
-        hardware=provenance.hardware(device),
+        hardware=hardware if processes.count == 1 else f"{processes.count} processes, each on {hardware}",
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
     start = options.start_from / "checkpoints" / _started_at(config) if options.start_from else None
-    trainer = Trainer(options.out, config, device, session, start)
+    trainer = Trainer(options.out, config, device, session, start, processes)
+    limits = Limits(options.max_minutes, options.checkpoint_minutes)
+    if not processes.first:
+        return trainer, trainer.fit(train, validation, limits)
     with checkpoint.locked(options.out):
         checkpoint.write_config(options.out, config)
         print(f"{config.preset}: {len(train)} images, {len(validation)} held out, on {session.hardware}")
-        finished = trainer.fit(train, validation, Limits(options.max_minutes, options.checkpoint_minutes))
-    if not finished:
-        step = trainer.progress.step
-        print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
-        return STOPPED_BY_SIGNAL if trainer.interrupted else 0
-    _measure_test(options.out, root, device)
-    return 0
+        return trainer, trainer.fit(train, validation, limits)
 
 
 def _configuration(options: argparse.Namespace) -> RunConfig:
@@ -213,7 +255,7 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     if options.resume:
         changed = [
             f"--{name.replace('_', '-')}"
-            for name in ("preset", "images", "seed", "epochs", "start_from")
+            for name in ("preset", "images", "seed", "epochs", "weight_average", "start_from")
             if getattr(options, name) is not None
         ]
         if changed:
@@ -231,6 +273,8 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
         config = replace(config, seed=options.seed)
     if options.epochs is not None:
         config = replace(config, optimiser=replace(config.optimiser, epochs=options.epochs))
+    if options.weight_average is not None:
+        config = replace(config, optimiser=replace(config.optimiser, weight_average=options.weight_average))
     return replace(config, started_from=_origin(options.start_from, config)) if options.start_from else config
 
 
@@ -294,15 +338,36 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _experiment(options: argparse.Namespace) -> int:
+    if options.name != ALL_EXPERIMENTS:
+        out = options.out or EXPERIMENTS_FOLDER / _form(options.name, options.quick)
+        _carry_out(options.name, out, options)
+        return 0
+    skipped = []
+    for name in EXPERIMENTS:
+        try:
+            _carry_out(name, (options.out or EXPERIMENTS_FOLDER) / _form(name, options.quick), options)
+        except MissingDataError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            skipped.append(name)
+    if skipped:
+        print(f"skipped, as their data is not there: {', '.join(skipped)}")
+    if len(skipped) == len(EXPERIMENTS):
+        raise ValueError("there is no data for any experiment")
+    return 0
+
+
+def _form(name: str, quick: bool) -> str:
+    return f"{name}-quick" if quick else name
+
+
+def _carry_out(name: str, out: Path, options: argparse.Namespace) -> None:
+    """An experiment, its report printed."""
     from training.experiments.lab import Lab
     from training.experiments.run import carry_out
 
-    name = f"{options.name}-quick" if options.quick else options.name
-    out = options.out or EXPERIMENTS_FOLDER / name
     lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
-    report = carry_out(options.name, lab, options.quick)
+    report = carry_out(name, lab, options.quick)
     print(f"{report.read_text()}\nwrote {report}")
-    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -149,7 +149,7 @@ class DataConfig:
         contrast: least and largest factor by which each channel's differences to its mean grow.
         validation_images: taken from the training set by a seeded permutation, never trained on.
         training_images: no more than so many of the others are trained on; None takes all.
-        epoch_images: fewer training images are repeated to so many, which an epoch shows; None shows each once.
+        epoch_images: an epoch shows so many, which fewer training images are repeated to; None: each once.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
             that has never seen an empty image may take it for one of its classes with confidence.
     """

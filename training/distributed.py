@@ -60,7 +60,7 @@ class Processes:
         return DistributedDataParallel(losses) if self.count > 1 else losses
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes, on the device where the values are."""
+        """The mean over all processes, on the device where the values are; these are overwritten."""
         if self.count > 1:
             distributed.all_reduce(values)
             values = values / self.count

@@ -210,6 +210,15 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     return examples(config.data, classes, train), examples(config.data, classes, validation)
 
 
+def _repeated(images: Images, epoch_images: int | None) -> Images:
+    """As many images as an epoch shall show, each as often as any other or once more."""
+    if epoch_images is None:
+        return images
+    if epoch_images < len(images):
+        raise ValueError(f"epoch_images is {epoch_images}; expected at least the {len(images)} trained on")
+    return images[torch.arange(epoch_images) % len(images)]
+
+
 def evaluation_examples(config: RunConfig, root: Path) -> Examples:
     """What a run is measured on at the end; the arguments are those of `training_examples`."""
     return examples(config.data, config.model.classes, load_images(config, "test", root))

@@ -4,7 +4,6 @@ Every random choice is a function of the seed and of the step or epoch it is mad
 no generator state, and a resumed run makes the same choices as one that was never stopped.
 """
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -16,20 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training import checkpoint
 from training.checkpoint import Progress
 from training.config import OptimiserConfig, RunConfig
-from training.data.draws import generator_for
+from training.data.draws import generator_for, seed_for
+from training.distributed import ALONE, Processes
 from training.evaluation import evaluate
 from training.examples import Examples
-from training.models.build import build
+from training.log import Log
+from training.models.build import Network, build
 from training.objective import total_loss
 from training.step import Step
+from training.weight_average import WeightAverage
 
 LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
+DROPOUT = 10**9  # of seeds, added to a step's; the step's own is that of what is drawn from the data
 
 
 class TrainingDivergedError(ValueError):
@@ -74,6 +76,7 @@ class Trainer:
         device: torch.device,
         session: Progress,
         start_weights: Path | None = None,
+        processes: Processes = ALONE,
     ):
         """Start a run, or go on from its newest checkpoint.
 
@@ -83,20 +86,26 @@ class Trainer:
             device: where to train.
             session: hardware, command and commit of this session; its counts are not read.
             start_weights: a checkpoint of another run to begin with, instead of random weights.
+            processes: train together, each with a trainer like this one; the first alone writes.
         """
-        self.run, self.config, self.device = run, config, device
+        self.run, self.config, self.device, self.processes = run, config, device, processes
         torch.manual_seed(config.seed)
-        model = build(config.model)
+        self.model = build(config.model).to(device)
         newest = checkpoint.newest_checkpoint(run)
-        self.model = checkpoint.load_model(run, newest, device) if newest else model.to(device)
-        if start_weights and not newest:
+        if newest:
+            checkpoint.load_trained_weights(self.model, newest)
+        elif start_weights:
             checkpoint.load_weights(self.model, start_weights)
-        self._learn = Step(self.model, config.loss, config.optimiser.learning_rate)
+        self._learn = Step(self.model, config.loss, config.optimiser.learning_rate, processes=processes)
         self.optimiser = self._learn.optimiser
+        share = config.optimiser.weight_average
+        self.average = WeightAverage(self.model, share) if share else None
         self.progress = session
         self.interrupted = False  # by a signal
         if newest:
             checkpoint.load_optimiser(newest, self.model, self.optimiser)
+            if self.average:
+                checkpoint.load_weights(self.average.model, newest)
             self.progress = checkpoint.read_progress(newest).resumed_by(session)
 
     def fit(self, train: Examples, validation: Examples, limits: Limits) -> bool:
@@ -109,14 +118,17 @@ class Trainer:
 
         Raises:
             TrainingDivergedError: the loss or a weight is not finite.
+            ValueError: the processes cannot share a batch evenly.
         """
+        self.processes.check_batch(min(self.config.optimiser.batch_size, len(train)))
         train, validation = train.to(self.device), validation.to(self.device)
         per_epoch = steps_per_epoch(self.config.optimiser, len(train))
         last = per_epoch * self.config.optimiser.epochs
         started = saved = time.monotonic()
-        with _Log(self.run, self.progress.step) as log, _stop_on_signal() as stop, self._bar(last) as bar:
+        with self._log() as log, _stop_on_signal() as stop, self._bar(last) as bar:
             losses: list[Tensor] = []
-            while not self._finished(last) and not stop:
+            stopped = False
+            while not stopped and not self._finished(last):
                 before = time.monotonic()
                 losses.append(self._step(train, per_epoch))
                 self._count_step(per_epoch, time.monotonic() - before)
@@ -125,7 +137,11 @@ class Trainer:
                 epoch_ends = step % per_epoch == 0
                 out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
                 checkpoint_due = now - saved > 60 * limits.checkpoint_minutes
-                if step % LOG_EVERY == 0 or epoch_ends or out_of_time or checkpoint_due or stop:
+                self.interrupted, out_of_time, checkpoint_due = self.processes.any_of(
+                    bool(stop), out_of_time, checkpoint_due
+                )
+                stopped = self.interrupted or out_of_time
+                if step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
                     self._log_losses(losses, per_epoch, log, bar)
                     losses = []
                 if epoch_ends:
@@ -133,23 +149,26 @@ class Trainer:
                 if epoch_ends or checkpoint_due:
                     self.save()
                     saved = now
-                if out_of_time:
-                    break
-            if losses:
-                self._log_losses(losses, per_epoch, log, bar)
-            self.interrupted = bool(stop)
         if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
             self.save()
         return self._finished(last)
 
-    def save(self) -> Path:
+    @property
+    def result(self) -> Network:
+        """What the run gives at this moment: the network that is trained, or the average of its weights."""
+        return self.average.model if self.average else self.model
+
+    def save(self) -> None:
         """Write a checkpoint of this moment.
 
         Raises:
             TrainingDivergedError: a weight is not finite.
         """
+        if not self.processes.first:
+            return
+        average = self.average.model if self.average else None
         try:
-            return checkpoint.save(self.run, self.model, self.optimiser, self.progress)
+            checkpoint.save(self.run, self.model, self.optimiser, self.progress, average)
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
 
@@ -163,8 +182,13 @@ class Trainer:
         """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
         generator = generator_for(self.config.seed, step, self.device)
-        batch = train.draw(self._batch_index(len(train), per_epoch), generator)
-        return self._learn(batch, learning_rate(self.config.optimiser, step, per_epoch))
+        batch = self.processes.part(train.draw(self._batch_index(len(train), per_epoch), generator))
+        own = step * self.processes.count + self.processes.rank
+        torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
+        losses = self._learn(batch, learning_rate(self.config.optimiser, step, per_epoch))
+        if self.average:
+            self.average.update(self.model, step)
+        return losses
 
     def _batch_index(self, images: int, per_epoch: int) -> Tensor:
         """Which images this step trains on: each epoch goes through its own permutation."""
@@ -180,9 +204,9 @@ class Trainer:
         spent = self.progress.train_seconds + seconds
         self.progress = replace(self.progress, step=step, epochs=step / per_epoch, train_seconds=spent)
 
-    def _log_losses(self, losses: list[Tensor], per_epoch: int, log: "_Log", bar: "tqdm[Any]") -> None:
+    def _log_losses(self, losses: list[Tensor], per_epoch: int, log: Log, bar: "tqdm[Any]") -> None:
         """Fetch the losses since the last time; stop the run if one of them is not finite."""
-        fetched = torch.stack(losses).double()  # [steps, 2]
+        fetched = self.processes.mean(torch.stack(losses)).double()  # [steps, 2]
         first = self.progress.step - len(losses) + 1
         finite = fetched.isfinite().all(dim=1)
         if not finite.all():
@@ -205,8 +229,14 @@ class Trainer:
         where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
         return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
 
-    def _validate(self, validation: Examples, log: "_Log", bar: "tqdm[Any]") -> None:
-        found = evaluate(self.model, validation, self.config.loss)
+    def _validate(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+        """Measure the epoch's result, in the first process; the others hear of it."""
+        if self.processes.first:
+            self._measure(validation, log, bar)
+        self.progress = self.processes.of_first(self.progress)
+
+    def _measure(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+        found = evaluate(self.result, validation, self.config.loss)
         best = self.progress.best_error_percent
         if best is None or found.error_percent <= best:
             self.progress = replace(
@@ -215,44 +245,20 @@ class Trainer:
         log.write(self.progress, "validation", **asdict(found), error_percent=found.error_percent)
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
 
+    def _log(self) -> Log:
+        return Log(self.run if self.processes.first else None, self.progress.step)
+
     def _bar(self, last: int) -> "tqdm[Any]":
         """Progress in images, with rate and remaining time."""
         size = self.config.optimiser.batch_size
-        done = self.progress.step * size
-        return tqdm(total=last * size, initial=done, unit="image", unit_scale=True, smoothing=0.05)
-
-
-class _Log:
-    """`log.jsonl` and TensorBoard, in step with each other."""
-
-    def __init__(self, run: Path, step: int):
-        self.path = run / "log.jsonl"
-        _drop_rows_after(self.path, step)
-        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
-
-    def __enter__(self) -> "_Log":
-        self.file = self.path.open("a")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-        self.board.close()
-
-    def write(self, progress: Progress, kind: str, **values: float) -> None:
-        row = {"kind": kind, "step": progress.step, "epoch": round(progress.epochs, 4)}
-        row |= {"train_seconds": round(progress.train_seconds, 1), **values}
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        for name, value in values.items():
-            self.board.add_scalar(f"{kind}/{name}", value, progress.step)
-
-
-def _drop_rows_after(path: Path, step: int) -> None:
-    """Forget what a killed session logged beyond the checkpoint that the run goes on from."""
-    if path.exists():
-        whole = path.read_text().splitlines(keepends=True)
-        rows = [row for row in whole if row.endswith("\n") and json.loads(row)["step"] <= step]
-        checkpoint.write_atomically(path, "".join(rows))
+        return tqdm(
+            total=last * size,
+            initial=self.progress.step * size,
+            unit="image",
+            unit_scale=True,
+            smoothing=0.05,
+            disable=not self.processes.first,
+        )
 
 
 @contextmanager

@@ -32,8 +32,11 @@ def source_commit() -> str:
 
 
 def command_line() -> str:
-    """The command as typed, its program by name."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command as typed, its program by name; of several processes that which starts them on a machine."""
+    program = [Path(sys.argv[0]).name]
+    if torch.distributed.is_torchelastic_launched():
+        program = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def hardware(device: torch.device) -> str:

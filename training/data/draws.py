@@ -11,4 +11,9 @@ def generator_for(seed: int, index: int, device: torch.device | str = "cpu") -> 
         index: of the step, epoch or round that the choices are for.
         device: where the choices are made; the same seed gives others on another kind of device.
     """
-    return torch.Generator(device).manual_seed((seed * 1_000_003 + index) % 2**63)
+    return torch.Generator(device).manual_seed(seed_for(seed, index))
+
+
+def seed_for(seed: int, index: int) -> int:
+    """The seed of that generator."""
+    return (seed * 1_000_003 + index) % 2**63

@@ -20,7 +20,7 @@ from torch import Tensor
 from training.config import RunConfig
 from training.data.load import FACTS
 from training.evaluation import BATCH
-from training.examples import Examples, load_images, test_examples
+from training.examples import Examples, evaluation_examples, load_images
 from training.experiments import figure, markdown
 from training.experiments.lab import Lab, Row, Trained
 from training.models.build import Network
@@ -33,7 +33,7 @@ class Plan:
 
     Attributes:
         network: a CapsNet.
-        seeds: of its weights and of the images held out, one network each.
+        seeds: one network is trained with each, on what is left of the images that each holds out.
     """
 
     network: RunConfig
@@ -45,53 +45,53 @@ class Published:
     """What the paper reports.
 
     Attributes:
-        data: the data set that it is of.
-        error_percent: of test images.
-        networks: that answered together.
+        data: the data set.
+        error_percent: of its test images.
+        networks: how many answered together.
     """
 
     data: str
     error_percent: float
-    networks: int
+    networks: int = 1
 
 
 def run(lab: Lab, plan: Plan) -> None:
-    """Train a network with each seed, measure each, then every choice of them together."""
+    """Train a network with each seed, measure it, then measure every choice of them together."""
     data = plan.network.data.name
     for seed in plan.seeds:
         key: Row = {"data": data, "seed": seed}
         lab.measure(key, partial(_measure_one, lab, replace(plan.network, seed=seed)))
-    for networks in range(1, len(plan.seeds) + 1):
+    for networks in range(2, len(plan.seeds) + 1):
         key = {"data": data, "networks": networks}
         lab.measure(key, partial(_measure_together, lab, plan, networks))
 
 
 def _measure_one(lab: Lab, config: RunConfig) -> Row:
+    """The error, and that of each class; the lengths go to a file of the lab."""
     trained: Trained = lab.trained(config)
-    found = class_lengths(trained.model, test_examples(config, lab.root))
+    found, labels = class_lengths(trained.model, evaluation_examples(config, lab.root)), _labels(lab, config)
     lab.out.mkdir(parents=True, exist_ok=True)
-    np.save(lab.out / _lengths_file(config), found.numpy())
-    labels = _labels(lab, config)
+    np.save(_lengths_file(lab, config), found.numpy())
     wrong = found.argmax(dim=1) != labels
-    per_class = [100 * wrong[labels == label].float().mean() for label in range(found.shape[1])]
+    of_class = [wrong[labels == label] for label in range(found.shape[1])]
     return {
         "error_percent": 100 * int(wrong.sum()) / len(wrong),
-        "class_error_percent": [round(float(error), 3) for error in per_class],
+        "class_error_percent": [100 * int(of.sum()) / max(len(of), 1) for of in of_class],
         "images": len(wrong),
         **trained.origin,
     }
 
 
 def _measure_together(lab: Lab, plan: Plan, networks: int) -> Row:
-    """Errors of each choice of so many networks."""
-    configs = [replace(plan.network, seed=seed) for seed in plan.seeds]
-    found = torch.stack([torch.from_numpy(np.load(lab.out / _lengths_file(config))) for config in configs])
-    labels = _labels(lab, plan.network)
-    errors = [
-        int((found[list(chosen)].sum(dim=0).argmax(dim=1) != labels).sum())  # [N, J]: longest capsule in sum
-        for chosen in combinations(range(len(configs)), networks)
-    ]
-    return {"errors_percent": [100 * wrong / len(labels) for wrong in errors], "images": len(labels)}
+    """The error of each choice of so many of the networks."""
+    files = [_lengths_file(lab, replace(plan.network, seed=seed)) for seed in plan.seeds]
+    found, labels = np.stack([np.load(file) for file in files]), _labels(lab, plan.network).numpy()
+    choices = [list(choice) for choice in combinations(range(len(files)), networks)]
+    answers = [
+        found[choice].sum(axis=0).argmax(axis=1) for choice in choices
+    ]  # of [M, N, J], the longest sum
+    wrong = [int((answer != labels).sum()) for answer in answers]
+    return {"errors_percent": [100 * count / len(labels) for count in wrong], "images": len(labels)}
 
 
 @torch.no_grad()
@@ -103,9 +103,8 @@ def class_lengths(model: Network, examples: Examples) -> Tensor:
     return torch.cat([lengths(model(batch.pixels)).cpu() for batch in batches])
 
 
-def _lengths_file(config: RunConfig) -> str:
-    """Where the lengths of a network lie, for whoever adds them to others."""
-    return f"lengths-{config.data.name}-{config.seed}.npy"
+def _lengths_file(lab: Lab, config: RunConfig) -> Path:
+    return lab.out / f"lengths-{config.data.name}-{config.seed}.npy"
 
 
 def _labels(lab: Lab, config: RunConfig) -> Tensor:
@@ -113,23 +112,26 @@ def _labels(lab: Lab, config: RunConfig) -> Tensor:
 
 
 def report(rows: list[Row], paper: Published) -> str:
-    """For each data set, the error by the number of networks; the paper's beside as many, or the most."""
-    lines = []
-    for data in _data_sets(rows):
-        errors = _together(rows, data)
-        beside = min(paper.networks, max(errors))
-        for networks, ours in errors.items():
-            lines.append(
-                (
-                    f"{data}, {_counted(networks)}",
-                    markdown.mean_and_deviation(ours),
-                    f"{paper.error_percent} ({_counted(paper.networks)})" if networks == beside else "",
-                    markdown.difference(ours, paper.error_percent) if networks == beside else "",
-                )
-            )
+    """For each data set, the error by the number of networks, and what was measured on what."""
+    lines = [line for data in _data_sets(rows) for line in _lines(data, _errors(rows, data), paper)]
     if not lines:
-        lines.append((f"{paper.data}, {_counted(paper.networks)}", "", f"{paper.error_percent}", ""))
-    return markdown.table(("", "test error, %", "paper", "difference"), lines) + _said(rows, paper)
+        lines = [(f"{paper.data}, {_counted(paper.networks)}", "", str(paper.error_percent), "")]
+    return f"{markdown.table(('', 'test error, %', 'paper', 'difference'), lines)}\n{_said(rows, paper)}\n"
+
+
+def _lines(data: str, errors: dict[int, list[float]], paper: Published) -> list[tuple[str, ...]]:
+    """The paper's number stands beside as many networks as it is of, or beside the most that there are."""
+    beside = min(paper.networks, max(errors))
+    published = f"{paper.error_percent} ({_counted(paper.networks)})"
+    return [
+        (
+            f"{data}, {_counted(networks)}",
+            markdown.mean_and_deviation(ours),
+            published if networks == beside else "",
+            markdown.difference(ours, paper.error_percent) if networks == beside else "",
+        )
+        for networks, ours in errors.items()
+    ]
 
 
 def _said(rows: list[Row], paper: Published) -> str:
@@ -137,46 +139,46 @@ def _said(rows: list[Row], paper: Published) -> str:
     said = []
     for data in _data_sets(rows):
         images = next(row["images"] for row in rows if row["data"] == data)
-        said.append(f"Measured on the {images} test images of {data}.")
+        said.append(f"Measured on the {images:,} test images of {data}.")
         if data != paper.data:
-            said.append(f"{data} is not {paper.data}, of which the paper's number is.")
-    if any(len(_together(rows, data)) > 1 for data in _data_sets(rows)):
-        said.append(
-            "Networks answer together by the sums of their class capsules' lengths; mean and deviation are "
-            "over every choice of so many."
-        )
-    return f"\n{' '.join(said)}\n" if said else ""
+            said.append(f"This is not {paper.data}, on which the paper's number was measured.")
+    said.append(
+        "Networks differ in their seed and in the training images that it holds out. Together they answer "
+        "by the sums of their class capsules' lengths; the error is the mean over every choice of so many, "
+        "± its deviation (number of choices)."
+    )
+    return " ".join(said)
 
 
 def draw(rows: list[Row], file: Path, paper: Published) -> None:
     """Error by the number of networks, and by class."""
+    colours = dict(zip(_data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
     with figure.saved(file, columns=2) as (together, by_class):
-        colours = dict(zip(_data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
         for data, colour in colours.items():
-            _draw_together(together, _together(rows, data), colour)
+            _draw_together(together, _errors(rows, data), colour)
             _draw_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], colour)
-        together.plot([paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18)
-        most = max([paper.networks, *(max(_together(rows, data)) for data in colours)])
+        together.plot(
+            [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
+        )
+        most = max([paper.networks, *(max(_errors(rows, data)) for data in colours)])
+        together.set(xlim=(0.5, most + 0.5), xlabel="networks together", ylabel="test error, %")
         together.set_xticks(range(1, most + 1))
-        together.set_xlim(0.5, most + 0.5)
         together.set_ylim(bottom=0)
-        together.set_xlabel("networks together")
-        together.set_ylabel("test error, %")
         entries = {data: ("o", colour) for data, colour in colours.items()}
         figure.legend(together, entries | {f"paper, {paper.data}": ("_", figure.PAPER)})
 
 
 def _draw_together(axis: Any, errors: dict[int, list[float]], colour: str) -> None:
-    """Every choice of networks, and the mean."""
+    """A dot for every choice of networks, a line through the means."""
     for networks, found in errors.items():
         axis.plot([networks] * len(found), found, "o", color=colour, alpha=0.4, markersize=4)
     axis.plot(list(errors), [mean(found) for found in errors.values()], color=colour)
 
 
 def _draw_classes(axis: Any, rows: list[Row], colour: str) -> None:
-    """The error of each class: a dot for every network, a bar for their mean."""
+    """A dot for every network, a bar for the mean of a class."""
     names = FACTS[rows[0]["data"]].class_names
-    errors = [list(found) for found in zip(*(row["class_error_percent"] for row in rows), strict=True)]
+    errors = list(zip(*(row["class_error_percent"] for row in rows), strict=True))
     axis.barh(range(len(names)), [mean(found) for found in errors], color=colour, alpha=0.3)
     for place, found in enumerate(errors):
         axis.plot(found, [place] * len(found), "o", color=colour, markersize=3)
@@ -187,15 +189,15 @@ def _draw_classes(axis: Any, rows: list[Row], colour: str) -> None:
 
 
 def _data_sets(rows: list[Row]) -> list[str]:
-    """Those of which networks have answered together, in the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows if "networks" in row))
+    """In the order in which they were measured."""
+    return list(dict.fromkeys(row["data"] for row in rows))
 
 
-def _together(rows: list[Row], data: str) -> dict[int, list[float]]:
+def _errors(rows: list[Row], data: str) -> dict[int, list[float]]:
     """From the number of networks to the errors of each choice of so many."""
-    return {
-        row["networks"]: row["errors_percent"] for row in rows if row["data"] == data and "networks" in row
-    }
+    of_data = [row for row in rows if row["data"] == data]
+    errors = {1: [row["error_percent"] for row in of_data if "seed" in row]}
+    return errors | {row["networks"]: row["errors_percent"] for row in of_data if "networks" in row}
 
 
 def _counted(networks: int) -> str:

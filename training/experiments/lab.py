@@ -100,23 +100,29 @@ class Lab:
         np.save(self.out / f"{name}.npy", pictures)
         return f"{name}.npy"
 
+    def session(self) -> checkpoint.Progress:
+        """Hardware, command and commit, as what is trained now notes them."""
+        return checkpoint.Progress(
+            hardware=provenance.hardware(self.device),
+            command=provenance.command_line(),
+            source_commit=provenance.source_commit(),
+        )
+
     def trained(self, config: RunConfig) -> Trained:
         """The network of a configuration: trained to the end now, unless it has been.
 
         Raises:
+            MissingDataError: its data set is not here.
             KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
         """
         run = self.networks / run_name(config)
+        train, validation = training_examples(config, self.root)
         with checkpoint.locked(run):
             checkpoint.write_config(run, config)
-            session = checkpoint.Progress(
-                hardware=provenance.hardware(self.device),
-                command=provenance.command_line(),
-                source_commit=provenance.source_commit(),
-            )
+            session = self.session()
             trainer = Trainer(run, config, self.device, session)
             tqdm.write(f"{run.name}: {describe(config)}, on {session.hardware}")
-            if not trainer.fit(*training_examples(config, self.root), Limits()):
+            if not trainer.fit(train, validation, Limits()):
                 raise KeyboardInterrupt
         model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
         return Trained(run, config, model, trainer.progress)
@@ -129,7 +135,7 @@ def run_name(config: RunConfig) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Preset, width, images and epochs, in a line."""
+    """Preset, width, images, epochs and what ends these early, in a line."""
     model = config.model
     width = (
         f"{model.conv_channels} channels and {model.primary_types} capsule types"
@@ -139,5 +145,7 @@ def describe(config: RunConfig) -> str:
     data, epochs = config.data, f"{config.optimiser.epochs} epochs"
     if data.epoch_images:
         epochs += f" of {data.epoch_images} images"
+    if (enough := config.optimiser.stop_at_error_percent) is not None:
+        epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
     images = f"{data.training_images or 'all'} training images of {data.name}"
     return f"{config.preset} with {width}, {images}, {epochs}"

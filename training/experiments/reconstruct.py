@@ -13,7 +13,7 @@ from torch import Tensor
 from training.config import RunConfig
 from training.evaluation import BATCH
 from training.examples import Examples, evaluation_examples
-from training.experiments import figure, markdown, table1
+from training.experiments import figure, markdown, perturb
 from training.experiments.lab import Lab, Row
 from training.models.capsnet import CapsNet, lengths
 from training.objective import reconstruct
@@ -36,8 +36,8 @@ class Plan:
     failures: int
 
 
-FULL = Plan(table1.FULL.networks["mnist"][0], 4)
-QUICK = Plan(table1.QUICK.networks["mnist"][0], 4)
+FULL = Plan(perturb.FULL.network, 4)
+QUICK = Plan(perturb.QUICK.network, 4)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def look(model: CapsNet, examples: Examples, device: torch.device) -> Answers:
         v = model(pixels)
         found = lengths(v)
         label, prediction = present.argmax(dim=1), found.argmax(dim=1)
-        masks = torch.eye(found.shape[1], device=device)[torch.stack([label, prediction], dim=1)]  # [B, 2, J]
+        classes = torch.stack([label, prediction], dim=1)
+        masks = torch.eye(found.shape[1], device=device)[classes]  # [B, 2, J]
         parts.append((label, prediction, found, pixels, reconstruct(model.decoder, v, masks)))
     return Answers(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
@@ -112,7 +113,7 @@ def _right_columns(answers: Answers) -> list[tuple[int, int]]:
 
 
 def _wrong_columns(answers: Answers, count: int) -> list[tuple[int, int]]:
-    """The first wrong answer of each label, each drawn twice; the paper's confusion leads, if there is one."""
+    """The first wrong answer of each label, drawn twice; the paper's confusion leads, if there is one."""
     wrong = torch.nonzero(answers.label != answers.prediction).flatten().tolist()
     pairs = {i: (int(answers.label[i]), int(answers.prediction[i])) for i in wrong}
     wrong.sort(key=lambda i: (pairs[i] != PAPERS_FAILURE, i))
@@ -152,7 +153,7 @@ def report(rows: list[Row]) -> str:
 
 
 def _report(row: Row) -> str:
-    wrong = row["images"] - row["right"]
+    wrong, nearer = row["images"] - row["right"], row["wrong_nearer_to_prediction"]
     errors = (
         ("right answers, r = l = p", row["right"], row["right_squared_error"]),
         ("wrong answers, r = l", wrong, row["wrong_squared_error_of_label"]),
@@ -170,15 +171,15 @@ def _report(row: Row) -> str:
     ]
     return f"""{markdown.table(("", "test images", "squared error, sum over pixels, mean"), means)}
 Label l, prediction p and reconstruction target r: what is drawn is class r's capsule alone. Of {wrong} wrong
-answers {row["wrong_nearer_to_prediction"]} are drawn better from the capsule of the prediction than from that of the label.
+answers {nearer} are drawn better from the capsule of the prediction than from that of the label.
 
 The columns of the figure are the first right answers of the labels {_LABELS}, as in the paper, and
 the first wrong answers of different labels, each drawn as its label and as the prediction:
 
 {markdown.table(("(l, p, r)", "number in the test set", "length of r's capsule", "squared error"), columns)}
-The paper shows four right answers and one wrong one, (5, 3, 5) and (5, 3, 3), and has no numbers. By eye, its
-reconstructions keep "many of the details while smoothing the noise", and those of the wrong answer explain how
-a 5 was taken for a 3.
+The paper shows four right answers and one wrong one, (5, 3, 5) and (5, 3, 3), and has no numbers. By eye,
+its reconstructions keep "many of the details while smoothing the noise", and those of the wrong answer
+explain how a 5 was taken for a 3.
 """
 
 

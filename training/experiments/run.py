@@ -64,7 +64,7 @@ def write_page(folder: Path) -> Path:
     Raises:
         FileNotFoundError: no experiment has been run there.
     """
-    found = sorted(claim.parent for claim in folder.glob("*/experiment.json"))
+    found = sorted(rows.parent for rows in folder.glob("*/rows.jsonl"))  # one without data has none
     if not found:
         raise FileNotFoundError(f"{folder} holds no experiment; run one: capsnet-train experiment table1")
     parts = ["# Experiments\n"]

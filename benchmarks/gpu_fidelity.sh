@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Trains one preset to the end, in slices if need be, measures it on the test images, and leaves the network in
+# files that are small enough to be sent anywhere.
+#
+#   benchmarks/gpu_fidelity.sh NAME [OPTION...]     options of `capsnet-train fit`: --seed, --epochs, ...
+#
+#   benchmarks/gpu_fidelity.sh mnist                                              to the end
+#   MINUTES=9 RUN=/tmp/mnist-1 OUT=out benchmarks/gpu_fidelity.sh mnist --seed 1  nine minutes; again to go on
+#
+#   MINUTES        of training in this slice, beside some seconds before and after it (default: to the end)
+#   RUN            folder of the run, where the next slice finds it (runs/NAME)
+#   OUT            gets the best network so far, after every slice (RUN/parts)
+#   PART_BYTES     of a file in OUT, at most (15000000)
+#   PYTHON         an interpreter with torch (python3)
+#   CAPSNET_DATA   holds one folder per data set (data)
+#
+# OUT holds a tar archive in parts, named after RUN, and their checksums: at most 8 files for up to 26 million
+# weights. Where it shall be used it is put together by
+#
+#   (cd out && sha256sum --check mnist-1.sha256)
+#   mkdir -p runs/mnist-1 && cat out/mnist-1.part-* | tar --extract --directory runs/mnist-1
+#
+# and is a run that `capsnet-train evaluate`, `capsnet-export bundle` and `capsnet-train fit --start-from` take.
+set -euo pipefail
+
+fail() {
+  echo "gpu_fidelity.sh: $*" >&2
+  exit 2
+}
+
+if [ $# = 0 ]; then fail "the name of a preset is missing: benchmarks/gpu_fidelity.sh mnist"; fi
+asked="$*"
+run=${RUN:-runs/$1}
+out=${OUT:-$run/parts}
+name=$(basename "$run")
+python=${PYTHON:-python3}
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+if compgen -G "$run/checkpoints/step-*" >/dev/null; then
+  begun=$(cat "$run/asked-for" 2>/dev/null || echo "something else")
+  if [ "$begun" != "$asked" ]; then fail "$run was begun as '$begun', not as '$asked'; give another RUN"; fi
+  what=(--resume) # it keeps the options that it was begun with
+else
+  mkdir -p "$run"
+  echo "$asked" >"$run/asked-for"
+  what=(--preset "$@")
+fi
+"$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"}
+
+best=$("$python" -c "from pathlib import Path; from training import checkpoint
+import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
+files=(config.json log.jsonl "checkpoints/$best/model.safetensors" "checkpoints/$best/progress.json")
+if [ -f "$run/result.json" ]; then files+=(result.json); fi
+mkdir -p "$out"
+rm -f "$out/$name".part-* "$out/$name.sha256"
+tar --create --directory "$run" "${files[@]}" |
+  split --bytes "${PART_BYTES:-15000000}" --numeric-suffixes - "$out/$name.part-"
+(cd "$out" && sha256sum "$name".part-* >"$name.sha256")
+echo "$best is in $out/$name.part-*"
