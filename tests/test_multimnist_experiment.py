@@ -8,7 +8,7 @@ import torch
 
 from training.config import Block, load_preset
 from training.examples import evaluation_examples
-from training.experiments import multimnist, table1
+from training.experiments import multimnist, segment, table1
 from training.experiments.lab import Lab
 from training.experiments.multimnist import CAPSNET, CNN, Shown, columns, in_order_of, look
 from training.experiments.quick import narrowed
@@ -43,9 +43,16 @@ def pair(labels, longest):
     return Shown(torch.zeros(1, 2, 2), torch.zeros(10, 16), labels, longest)
 
 
-def test_its_networks_are_those_of_table_1():
-    for plan, theirs in ((multimnist.FULL, table1.FULL), (multimnist.QUICK, table1.QUICK)):
-        assert tuple(plan.networks.values()) == theirs.networks["multimnist"]
+def test_in_the_papers_form_it_trains_nothing_that_table_1_has_trained():
+    assert tuple(multimnist.FULL.networks.values()) == table1.FULL.networks["multimnist"]
+    assert multimnist.FULL.seeds == table1.FULL.seeds
+    assert multimnist.FULL.partners == (1, 1000), "the fixed test set, and the paper's of 10 million pairs"
+
+
+def test_segment_trains_nothing_that_it_has_trained():
+    for mine, theirs in ((segment.FULL, multimnist.FULL), (segment.QUICK, multimnist.QUICK)):
+        assert mine.network == theirs.networks[CAPSNET]
+        assert mine.seeds == theirs.seeds
 
 
 @pytest.mark.parametrize("method", [CAPSNET, CNN])

@@ -220,6 +220,7 @@ def draw(rows: list[Row], file: Path) -> None:
             if paper := PAPER.get((data, method)):
                 axis.plot([paper], [height], "|", color=figure.PAPER, markersize=18)
         axis.set_yticks(range(len(lines)), [f"{NAMES[data]}, {method}" for data, method in reversed(lines)])
+        axis.set_ylim(-0.6, len(lines) - 0.4)
         axis.set_xlim(right=101)
         axis.set_xlabel("test accuracy, %")
         entries = {f"{method}, each seed": ("o", colour) for method, colour in colours.items()}
