@@ -134,7 +134,8 @@ def _said(rows: list[Row]) -> str:
         f"Every network took {steps} steps of {rows[0]['batch']} images, fewer images again and again; with "
         f"the same seed both are trained on the same images. Their last weights were measured on {tested} "
         "test images of MNIST. Differences are of networks with the same seed, mean ± deviation (seeds); "
-        "better is what is so by more than twice the standard error of that mean. "
+        "better is what is so by more than twice the standard error of that mean. A network that is better "
+        "with few and with many images alike may learn more from each step, rather than need fewer images. "
         "The paper claims that capsules need fewer training images, but does not measure it: there is no "
         "number of its to compare with."
     )
