@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_multimnist_experiment import PLAN as PAIRS
 
-from tests.test_multimnist_experiment import PLAN as PAIRS
 from training.examples import evaluation_examples
 from training.experiments import multimnist, segment
 from training.experiments.lab import Lab
