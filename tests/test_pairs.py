@@ -1,6 +1,7 @@
 """MultiMNIST from the run to the service's answer, on a narrow network and drawn digits."""
 
 import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from export.contract.manifest import read_manifest
 from export.evaluate import evaluate_bundle
 from training import checkpoint
 from training.checkpoint import Progress
+from training.cli import main
 from training.config import load_preset
 from training.examples import evaluation_examples, training_examples
 from training.experiments.quick import narrowed
@@ -21,14 +23,19 @@ from training.loop import Limits, Trainer
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory, drawn_mnist_root):
+def run(tmp_path_factory, drawn_mnist_root):
     config = narrowed(load_preset("multimnist"), 480, epochs=1)
     config = replace(config, data=replace(config.data, validation_images=100))
-    folder = tmp_path_factory.mktemp("pairs")
-    checkpoint.write_config(folder / "run", config)
-    trainer = Trainer(folder / "run", config, torch.device("cpu"), Progress())
+    run = tmp_path_factory.mktemp("runs") / "pairs"
+    checkpoint.write_config(run, config)
+    trainer = Trainer(run, config, torch.device("cpu"), Progress())
     assert trainer.fit(*training_examples(config, drawn_mnist_root), Limits())
-    return publish(folder / "run", folder / "models" / "capsnet-multimnist", drawn_mnist_root).path
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(run, tmp_path_factory, drawn_mnist_root):
+    return publish(run, tmp_path_factory.mktemp("models") / "capsnet-multimnist", drawn_mnist_root).path
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +83,18 @@ def test_classify_names_both_digits(client, drawn_mnist_root):
 def test_segment_takes_two_digits_apart_unless_asked_for_more(client, drawn_mnist_root):
     for query, count in (("", 2), ("?k=3", 3)):
         assert len(ask(client, f"/segment{query}", drawn_mnist_root)["objects"]) == count
+
+
+def test_the_full_test_set_gives_each_digit_the_papers_number_of_partners(run, drawn_mnist_root, monkeypatch):
+    monkeypatch.setattr("training.data.multimnist.PAPERS_PARTNERS", 3)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(run), "--full", "--data", str(drawn_mnist_root)])
+    assert ended.value.code == 0
+    assert json.loads((run / "result-full.json").read_text())["images"] == 3 * 200
+
+
+def test_only_pairs_have_a_full_test_set(tiny_run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(tiny_run), "--full"])
+    assert ended.value.code == 2
+    assert "--full is for runs on multimnist" in capsys.readouterr().err
