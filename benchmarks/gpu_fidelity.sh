@@ -46,7 +46,9 @@ else
   echo "$asked" >"$run/asked-for"
   what=(--preset "$@")
 fi
-"$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"}
+status=0
+"$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"} || status=$?
+if [ "$status" != 0 ] && [ "$status" != 130 ]; then exit "$status"; fi # 130: stopped, with a checkpoint
 
 best=$("$python" -c "from pathlib import Path; from training import checkpoint
 import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
@@ -58,3 +60,4 @@ tar --create --directory "$run" "${files[@]}" |
   split --bytes "${PART_BYTES:-15000000}" --numeric-suffixes - "$out/$name.part-"
 (cd "$out" && sha256sum "$name".part-* >"$name.sha256")
 echo "$best is in $out/$name.part-*"
+exit "$status"

@@ -27,17 +27,20 @@ from export.contract.manifest import (
     sha256_of,
 )
 from export.coupling import fold_coupling
-from export.evaluate import TestError, evaluate_encoder
+from export.evaluate import evaluate_encoder
 from export.model_card import model_card
 from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.drawn import draw_digits
+from training.data.folder import find_again
 from training.data.load import facts_of
 from training.examples import Examples, training_examples
+from training.metrics import Errors
 from training.models.capsnet import CapsNet
 
 SAMPLES = 8
+SAMPLES_FILE = "samples.npz"
 SAMPLES_SEED = 8
 PROBABILITY = (0.0, 1.0)
 PIXEL = (0.0, 1.0)
@@ -50,16 +53,40 @@ class Publication:
 
     path: Path
     parity_error: float
-    test: TestError
+    test: Errors
 
 
-def publish(run: Path, out: Path, root: Path) -> Publication:
+@dataclass(frozen=True)
+class Exported:
+    """A run's best checkpoint as graphs, and what was found out about them.
+
+    Attributes:
+        config: of the run.
+        progress: of the checkpoint.
+        model: its network.
+        graphs: made of the network.
+        crop_share: how much of a picture's side the network was shown, 0 to 1.
+        parity_error: largest difference between network and graphs on images that were held out.
+        test: what the encoder's graph gets wrong on the test images.
+    """
+
+    config: RunConfig
+    progress: checkpoint.Progress
+    model: CapsNet
+    graphs: Graphs
+    crop_share: float
+    parity_error: float
+    test: Errors
+
+
+def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Publication:
     """Export a run's best checkpoint and publish it as the next version under `out`.
 
     Args:
         run: a run of capsnet-train.
         out: the model's folder, `models/NAME`; its last part is the model's name.
         root: holds one folder per data set.
+        images: where the user's own pictures that it was trained on lie now; None: where they lay.
 
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
@@ -69,32 +96,50 @@ def publish(run: Path, out: Path, root: Path) -> Publication:
     name = model_name(out.resolve().name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
-    config = checkpoint.read_config(run)
-    best = checkpoint.best_checkpoint(run)
-    model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
-    if not isinstance(model, CapsNet):
-        raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
-            f"{run} is a {config.model.architecture}; a bundle is made of a capsule network"
-        )
-    if model.config.image_channels == 2:
-        raise ValueError(f"{run} takes stereo pairs; a bundle is made of a network for grey or RGB pictures")
-    _, held_out = training_examples(config, root)
-    graphs = trace(model)
-    parity_error = parity.check_parity(model, graphs, parity_pixels(held_out))
-    test = evaluate_encoder(graphs.encoder.SerializeToString(), config, root)
+    exported = _export(run, root, images)
 
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
-        crop_share = (config.data.crop_pixels or held_out.size) / held_out.size
-        manifest = _write_bundle(aside, name, config, best, model, graphs, crop_share, parity_error, test)
+        _write_graphs_and_samples(aside, exported)
+        manifest = _manifest(aside, name, exported)
         (aside / "MODEL_CARD.md").write_text(model_card(manifest))
         (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         aside.chmod(0o755)  # mkdtemp lets nobody else in
         checkpoint.sync(aside)
-        return Publication(_rename_to_next_version(aside, out), parity_error, test)
+        return Publication(_rename_to_next_version(aside, out), exported.parity_error, exported.test)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _export(run: Path, root: Path, images: Path | None) -> Exported:
+    """Turn a run's best checkpoint into graphs and measure them; the arguments are those of `publish`."""
+    config, best = checkpoint.read_config(run), checkpoint.best_checkpoint(run)
+    model = _capsule_network(run, best)
+    on_images = find_again(config, images, run)
+    _, held_out = training_examples(on_images, root)
+    graphs = trace(model)
+    return Exported(
+        config,  # as it is: where the pictures lie now is nobody's business
+        checkpoint.read_progress(best),
+        model,
+        graphs,
+        crop_share=(config.data.crop_pixels or held_out.size) / held_out.size,
+        parity_error=parity.check_parity(model, graphs, parity_pixels(held_out)),
+        test=evaluate_encoder(graphs.encoder.SerializeToString(), on_images, root),
+    )
+
+
+def _capsule_network(run: Path, best: Path) -> CapsNet:
+    """The network of a run's checkpoint, on the CPU, if it is one that bundles are made of."""
+    model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
+    if not isinstance(model, CapsNet):
+        raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
+            f"{run} is a {model.config.architecture}; a bundle is made of a capsule network"
+        )
+    if model.config.image_channels == 2:
+        raise ValueError(f"{run} takes stereo pairs; a bundle is made of a network for grey or RGB pictures")
+    return model
 
 
 def parity_pixels(held_out: Examples) -> NDArray[np.float32]:
@@ -104,26 +149,18 @@ def parity_pixels(held_out: Examples) -> NDArray[np.float32]:
     return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
 
-def _write_bundle(
-    folder: Path,
-    name: str,
-    config: RunConfig,
-    best: Path,
-    model: CapsNet,
-    graphs: Graphs,
-    crop_share: float,
-    parity_error: float,
-    test: TestError,
-) -> Manifest:
-    """Write graphs and samples; give the manifest that describes them."""
-    facts = facts_of(config.data)
-    progress = checkpoint.read_progress(best)
-    for role, graph in graphs.by_role().items():
+def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
+    for role, graph in exported.graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
-    pixels = sample_pixels(
-        model.config.image_size, model.config.image_channels, config.data.objects_per_image
-    )
-    np.savez_compressed(folder / "samples.npz", allow_pickle=False, **_samples(graphs, pixels))
+    model, objects = exported.model.config, exported.config.data.objects_per_image
+    pixels = sample_pixels(model.image_size, model.image_channels, objects)
+    np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, pixels))
+
+
+def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
+    """What describes the graphs and samples that have been written into the folder."""
+    config, model = exported.config, exported.model
+    facts = facts_of(config.data)
     return Manifest(
         model=name,
         architecture="capsnet",
@@ -132,27 +169,27 @@ def _write_bundle(
         class_names=facts.class_names,
         objects_per_image=config.data.objects_per_image,
         pose_shape=(model.config.class_dim,),
-        graphs={role: _describe(folder, role, graph) for role, graph in graphs.by_role().items()},
-        samples=File(file="samples.npz", sha256=sha256_of(folder / "samples.npz")),
+        graphs={role: _describe(folder, role, graph) for role, graph in exported.graphs.by_role().items()},
+        samples=File(file=SAMPLES_FILE, sha256=sha256_of(folder / SAMPLES_FILE)),
         preprocessing=Preprocessing(
             height=model.config.image_size,
             width=model.config.image_size,
             channels=model.config.image_channels,
             polarity=facts.polarity,
             placement=facts.placement,
-            crop_share=crop_share,
+            crop_share=exported.crop_share,
         ),
         opset=OPSET,
         parity=Parity(
-            max_abs_error=parity_error,
+            max_abs_error=exported.parity_error,
             tolerance=parity.TOLERANCE,
             batch_sizes=parity.BATCH_SIZES,
             routing_iterations=parity.ROUTING_ITERATIONS,
             images=f"{config.data.name}, held out",
         ),
-        metrics=_metrics(test, config.data, name),
-        training={"config": to_dict(config), **asdict(progress)},
-        source_commit=progress.source_commit,
+        metrics=_metrics(exported.test, config.data, name),
+        training={"config": to_dict(config), **asdict(exported.progress)},
+        source_commit=exported.progress.source_commit,
     )
 
 
@@ -178,12 +215,12 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
     )
 
 
-def _metrics(test: TestError, data: DataConfig, name: str) -> tuple[Metric, ...]:
+def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
     """Of images, and where these show several objects of the objects as well."""
-    measured = {"test_error": (test.percent, f"{test.images} images, {test.errors} wrong")}
+    measured = {"test_error": (test.error_percent, f"{test.images} images, {test.errors} wrong")}
     if data.objects_per_image > 1:
         measured["object_error"] = (
-            test.object_percent,
+            test.object_error_percent,
             f"{test.objects} objects, {test.object_errors} missed",
         )
     return tuple(
@@ -205,8 +242,8 @@ def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]
     drawn = draw_digits(labels, rng, size).astype(np.int64)
     for other in range(1, objects):
         drawn += draw_digits((labels + other) % 10, rng, size)
-    pixels = drawn.clip(max=255)[..., None].repeat(channels, axis=3).astype(np.float32) / np.float32(255)
-    return pixels
+    pixels = drawn.clip(max=255).astype(np.float32) / np.float32(255)
+    return pixels[..., None].repeat(channels, axis=3)
 
 
 def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:

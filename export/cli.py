@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from export.contract.manifest import VERSION
 
 if TYPE_CHECKING:
-    from export.evaluate import TestError
+    from training.metrics import Errors
 
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
@@ -77,11 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     bundle.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the model's folder, models/NAME"
     )
+    _add_images(bundle)
     _add_data(bundle)
     bundle.set_defaults(run_command=_bundle)
 
     evaluate = commands.add_parser("evaluate", help="measure a bundle on the test images of its data set")
     _add_bundle(evaluate)
+    _add_images(evaluate)
     _add_data(evaluate)
     evaluate.set_defaults(run_command=_evaluate)
     _add_optimize(commands)
@@ -114,6 +116,7 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         action="store_true",
         help="also write half.onnx for GPUs, its accuracy checked on the test images (minutes)",
     )
+    _add_images(optimize)
     _add_data(optimize)
     optimize.set_defaults(run_command=_optimize)
 
@@ -144,6 +147,15 @@ def _add_bundle(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--images",
+        type=Path,
+        metavar="FOLDER",
+        help="of a network for your own pictures: where these lie now (default: where they lay in training)",
+    )
+
+
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="one folder per data set (default: $CAPSNET_DATA, else data)"
@@ -154,7 +166,7 @@ def _bundle(options: argparse.Namespace) -> None:
     from export.bundle import publish
     from training.data.sources import data_root
 
-    published = publish(options.run, options.out, data_root(options.data))
+    published = publish(options.run, options.out, data_root(options.data), options.images)
     print(f"parity: PyTorch and ONNX Runtime agree to {published.parity_error:.1e}")
     print(_as_text(published.test))
     print(f"published {published.path}")
@@ -165,15 +177,15 @@ def _evaluate(options: argparse.Namespace) -> None:
     from training.data.sources import data_root
 
     bundle = _newest_version(options.bundle)
-    found = evaluate_bundle(bundle, data_root(options.data))
+    found = evaluate_bundle(bundle, data_root(options.data), options.images)
     print(f"{bundle}: {_as_text(found)}")
 
 
-def _as_text(test: "TestError") -> str:
-    text = f"test error {test.percent:.2f} % ({test.errors} of {test.images})"
+def _as_text(test: "Errors") -> str:
+    text = f"test error {test.error_percent:.2f} % ({test.errors} of {test.images})"
     if test.objects == test.images:
         return text
-    return f"{text}; {test.object_percent:.2f} % of their {test.objects} objects"
+    return f"{text}; {test.object_error_percent:.2f} % of their {test.objects} objects"
 
 
 def _optimize(options: argparse.Namespace) -> None:
@@ -199,10 +211,12 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     from export.contract.manifest import read_manifest
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_precision import check_half, half_precision
+    from training.data.folder import find_again
     from training.data.sources import data_root
 
     manifest = read_manifest(bundle)
-    test = test_pixels(run_config(manifest), data_root(options.data))
+    config = find_again(run_config(manifest), options.images, bundle)
+    test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
     found = check_half(model, half, np.concatenate(list(test)))

@@ -3,7 +3,6 @@
 # N images, J classes, H and W height and width, C channels
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,40 +12,14 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
+from training.data.folder import find_again
 from training.examples import Batch, evaluation_examples
-from training.metrics import exact_errors, object_errors
+from training.metrics import Errors, exact_errors, object_errors
 
 BATCH = 250
 
 
-@dataclass(frozen=True)
-class TestError:
-    """What an encoder gets wrong.
-
-    Attributes:
-        errors: images that are not named right; of two objects in an image both must be.
-        images: how many test images there are.
-        object_errors: objects that are not among the most probable classes of their image.
-        objects: how many these images show together.
-    """
-
-    errors: int
-    images: int
-    object_errors: int
-    objects: int
-
-    @property
-    def percent(self) -> float:
-        """Share of images with a wrong answer."""
-        return 100 * self.errors / self.images
-
-    @property
-    def object_percent(self) -> float:
-        """Share of objects that are not found."""
-        return 100 * self.object_errors / self.objects
-
-
-def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> TestError:
+def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
     """Run an encoder graph over the test images of a data set.
 
     Args:
@@ -59,20 +32,27 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> TestError
     """
     session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
     per_image = config.data.objects_per_image
-    images = errors = missed = 0
+    images = wrong = missed = 0
     for batch in evaluation_examples(config, root).fixed(BATCH):
         [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
         probabilities = torch.from_numpy(found)
         images += len(batch)
-        errors += int(exact_errors(probabilities, batch.present, per_image))
+        wrong += int(exact_errors(probabilities, batch.present, per_image))
         missed += int(object_errors(probabilities, batch.present, per_image))
-    return TestError(errors, images, missed, per_image * images)
+    return Errors(images, wrong, per_image * images, missed)
 
 
-def evaluate_bundle(bundle: Path, root: Path) -> TestError:
-    """Measure a published bundle on the data set that its manifest says it was trained on."""
+def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Errors:
+    """Measure a published bundle on the data set that its manifest says it was trained on.
+
+    Args:
+        bundle: folder of the version.
+        root: holds one folder per data set.
+        images: where the user's own pictures that it was trained on lie now; None: where they lay.
+    """
     manifest = read_manifest(bundle)
-    return evaluate_encoder(read_checked(bundle, manifest.graphs["encoder"]), run_config(manifest), root)
+    config = find_again(run_config(manifest), images, bundle)
+    return evaluate_encoder(read_checked(bundle, manifest.graphs["encoder"]), config, root)
 
 
 def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:

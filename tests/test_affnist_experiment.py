@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from figures import areas
 from scipy.io import savemat
 
 from training.config import Block, load_preset
 from training.data.affnist_style import affnist_style_set
 from training.data.images import Images
 from training.data.load import load_split
-from training.experiments import affnist
+from training.experiments import affnist, figure
 from training.experiments.affnist import AFFNIST, CAPSNET, CNN, SHIFTED, STYLE
 from training.experiments.lab import Lab
 from training.experiments.quick import narrowed
@@ -118,6 +119,20 @@ def test_the_two_names_are_never_mixed(lab, rows_without):
     assert f"{found(lab, STYLE, CAPSNET)['accuracy_percent']:.2f}" in style
 
 
+def test_the_lead_stands_beside_that_on_shifted_digits():
+    accuracy = {(AFFNIST, CAPSNET): 80, (AFFNIST, CNN): 65, (SHIFTED, CAPSNET): 97, (SHIFTED, CNN): 98}
+    rows = [
+        {"data": data, "method": method, "accuracy_percent": found, "images": 100, "network": method}
+        | {"seed": 0, "validation_error_percent": 1, "asked_error_percent": 1, "epochs": 1, "parameters": 1}
+        for (data, method), found in accuracy.items()
+    ]
+    sentence = (
+        "CapsNet's lead over the CNN is +15.00 points on 100 images of affNIST and -1.00 on shifted MNIST; "
+        "in the paper +13.00 and +0.01."
+    )
+    assert sentence in affnist.report(rows).splitlines()
+
+
 def test_both_networks_are_stopped_when_they_are_good_enough(lab):
     assert [found(lab, SHIFTED, method)["epochs"] for method in (CAPSNET, CNN)] == [1, 1]
 
@@ -134,6 +149,13 @@ def test_the_report_says_where_a_network_was_not_good_enough():
     assert "| CNN | 0 | 4 | 49.00 (not reached) | 0.77 | 1,000 |" in affnist.report([row])
 
 
-def test_a_figure_is_drawn(lab, tmp_path):
-    affnist.draw(lab.rows(), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_colour(tmp_path):
+    rows = [
+        {"data": data, "method": method, "accuracy_percent": 40.0 + 5 * place}
+        for place, (data, method) in enumerate([(SHIFTED, CAPSNET), (STYLE, CAPSNET), (SHIFTED, CNN)])
+    ]
+    affnist.draw(rows, tmp_path / "figure.png")
+    legend = 1
+    assert areas(tmp_path / "figure.png", figure.OURS) == 2 + legend
+    assert areas(tmp_path / "figure.png", figure.OTHER) == 1 + legend
+    assert areas(tmp_path / "figure.png", figure.PAPER) == len(affnist.PAPER) + legend

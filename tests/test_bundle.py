@@ -50,7 +50,7 @@ def test_the_manifest_says_how_the_model_was_trained_and_how_well_it_does(traine
     assert manifest.training["command"]
     assert 0 < manifest.parity.max_abs_error <= manifest.parity.tolerance == 1e-5
     measured = evaluate_bundle(trained_bundle, Path("data"))
-    assert manifest.metrics[0].value == measured.percent
+    assert manifest.metrics[0].value == measured.error_percent
     assert json.loads((tiny_run / "result.json").read_text())["errors"] == measured.errors
 
 

@@ -5,6 +5,8 @@ import torch
 
 from training.config import (
     CapsNetConfig,
+    DataConfig,
+    LossConfig,
     OptimiserConfig,
     RunConfig,
     from_dict,
@@ -42,6 +44,94 @@ def test_the_official_preset_scales_the_margin_loss_as_half_a_mean_over_classes(
     assert config.loss.margin_weight == pytest.approx(0.5 / config.model.classes)
 
 
+def test_the_official_preset_differs_from_the_papers_in_flags_loss_and_length_alone():
+    paper, official = load_preset("mnist"), load_preset("mnist-official")
+    assert official == dataclasses.replace(
+        paper,
+        preset="mnist-official",
+        model=CapsNetConfig(capsule_bias=True, primary_coupling=True, official_initialisation=True),
+        loss=LossConfig(margin_weight=0.05),
+        optimiser=dataclasses.replace(paper.optimiser, epochs=700),
+    )
+
+
+def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay():
+    """Sec. 6.1: "The only difference with our MNIST model is that we increased the period of the decay"."""
+    paper, pairs = load_preset("mnist"), load_preset("multimnist")
+    assert pairs.model == dataclasses.replace(paper.model, image_size=36)
+    assert pairs.loss == paper.loss
+    assert pairs.data == dataclasses.replace(paper.data, name="multimnist", max_shift_pixels=4)
+    assert pairs.optimiser == dataclasses.replace(paper.optimiser, decay_steps=20_000, epochs=1000)
+
+
+def test_affnist_is_mnist_on_digits_anywhere_in_40_pixels():
+    """Sec. 5.2."""
+    paper, affnist = load_preset("mnist"), load_preset("affnist")
+    assert affnist.model == dataclasses.replace(paper.model, image_size=40)
+    assert affnist.data == dataclasses.replace(paper.data, name="shifted-mnist", max_shift_pixels=0)
+    assert (affnist.loss, affnist.optimiser) == (paper.loss, paper.optimiser)
+
+
+def test_cifar10_has_colour_crops_64_types_and_none_of_the_above():
+    """Sec. 7, and the official code's augmentation."""
+    config = load_preset("cifar10")
+    assert config.model == CapsNetConfig(
+        image_size=24, image_channels=3, standardise=True, primary_types=64, none_of_the_above=True
+    )
+    assert config.data == DataConfig(
+        name="cifar10",
+        crop_pixels=24,
+        max_shift_pixels=0,
+        flip=True,
+        max_brightness=63 / 255,
+        contrast=(0.2, 1.8),
+    )
+
+
+def test_smallnorb_is_the_same_network_on_crops_of_stereo_pairs():
+    """Sec. 7: "the exact same architecture", 48x48, and random 32x32 crops of these."""
+    config = load_preset("smallnorb")
+    assert config.model == CapsNetConfig(image_size=32, image_channels=2, standardise=True, classes=5)
+    assert config.data == DataConfig(
+        name="smallnorb",
+        resize_pixels=48,
+        crop_pixels=32,
+        max_shift_pixels=0,
+        max_brightness=63 / 255,
+        contrast=(0.2, 1.8),
+        validation_images=2430,
+    )
+
+
+def test_svhn_has_the_papers_smaller_network():
+    """Sec. 7: 64 channels, 16 types of 6-D primary capsules, 8-D class capsules."""
+    config = load_preset("svhn")
+    assert config.model == CapsNetConfig(
+        image_size=32, image_channels=3, conv_channels=64, primary_types=16, primary_dim=6, class_dim=8
+    )
+    assert config.data == DataConfig(name="svhn", max_shift_pixels=0)
+
+
+PAPERS = ("mnist", "mnist-official", "multimnist", "affnist", "cifar10", "smallnorb", "svhn")
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "fashion-mnist", "mnist-cnn", "multimnist-cnn", "affnist-cnn"])
+def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name):
+    """Sec. 4 and the official code: no cooldown, no average of the weights, no early end."""
+    paper = OptimiserConfig(
+        batch_size=128, learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6
+    )
+    found = load_preset(name).optimiser
+    decay = 20_000 if name.startswith("multimnist") else 2000
+    assert found == dataclasses.replace(paper, decay_steps=decay, epochs=found.epochs)
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if name != "mnist-official"])
+def test_the_papers_loss_is_eq_4_and_a_little_reconstruction(name):
+    """Sec. 3 and 4.1: m+ 0.9, m- 0.1, lambda 0.5, and 0.0005 of the summed squared error."""
+    assert load_preset(name).loss == LossConfig(0.9, 0.1, 0.5, 1.0, 0.0005)
+
+
 @pytest.mark.parametrize("name", presets())
 def test_every_presets_network_takes_the_images_that_it_is_shown(name):
     config = load_preset(name)
@@ -77,6 +167,24 @@ def test_an_unknown_key_is_an_error_that_names_it():
 def test_a_value_out_of_range_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"model\.routing_iterations: .*greater than or equal to 1"):
         from_dict({"model": {"routing_iterations": 0}})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("multimnist", "resize_pixels", 32),
+        ("multimnist", "crop_pixels", 24),
+        ("multimnist", "flip", True),
+        ("multimnist", "max_brightness", 0.1),
+        ("multimnist", "contrast", [0.5, 1.5]),
+        ("multimnist", "blank_share", 0.1),
+        ("shifted-mnist", "resize_pixels", 32),
+        ("shifted-mnist", "crop_pixels", 24),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_an_error_that_names_it(name, option, value):
+    with pytest.raises(ValueError, match=rf"data: .*{option}: {name} knows no such change"):
+        from_dict({"data": {"name": name, option: value}})
 
 
 def test_configurations_are_frozen():

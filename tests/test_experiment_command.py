@@ -1,13 +1,17 @@
 """`capsnet-train experiment all`: every experiment whose data is there."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from training import cli
 from training.cli import main
+from training.config import load_preset
 from training.data.mnist import FILE_PREFIX
-from training.experiments import EXPERIMENTS
+from training.experiments import EXPERIMENTS, routing
+from training.experiments.quick import narrowed
 
 
 def status(*arguments) -> object:
@@ -45,3 +49,27 @@ def test_experiments_without_data_are_not_in_the_joint_page(tmp_path, capsys):
     status(*all_quick(tmp_path))
     assert status("report", tmp_path / "out") == 2
     assert "holds no experiment" in capsys.readouterr().err
+
+
+def test_what_a_part_of_the_data_is_there_for_is_reported_in_part(
+    tmp_path, drawn_mnist_root, monkeypatch, capsys
+):
+    """Routing's figure A.1 is of MNIST, A.2 of CIFAR-10."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mnist").symlink_to(drawn_mnist_root / "mnist")
+    network = narrowed(load_preset("mnist"), 64, 1)
+    network = replace(network, data=replace(network.data, validation_images=20))
+    plan = replace(routing.QUICK, network=routing._steady(network, 1), stages=(0, 1), images=20)
+    monkeypatch.setattr(routing, "QUICK", plan)
+    monkeypatch.setattr(cli, "EXPERIMENTS", {name: EXPERIMENTS[name] for name in ("routing", "svhn")})
+
+    assert status(*all_quick(tmp_path)) == 0
+    printed = capsys.readouterr()
+    report = tmp_path / "out" / "routing-quick" / "report.md"
+    assert "measured in part, as some of their data is not there: routing\n" in printed.out
+    assert "skipped, as their data is not there: svhn\n" in printed.out
+    assert f"routing: measured in part, see {report}; for the rest none of" in printed.err
+    assert "capsnet-train download cifar10" in printed.err
+    assert "**In part**" in report.read_text()
+    assert "Figure A.1" in report.read_text()
+    assert (report.parent / "figure.png").exists()

@@ -3,6 +3,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from export.contract.manifest import Preprocessing
@@ -10,7 +11,8 @@ from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.config import load_preset
 from training.data import folder as folder_module
-from training.data.folder import channels_of, configure, read_folder
+from training.data.folder import channels_of, configure, find_again, read_folder
+from training.examples import evaluation_examples, training_examples
 
 CLASSES = ("cat", "dog")
 
@@ -218,6 +220,41 @@ def test_a_folder_whose_classes_have_changed_is_refused(pictures):
     (pictures / "cat").rename(pictures / "wolf")
     with pytest.raises(ValueError, match="holds the classes dog, wolf; expected cat, dog"):
         read_folder(pictures, "train", CLASSES, 16, 3)
+
+
+def add(pictures):
+    picture(999).save(pictures / "cat" / "new.png")
+
+
+def remove(pictures):
+    (pictures / "dog" / "3.png").unlink()
+
+
+def rename(pictures):
+    (pictures / "dog" / "3.png").rename(pictures / "dog" / "three.png")
+
+
+def move_to_another_class(pictures):
+    (pictures / "dog" / "12.png").rename(pictures / "cat" / "12.png")
+
+
+@pytest.mark.parametrize("change", [add, remove, rename, move_to_another_class])
+@pytest.mark.parametrize("read", [training_examples, evaluation_examples])
+def test_a_folder_whose_pictures_have_changed_is_refused(pictures, read, change):
+    """Else a run that goes on would be validated on what it has learned."""
+    config = configure(load_preset("images"), pictures)
+    change(pictures)
+    with pytest.raises(ValueError, match="the folder has changed since the run was started"):
+        read(config, pictures)
+
+
+def test_a_folder_that_was_moved_gives_the_same_pictures(pictures, tmp_path):
+    config = configure(load_preset("images"), pictures)
+    before = [part.images.pixels for part in training_examples(config, tmp_path)]
+    pictures.rename(tmp_path / "moved")
+    found = find_again(config, tmp_path / "moved", tmp_path / "run")
+    after = [part.images.pixels for part in training_examples(found, tmp_path)]
+    assert all(map(torch.equal, before, after))
 
 
 def test_a_preset_gets_the_folders_classes_and_whole_pictures(pictures):

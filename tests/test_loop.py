@@ -137,7 +137,7 @@ def test_the_average_is_that_of_all_steps_the_first_ones_soon_forgotten(tmp_path
     average = trainer.model.conv1.weight.detach().clone().double()
     for step in range(10):
         trainer._step(shown(), per_epoch=7)
-        trainer._count_step(7, 0.0)
+        trainer._count_step(7)
         kept = min(0.5, (1 + step) / (10 + step))
         average = kept * average + (1 - kept) * trainer.model.conv1.weight.detach().double()
     torch.testing.assert_close(trainer.result.conv1.weight.double(), average, rtol=0, atol=1e-7)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from figures import areas
 
 from training.config import Block, load_preset
 from training.examples import evaluation_examples
@@ -109,7 +110,7 @@ def test_columns_that_no_pair_is_found_for_stay_empty():
 def test_each_reconstruction_is_what_its_capsule_alone_is_decoded_to(lab):
     trained = lab.trained(PLAN.networks[CAPSNET])
     examples = evaluation_examples(trained.config, lab.root)
-    shown = columns(look(trained.model, examples, lab.device))
+    shown = columns(look(trained.model, examples))
     [row] = [row for row in lab.rows() if row.get("figure") == 5]
     kept = np.load(lab.out / row["pictures"])
     assert any(shown)
@@ -138,6 +139,11 @@ def test_the_report_has_the_papers_number_beside_each_test_set(lab):
         assert f"| {CNN}, {pairs} pairs |  | 8.10 |  |  |" in text, "what is not measured stays blank"
 
 
-def test_a_figure_is_drawn(lab):
-    multimnist.draw(lab.rows(), lab.out / "figure.png")
-    assert (lab.out / "figure.png").stat().st_size > 10_000
+def test_the_figure_shows_the_first_digit_in_red_and_the_second_in_green(tmp_path):
+    pictures = np.zeros((16, 3, 36, 36), np.uint8)
+    pictures[:, 1, :, :18] = pictures[:, 2, :, 18:] = 255
+    captions = [["L:(1, 2)", "R:(1, 2)"]] * 15 + [None]
+    np.save(tmp_path / "figure5.npy", pictures)
+    multimnist.draw([{"figure": 5, "pictures": "figure5.npy", "columns": captions}], tmp_path / "figure.png")
+    for colour in ((255, 0, 0), (0, 255, 0)):
+        assert areas(tmp_path / "figure.png", colour) == 15, "a column without a pair stays empty"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
     [
         (["--preset", "images"], "the preset images is for your own pictures: add --images FOLDER"),
         (["--images", "nowhere"], "nowhere is not a folder"),
-        (["--images", "nowhere", "--resume"], "--images: a resumed run keeps what it was started with"),
+        (["--images", "nowhere", "--resume"], "run is not a run of capsnet-train"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -122,6 +123,86 @@ def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path,
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.fixture
+def moved(run, tmp_path):
+    """A copy of the run whose pictures lie elsewhere by now, and where these lie."""
+    config = json.loads((run / "config.json").read_text())
+    pictures = shutil.copytree(config["data"]["folder"], tmp_path / "elsewhere")
+    config["data"]["folder"] = "pictures"
+    moved = shutil.copytree(run, tmp_path / "moved")
+    (moved / "config.json").write_text(json.dumps(config))
+    return moved, pictures
+
+
+def without_their_pictures(run, out):
+    """Commands that need the pictures of a run: program and arguments."""
+    yield train, ["evaluate", str(run)]
+    yield train, ["fit", "--out", str(run), "--resume"]
+    yield export, ["bundle", str(run), "--out", str(out)]
+
+
+def ending(program, arguments) -> int:
+    try:
+        program(arguments)
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+def test_a_command_that_does_not_find_the_pictures_names_the_run_and_says_what_to_do(moved, capsys):
+    run, _ = moved
+    for program, arguments in without_their_pictures(run, run.parent / "model"):
+        assert ending(program, arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"{run} was trained on the pictures in pictures, which is no folder here" in line
+        assert line.endswith("with --images FOLDER")
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["fit", "--resume", "--out"]])
+def test_training_commands_take_the_pictures_from_where_they_lie_now(moved, command):
+    run, pictures = moved
+    assert ending(train, [*command, str(run), "--images", str(pictures)]) == 0
+
+
+def test_a_bundle_is_measured_on_the_pictures_where_they_lie_now_but_does_not_tell_it(moved, capsys):
+    run, pictures = moved
+    model = run.parent / "model"
+    assert ending(export, ["bundle", str(run), "--out", str(model), "--images", str(pictures)]) == 0
+    assert "elsewhere" not in (model / "1" / "manifest.json").read_text()
+    capsys.readouterr()
+    assert ending(export, ["evaluate", str(model)]) == 2
+    assert f"{model / '1'} was trained on the pictures in pictures" in capsys.readouterr().err
+    assert ending(export, ["evaluate", str(model), "--images", str(pictures)]) == 0
+    [metric] = read_manifest(model / "1").metrics
+    assert f"test error {metric.value:.2f} %" in capsys.readouterr().out
+
+
+def test_a_run_on_a_data_set_takes_no_folder(tiny_run, tmp_path, capsys):
+    assert ending(train, ["evaluate", str(tiny_run), "--images", str(tmp_path)]) == 2
+    assert f"--images is for your own pictures; {tiny_run} is of drawn" in capsys.readouterr().err
+
+
+@pytest.fixture
+def one_less(moved):
+    """As `moved`, but a picture has been taken away."""
+    _, pictures = moved
+    min((pictures / "disc").iterdir()).unlink()
+    return moved
+
+
+def test_a_run_does_not_go_on_with_a_folder_that_has_changed(one_less, capsys):
+    run, pictures = one_less
+    assert ending(train, ["fit", "--out", str(run), "--resume", "--images", str(pictures)]) == 2
+    assert "the folder has changed since the run was started" in capsys.readouterr().err
+
+
+def test_a_run_on_a_folder_that_has_changed_does_not_start_from_one_on_what_it_held(one_less, capsys):
+    run, pictures = one_less
+    out = str(run.parent / "new")
+    assert ending(train, ["fit", "--images", str(pictures), "--start-from", str(run), "--out", out]) == 2
+    assert "was trained on images that would be held out here" in capsys.readouterr().err
 
 
 def test_another_preset_can_be_trained_on_ones_own_pictures(run, tmp_path):

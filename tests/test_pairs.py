@@ -62,7 +62,7 @@ def test_the_manifest_counts_images_and_their_objects(bundle, drawn_mnist_root):
     found = evaluate_bundle(bundle, drawn_mnist_root)
     assert (found.images, found.objects) == (200, 400)
     measured = {metric.name: metric.value for metric in manifest.metrics}
-    assert measured == {"test_error": found.percent, "object_error": found.object_percent}
+    assert measured == {"test_error": found.error_percent, "object_error": found.object_error_percent}
     assert "An image of two objects is right if both are named." in (bundle / "MODEL_CARD.md").read_text()
 
 

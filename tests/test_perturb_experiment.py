@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from figures import areas
 
 from training.config import load_preset
 from training.evaluation import BATCH
@@ -91,6 +92,9 @@ def test_the_report_counts_digits_whose_width_a_dimension_changes():
     assert "1 of 2 digits" in text
 
 
-def test_a_figure_is_drawn(lab):
-    perturb.draw(lab.rows(), lab.out / "figure.png")
-    assert (lab.out / "figure.png").stat().st_size > 10_000
+def test_the_figure_has_a_strip_for_every_dimension_of_the_digits_shown(lab, tmp_path):
+    rows = lab.rows()
+    for row in rows:
+        np.save(tmp_path / row["pictures"], np.full((16, 11, 28, 28), 77, np.uint8))
+    perturb.draw(rows, tmp_path / "figure.png")
+    assert areas(tmp_path / "figure.png", (77, 77, 77), 1000) == 16 * len(perturb.SHOWN_DIGITS)

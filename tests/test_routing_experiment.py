@@ -2,15 +2,18 @@ import io
 import json
 from dataclasses import replace
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from figures import areas
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from training.config import load_preset
 from training.data.cifar10 import CLASS_NAMES
 from training.examples import evaluation_examples
-from training.experiments import routing
+from training.experiments import figure, routing
 from training.experiments.lab import Lab
 from training.experiments.quick import narrowed
 from training.models.convolution import rectified
@@ -148,6 +151,10 @@ def test_the_report_has_the_papers_numbers_beside_ours():
     assert "it does not fall: the ratio is 2, the paper's 0.0014" in text
 
 
-def test_a_figure_is_drawn(lab):
-    routing.draw(lab.rows(), lab.out / "figure.png")
-    assert (lab.out / "figure.png").stat().st_size > 10_000
+def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, tmp_path):
+    routing.draw(lab.rows(), tmp_path / "figure.png")
+    colours = mpl.colormaps["viridis"].resampled(routing.ITERATIONS)
+    for iteration in range(routing.ITERATIONS):
+        assert areas(tmp_path / "figure.png", to_hex(colours(iteration))) > 1, "a line, and its legend"
+    legend = 1
+    assert areas(tmp_path / "figure.png", figure.PAPER) == len(routing.PAPER_CHANGE) + legend

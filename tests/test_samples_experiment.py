@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from figures import areas
 
 from training import checkpoint
 from training.config import DataConfig, RunConfig, load_preset
 from training.evaluation import evaluate
 from training.examples import evaluation_examples, examples, training_examples
-from training.experiments import samples
+from training.experiments import figure, samples
 from training.experiments.lab import Lab
 from training.experiments.quick import narrowed
 from training.experiments.samples import CAPSNET, CNN, Plan
@@ -105,9 +106,13 @@ def test_differences_are_of_networks_with_the_same_seed():
     assert "| 100 | 20.00 ± 10.00 (3) | 21.00 ± 10.00 (3) | -1.00 ± 0.00 (3) |" in text
 
 
-def test_a_figure_is_drawn(lab, tmp_path):
-    samples.draw(lab.rows(), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+def test_the_figure_has_a_line_for_either_network(tmp_path):
+    rows = rows_of([10.0, 11.0], [40.0, 44.0])
+    rows += [row | {"training_images": 1000, "error_percent": row["error_percent"] / 4} for row in rows]
+    samples.draw(rows, tmp_path / "figure.png")
+    legend = 1
+    for colour in (figure.OURS, figure.OTHER):
+        assert areas(tmp_path / "figure.png", colour) > legend
 
 
 @pytest.mark.parametrize(("few", "epoch"), [(50, 50), (50, 120), (7, 100)])

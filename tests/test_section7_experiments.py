@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from figures import areas
 from PIL import Image
 from scipy.io import savemat
 
@@ -21,7 +22,7 @@ from training.data.files import MissingDataError
 from training.data.smallnorb import FILE_PREFIX
 from training.evaluation import evaluate
 from training.examples import evaluation_examples
-from training.experiments import cifar10, smallnorb, svhn
+from training.experiments import cifar10, figure, smallnorb, svhn
 from training.experiments.ensemble import Plan
 from training.experiments.lab import Lab
 
@@ -187,10 +188,12 @@ def test_the_report_names_the_data_and_has_the_papers_number(measured):
     assert ("This is not cifar10" in text) == (name == "cifar10-jpeg")
 
 
-def test_a_figure_is_drawn(measured, tmp_path):
+def test_the_figure_has_our_errors_and_the_papers(measured, tmp_path):
     _, experiment, lab = measured
     experiment.draw(lab.rows(), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    legend = 1
+    assert areas(tmp_path / "figure.png", figure.OURS) > legend
+    assert areas(tmp_path / "figure.png", figure.PAPER) == 1 + legend
 
 
 def row_of(data: str, seed: int, error: float) -> dict:

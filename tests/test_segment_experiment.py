@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from figures import areas
 from test_multimnist_experiment import PLAN as PAIRS
 
 from training.examples import evaluation_examples
@@ -155,10 +156,16 @@ def test_what_has_been_measured_is_not_measured_again(lab):
     assert lab.rows() == before
 
 
-def test_report_and_figure_are_made_of_the_row(lab):
+def test_the_report_is_made_of_the_row(lab):
     rows = lab.rows()
     text = segment.report(rows)
     assert f"| every pixel to both | {rows[0]['rules']['everything']['iou_percent']:.1f} |" in text
     assert "200 pairs" in text
-    segment.draw(rows, lab.out / "figure.png")
-    assert (lab.out / "figure.png").stat().st_size > 10_000
+
+
+def test_the_figure_has_the_colours_of_either_digit_and_of_both(tmp_path):
+    np.save(tmp_path / "pairs.npy", segment.pictures(two_strokes(), 0.5))
+    row = {"pictures": "pairs.npy", "captions": [["L:(3, 5)", "P:(3, 5)"]]}
+    segment.draw([row], tmp_path / "figure.png")
+    for colour in (segment.FIRST, segment.SECOND, segment.BOTH):
+        assert areas(tmp_path / "figure.png", colour) == 2, "once as it is, once as it is assigned"

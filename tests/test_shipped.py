@@ -1,8 +1,8 @@
-"""What the repository promises about the bundle it ships."""
+"""What the repository promises about the bundles it ships."""
 
 import io
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,17 +14,38 @@ from live_service import live_service, settings_for
 from PIL import Image
 
 from export.contract.manifest import read_checked, read_manifest
+from export.evaluate import run_config
 from export.optimize.choice import MAX_ERROR
+from training.config import CapsNetConfig
 from training.data.load import load_split
+from training.examples import evaluation_examples
+from training.metrics import Errors
 
 ROOT = Path(__file__).parents[1]
-MODEL = ROOT / "models" / "capsnet-mnist"
+MODELS = sorted(path for path in (ROOT / "models").iterdir() if path.is_dir())
 PER_REQUEST = 250
+
+
+def newest(model: Path) -> Path:
+    return max(model.iterdir(), key=lambda version: int(version.name))
+
+
+@pytest.fixture(params=MODELS, ids=lambda model: model.name)
+def any_bundle(request) -> Path:
+    return newest(request.param)
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Path:
-    return max(MODEL.iterdir(), key=lambda version: int(version.name))
+    return newest(ROOT / "models" / "capsnet-mnist")
+
+
+@pytest.fixture(scope="module")
+def pairs_bundle() -> Path:
+    model = ROOT / "models" / "capsnet-multimnist"
+    if model not in MODELS:
+        pytest.skip(f"{model.name} is not shipped yet")
+    return newest(model)
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +67,63 @@ def classify(client: httpx.Client, pictures) -> list[dict]:
     return answer.json()["results"]
 
 
-def test_its_files_are_what_its_manifest_says(bundle):
-    manifest = read_manifest(bundle)
+def post_array(client: httpx.Client, route: str, pixels) -> list[dict]:
+    """What the service makes of float32 images [N, H, W, C], 0 to 1, posted as they are."""
+    file = io.BytesIO()
+    np.save(file, pixels)
+    answer = client.post(route, content=file.getvalue(), headers={"Content-Type": "application/x-npy"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_only_the_newest_version_is_in_the_tree(model):
+    assert len(list(model.iterdir())) == 1
+
+
+def test_its_files_are_what_its_manifest_says(any_bundle):
+    manifest = read_manifest(any_bundle)
+    assert manifest.model == any_bundle.parent.name
     for file in (*manifest.graphs.values(), manifest.samples):
-        read_checked(bundle, file)
+        read_checked(any_bundle, file)
 
 
-def test_it_is_the_papers_network(bundle):
-    manifest = read_manifest(bundle)
-    assert manifest.parameter_count == 8_215_568
-    assert manifest.parameters["routing_iterations"] == 3
-    assert manifest.pose_shape == (16,)
+def test_its_graphs_give_what_its_samples_say(any_bundle):
+    manifest = read_manifest(any_bundle)
+    with np.load(any_bundle / manifest.samples.file, allow_pickle=False) as samples:
+        for graph in manifest.graphs.values():
+            session = ort.InferenceSession(any_bundle / graph.file, providers=["CPUExecutionProvider"])
+            outputs = [tensor.name for tensor in graph.outputs]
+            found = session.run(outputs, {tensor.name: samples[tensor.name] for tensor in graph.inputs})
+            for name, values in zip(outputs, found, strict=True):
+                np.testing.assert_allclose(values, samples[name], atol=1e-4)
 
 
-def test_its_graphs_have_no_control_flow_and_hold_their_weights(bundle):
-    for graph in read_manifest(bundle).graphs.values():
-        model = onnx.load(bundle / graph.file, load_external_data=False)
+def test_its_graphs_have_no_control_flow_and_hold_their_weights(any_bundle):
+    for graph in read_manifest(any_bundle).graphs.values():
+        model = onnx.load(any_bundle / graph.file, load_external_data=False)
         assert not {node.op_type for node in model.graph.node} & {"Loop", "If", "Scan"}
         assert all(t.data_location == onnx.TensorProto.DEFAULT for t in model.graph.initializer)
         onnx.checker.check_model(model, full_check=True)
 
 
-def test_its_training_started_from_committed_code(bundle):
+def test_its_training_started_from_committed_code(any_bundle):
+    assert re.fullmatch(r"[0-9a-f]{40}", read_manifest(any_bundle).source_commit)
+
+
+def test_its_network_is_the_one_that_was_trained(any_bundle):
+    """The primary coupling alone is not: the graph has it in its weights."""
+    manifest = read_manifest(any_bundle)
+    trained = run_config(manifest).model
+    assert CapsNetConfig(**manifest.parameters) == replace(trained, primary_coupling=False)
+
+
+def test_it_is_the_papers_network(bundle):
     manifest = read_manifest(bundle)
-    assert re.fullmatch(r"[0-9a-f]{40}", manifest.source_commit)
-    assert manifest.training["config"]["model"] == json.loads(json.dumps(manifest.parameters))
+    of_capsules = 160 if manifest.parameters["capsule_bias"] else 0  # biases, which the official code adds
+    assert manifest.parameter_count == 8_215_568 + of_capsules
+    assert manifest.parameters["routing_iterations"] == 3
+    assert manifest.pose_shape == (16,)
 
 
 def test_the_readme_states_the_manifests_error(bundle):
@@ -116,6 +169,54 @@ def answers_and_outputs(bundle, client, mnist_root):
         for entry in result["classes"]:
             j = int(entry["label"])
             yield entry, probabilities[0, j], poses[0, j]
+
+
+def test_at_most_12_percent_of_the_test_pairs_are_wrong(pairs_bundle):
+    manifest = read_manifest(pairs_bundle)
+    assert manifest.objects_per_image == 2
+    assert error_percents(manifest)["test_error"] <= 12
+
+
+def test_two_overlapping_digits_get_two_labels(pairs_bundle, client):
+    with np.load(pairs_bundle / "samples.npz", allow_pickle=False) as samples:
+        results = post_array(client, "/classify?model=capsnet-multimnist", samples["pixels"])
+    for result in results:
+        assert len(set(result["labels"])) == 2
+        assert result["labels"] == [entry["label"] for entry in result["classes"][:2]]
+
+
+def test_two_overlapping_digits_are_taken_apart_into_two(pairs_bundle, client):
+    with np.load(pairs_bundle / "samples.npz", allow_pickle=False) as samples:
+        results = post_array(client, "/segment?model=capsnet-multimnist", samples["pixels"][:1])
+    assert [len(result["objects"]) for result in results] == [2]
+
+
+@pytest.mark.mnist
+def test_all_test_pairs_posted_give_the_errors_that_the_manifest_states(pairs_bundle, client, mnist_root):
+    manifest = read_manifest(pairs_bundle)
+    images = wrong = missed = 0
+    for pixels, truth in pairs_of(run_config(manifest), mnist_root):
+        for result, expected in zip(
+            post_array(client, "/classify?model=capsnet-multimnist&top_k=2", pixels), truth, strict=True
+        ):
+            absent = expected - {int(label) for label in result["labels"]}
+            images, wrong, missed = images + 1, wrong + bool(absent), missed + len(absent)
+    found = Errors(images, wrong, 2 * images, missed)
+    assert error_percents(manifest) == {
+        "test_error": found.error_percent,
+        "object_error": found.object_error_percent,
+    }
+
+
+def error_percents(manifest) -> dict[str, float]:
+    return {metric.name: metric.value for metric in manifest.metrics}
+
+
+def pairs_of(config, root):
+    """The fixed test pairs, up to 250 at a time: pixels [N, 36, 36, 1], and both classes of each."""
+    for batch in evaluation_examples(config, root).fixed(PER_REQUEST):
+        classes = [set(present.nonzero().flatten().tolist()) for present in batch.present]
+        yield batch.pixels.permute(0, 2, 3, 1).contiguous().numpy(), classes
 
 
 def test_a_sweep_of_all_16_dimensions_is_a_grid_around_the_plain_reconstruction(client):

@@ -13,10 +13,11 @@ import torch
 
 from training import checkpoint
 from training.checkpoint import Progress
-from training.config import CapsNetConfig, LossConfig, OptimiserConfig, RunConfig
+from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, OptimiserConfig, RunConfig
 from training.data.images import Images
 from training.examples import Batch, examples
 from training.loop import Limits, Trainer
+from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.models.convolution import worthwhile_tile
 from training.step import Step
@@ -160,7 +161,7 @@ class TestOnCuda:
         images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)
         shown = examples(config.data, 3, images).to(torch.device("cuda"))
         trainer._step(shown, per_epoch=7)  # captures, and fetches the epoch's order
-        trainer._count_step(7, 0.0)
+        trainer._count_step(7)
         torch.cuda.set_sync_debug_mode("error")
         try:
             trainer._step(shown, per_epoch=7)
@@ -177,3 +178,17 @@ class TestOnCuda:
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         assert trainer.progress.step == 1
         assert trainer.fit(shown, shown, Limits())
+
+    def test_a_captured_step_leaves_out_others_each_time(self):
+        """Dropout in a replay follows the generator, and capturing leaves the generator where it was."""
+        torch.manual_seed(0)
+        model = build(CnnConfig("cnn", classes=3, blocks=(Block(4, 3),), hidden=(64,), dropout=0.5)).to(
+            "cuda"
+        )
+        step, shown = Step(model, LossConfig(), RATE), batch(device="cuda")
+        found = []
+        for seed in (1, 2, 1):
+            torch.manual_seed(seed)
+            found.append(total(step(shown, 0.0)))
+        assert found[0] == pytest.approx(found[2], rel=1e-6)
+        assert found[0] != pytest.approx(found[1], rel=1e-6)

@@ -2,31 +2,39 @@ from dataclasses import replace
 
 import pytest
 import torch
+from figures import areas
 
-from training.config import load_preset
-from training.experiments import table1
+from training.config import Block, load_preset
+from training.experiments import figure, table1
 from training.experiments.lab import Lab
 from training.experiments.quick import narrowed
 
+
+def tiny(preset, **narrower):
+    config = narrowed(load_preset(preset), 64, 1)
+    data = replace(config.data, validation_images=20)
+    return replace(config, model=replace(config.model, **narrower), data=data)
+
+
+def capsnet(preset):
+    return tiny(preset, conv_channels=4, primary_types=1, decoder_hidden=(8,))
+
+
+def cnn(preset):
+    return tiny(preset, blocks=(Block(channels=4, kernel=5, pooled=True),), hidden=(8,))
+
+
 PLAN = table1.Plan(
-    {
-        name: (narrowed(load_preset(name), 64, 1), narrowed(load_preset(f"{name}-cnn"), 64, 1))
-        for name in ("mnist", "multimnist")
-    },
+    {name: (capsnet(name), cnn(f"{name}-cnn")) for name in ("mnist", "multimnist")},
     seeds=(0,),
 )
-
-
-def smaller(config):
-    return replace(config, data=replace(config.data, validation_images=20))
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory, drawn_mnist_root):
     folder = tmp_path_factory.mktemp("table1")
-    plan = replace(PLAN, networks={k: (smaller(a), smaller(b)) for k, (a, b) in PLAN.networks.items()})
     lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    table1.run(lab, plan)
+    table1.run(lab, PLAN)
     return lab
 
 
@@ -44,7 +52,7 @@ def test_networks_without_reconstruction_have_no_decoder(lab):
 
 def test_the_table_has_the_papers_number_beside_ours(lab):
     rows = [
-        {"data": "mnist", "method": "3 iterations, reconstruction", "error_percent": error}
+        {"data": "mnist", "method": "3 iterations, reconstruction", "error_percent": error, "images": 10}
         for error in (0.3, 0.4, 0.5)
     ]
     text = table1.report(rows)
@@ -52,6 +60,13 @@ def test_the_table_has_the_papers_number_beside_ours(lab):
     assert "| mnist, 3 iterations |  | 0.35 |  |" in text, "what has not been measured stays blank"
 
 
-def test_a_figure_is_drawn(lab, tmp_path):
-    table1.draw(lab.rows(), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+def test_the_figure_has_a_dot_for_every_seed_and_a_line_for_every_number_of_the_paper(tmp_path):
+    rows = [
+        {"data": data, "method": method, "error_percent": 2.0 + place + seed}
+        for place, (data, method) in enumerate(table1.PAPER)
+        for seed in (0, 1)
+    ]
+    table1.draw(rows, tmp_path / "figure.png")
+    legend = 1
+    assert areas(tmp_path / "figure.png", figure.OURS) == len(rows) + legend
+    assert areas(tmp_path / "figure.png", figure.PAPER) == len(table1.PAPER) + legend

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--images",
         type=Path,
         metavar="FOLDER",
-        help="train on your own pictures; it holds a folder per class",
+        help="train on your own pictures; it holds a folder per class. With --resume: where it lies now",
     )
     fit.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
@@ -102,6 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     evaluate.add_argument(
         "--full", action="store_true", help="of multimnist the paper's 10 million test pairs, not 10,000"
+    )
+    evaluate.add_argument(
+        "--images", type=Path, metavar="FOLDER", help="of a run on your own pictures: where they lie now"
     )
     _add_device(evaluate)
     _add_data(evaluate)
@@ -218,7 +221,7 @@ def _fit(options: argparse.Namespace) -> int:
             print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
-        _measure_test(options.out, data_root(options.data), device)
+        _measure_test(options.out, config, data_root(options.data), device)
     return 0
 
 
@@ -253,12 +256,12 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
     from dataclasses import replace
 
     from training import checkpoint
-    from training.data.folder import configure
+    from training.data.folder import configure, find_again
 
     if options.resume:
         changed = [
             f"--{name.replace('_', '-')}"
-            for name in ("preset", "images", "seed", "epochs", "weight_average", "start_from")
+            for name in ("preset", "seed", "epochs", "weight_average", "start_from")
             if getattr(options, name) is not None
         ]
         if changed:
@@ -266,7 +269,7 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
         config = checkpoint.read_config(options.out)
         if checkpoint.newest_checkpoint(options.out) is None:
             raise ValueError(f"{options.out} has no checkpoint to go on from; start it without --resume")
-        return config
+        return find_again(config, options.images, options.out)
     if checkpoint.newest_checkpoint(options.out):
         raise ValueError(f"{options.out} holds a run already; go on with --resume, or choose another --out")
     config = load_preset(options.preset or ("images" if options.images else "mnist"))
@@ -295,7 +298,7 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     if _held_out(first) != _held_out(config):
         raise ValueError(
             f"{run} was trained on images that would be held out here: "
-            "data set, folder, seed and validation_images "
+            "data set, digest of the pictures' names, seed and validation_images "
             f"are {_held_out(first)} there, {_held_out(config)} here"
         )
     return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
@@ -303,7 +306,7 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
 
 def _held_out(config: RunConfig) -> tuple[str, str | None, int, int]:
     """What decides which images are held out."""
-    return config.data.name, config.data.folder, config.seed, config.data.validation_images
+    return config.data.name, config.data.folder_digest, config.seed, config.data.validation_images
 
 
 def _started_at(config: RunConfig) -> str:
@@ -312,14 +315,15 @@ def _started_at(config: RunConfig) -> str:
     return str(config.started_from["checkpoint"])
 
 
-def _measure_test(run: Path, root: Path, device: "torch.device", full: bool = False) -> None:
+def _measure_test(
+    run: Path, config: RunConfig, root: Path, device: "torch.device", full: bool = False
+) -> None:
     """Evaluate the best checkpoint on the test images, print it and write result.json or result-full.json."""
     from training import checkpoint
     from training.data.multimnist import PAPERS_PARTNERS
     from training.evaluation import evaluate
     from training.examples import evaluation_examples
 
-    config = checkpoint.read_config(run)
     if full and config.data.name != "multimnist":
         raise ValueError(f"--full is for runs on multimnist; {run} is one on {config.data.name}")
     best = checkpoint.best_checkpoint(run)
@@ -342,7 +346,11 @@ def _measure_test(run: Path, root: Path, device: "torch.device", full: bool = Fa
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    _measure_test(options.run, data_root(options.data), _device(options.device), options.full)
+    from training import checkpoint
+    from training.data.folder import find_again
+
+    config = find_again(checkpoint.read_config(options.run), options.images, options.run)
+    _measure_test(options.run, config, data_root(options.data), _device(options.device), options.full)
     return 0
 
 
@@ -351,13 +359,18 @@ def _experiment(options: argparse.Namespace) -> int:
         out = options.out or EXPERIMENTS_FOLDER / _form(options.name, options.quick)
         _carry_out(options.name, out, options)
         return 0
-    skipped = []
+    from training.experiments.run import MeasuredInPartError
+
+    in_part: list[str] = []
+    skipped: list[str] = []
     for name in EXPERIMENTS:
         try:
             _carry_out(name, (options.out or EXPERIMENTS_FOLDER) / _form(name, options.quick), options)
         except MissingDataError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            skipped.append(name)
+            (in_part if isinstance(error, MeasuredInPartError) else skipped).append(name)
+    if in_part:
+        print(f"measured in part, as some of their data is not there: {', '.join(in_part)}")
     if skipped:
         print(f"skipped, as their data is not there: {', '.join(skipped)}")
     if len(skipped) == len(EXPERIMENTS):

@@ -3,9 +3,17 @@
 import tomllib
 from dataclasses import field
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -130,6 +138,13 @@ class LossConfig:
     reconstruction_weight: float = Field(default=0.0005, ge=0)
 
 
+# Of a DataConfig, by the name of its data set: an image is made of MNIST's digits in one way alone.
+NO_EFFECT = {
+    "multimnist": ("resize_pixels", "crop_pixels", "flip", "max_brightness", "contrast", "blank_share"),
+    "shifted-mnist": ("resize_pixels", "crop_pixels"),
+}
+
+
 @dataclass(frozen=True, config=_STRICT)
 class DataConfig:
     """Which images, how they are prepared and augmented, and how many are held out.
@@ -138,6 +153,7 @@ class DataConfig:
         name: the data set. `multimnist` is pairs of MNIST's digits, `shifted-mnist` these digits anywhere in
             a 40x40 frame, `images` a folder of one's own.
         folder: of `images`; it holds one folder of pictures per class.
+        folder_digest: of `images`; of the names of all that the folder held when the run was started.
         class_names: of `images`, in the order of the labels.
         resize_pixels: pictures are brought to this height and width; None leaves them.
         crop_pixels: a window of this height and width is taken: anywhere to train on, the central one to
@@ -167,6 +183,7 @@ class DataConfig:
         "images",
     ] = "mnist"
     folder: str | None = None
+    folder_digest: str | None = None
     class_names: tuple[str, ...] = ()
     resize_pixels: int | None = Field(default=None, ge=1)
     crop_pixels: int | None = Field(default=None, ge=1)
@@ -183,6 +200,14 @@ class DataConfig:
     def objects_per_image(self) -> int:
         """How many objects an image shows, of as many classes."""
         return 2 if self.name == "multimnist" else 1
+
+    @model_validator(mode="after")
+    def _refuse_what_would_have_no_effect(self) -> Self:
+        unused = NO_EFFECT.get(self.name, ())
+        asked_for = [option for option in unused if getattr(self, option) not in (None, 0, (1, 1))]
+        if asked_for:
+            raise ValueError(f"{', '.join(asked_for)}: {self.name} knows no such change; leave it out")
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -88,7 +88,7 @@ ALONE = Processes()
 
 @contextmanager
 def together(device: torch.device) -> Iterator[Processes]:
-    """Meet the processes that torchrun has started beside this one, on whatever machines.
+    """Meet the processes that torchrun has started beside this one, on machines that share the run's folder.
 
     Args:
         device: where this one trains.

@@ -9,7 +9,7 @@ import torch
 
 from training.config import LossConfig
 from training.examples import Batch, Examples
-from training.metrics import exact_errors, object_errors
+from training.metrics import Errors, exact_errors, object_errors
 from training.models.build import Network
 from training.objective import look_at
 
@@ -17,34 +17,16 @@ BATCH = 250
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Measured on a set of images.
+class Evaluation(Errors):
+    """Errors and losses on a set of images.
 
     Attributes:
-        images: how many.
-        errors: how many of them are not named right; of two objects in an image both must be (Sec. 6.1).
-        objects: how many these images show together.
-        object_errors: how many of these are not among an image's most probable classes.
         classification_loss: Eq. 4, or a baseline's cross entropy, mean over images.
         reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
     """
 
-    images: int
-    errors: int
-    objects: int
-    object_errors: int
     classification_loss: float
     reconstruction_loss: float
-
-    @property
-    def error_percent(self) -> float:
-        """Share of images with a wrong answer."""
-        return 100 * self.errors / self.images
-
-    @property
-    def object_error_percent(self) -> float:
-        """Share of objects that are not found."""
-        return 100 * self.object_errors / self.objects
 
 
 def evaluate(model: Network, examples: Examples, config: LossConfig, versions: int = 1) -> Evaluation:

@@ -23,7 +23,7 @@ from training.data.augment import (
     random_shift,
     resize,
 )
-from training.data.folder import read_folder
+from training.data.folder import read_folder, refuse_changed
 from training.data.images import Images, hold_out
 from training.data.load import load_split
 from training.data.multimnist import PairMaker, Pairs
@@ -185,15 +185,17 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
 
     Raises:
         FileNotFoundError: a file is missing; names it and the command that downloads it.
-        ValueError: there are to be one's own images, but from no folder.
+        ValueError: there are to be one's own images, but from no folder, or the folder has changed since the
+            run was started.
     """
     data, model = config.data, config.model
     if data.name != "images":
         return Images.of(load_split(data.name, split, root))
     if data.folder is None:
         raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")
-    size, channels = model.image_size, model.image_channels
-    return Images.of(read_folder(Path(data.folder), split, data.class_names, size, channels))
+    folder, size, channels = Path(data.folder), model.image_size, model.image_channels
+    refuse_changed(folder, data.folder_digest)
+    return Images.of(read_folder(folder, split, data.class_names, size, channels))
 
 
 def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples]:

@@ -124,14 +124,13 @@ class Trainer:
         train, validation = train.to(self.device), validation.to(self.device)
         per_epoch = steps_per_epoch(self.config.optimiser, len(train))
         last = per_epoch * self.config.optimiser.epochs
-        started = saved = time.monotonic()
+        self._since = started = saved = time.monotonic()
         with self._log() as log, _stop_on_signal() as stop, self._bar(last) as bar:
             losses: list[Tensor] = []
             stopped = False
             while not stopped and not self._finished(last):
-                before = time.monotonic()
                 losses.append(self._step(train, per_epoch))
-                self._count_step(per_epoch, time.monotonic() - before)
+                self._count_step(per_epoch)
                 bar.update(self.config.optimiser.batch_size)
                 step, now = self.progress.step, time.monotonic()
                 epoch_ends = step % per_epoch == 0
@@ -148,7 +147,7 @@ class Trainer:
                     self._validate(validation, log, bar)
                 if epoch_ends or checkpoint_due:
                     self.save()
-                    saved = now
+                    self._since = saved = time.monotonic()
         if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
             self.save()
         return self._finished(last)
@@ -199,14 +198,20 @@ class Trainer:
         size = self.config.optimiser.batch_size
         return self._order[within * size : (within + 1) * size]
 
-    def _count_step(self, per_epoch: int, seconds: float) -> None:
+    def _count_step(self, per_epoch: int) -> None:
         step = self.progress.step + 1
-        spent = self.progress.train_seconds + seconds
-        self.progress = replace(self.progress, step=step, epochs=step / per_epoch, train_seconds=spent)
+        self.progress = replace(self.progress, step=step, epochs=step / per_epoch)
+
+    def _count_time(self) -> None:
+        """Count the time since validation or the last call as training; the device has done all its steps."""
+        now = time.monotonic()
+        spent = self.progress.train_seconds + now - self._since
+        self.progress, self._since = replace(self.progress, train_seconds=spent), now
 
     def _log_losses(self, losses: list[Tensor], per_epoch: int, log: Log, bar: "tqdm[Any]") -> None:
         """Fetch the losses since the last time; stop the run if one of them is not finite."""
-        fetched = self.processes.mean(torch.stack(losses)).double()  # [steps, 2]
+        fetched = self.processes.mean(torch.stack(losses)).double().cpu()  # [steps, 2]
+        self._count_time()
         first = self.progress.step - len(losses) + 1
         finite = fetched.isfinite().all(dim=1)
         if not finite.all():

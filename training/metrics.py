@@ -2,8 +2,37 @@
 
 # B batch, J classes
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What a network gets wrong on a set of images.
+
+    Attributes:
+        images: how many there are.
+        errors: how many of them are not named right; of two objects in an image both must be (Sec. 6.1).
+        objects: how many these images show together.
+        object_errors: how many of these are not among an image's most probable classes.
+    """
+
+    images: int
+    errors: int
+    objects: int
+    object_errors: int
+
+    @property
+    def error_percent(self) -> float:
+        """Share of images with a wrong answer."""
+        return 100 * self.errors / self.images
+
+    @property
+    def object_error_percent(self) -> float:
+        """Share of objects that are not found."""
+        return 100 * self.object_errors / self.objects
 
 
 def most_probable(probabilities: Tensor, objects: int) -> Tensor:

@@ -78,10 +78,13 @@ class Step:
         self._capture_next = False
         # The graphs keep gradient nodes of the stream they were captured on, as is meant.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        sample = tuple(tensor.clone() for tensor in shown)
+        devices = [tensor.device for tensor in shown[:1] if tensor.is_cuda]
         try:
-            self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
-                self._losses, tuple(tensor.clone() for tensor in shown)
-            )
+            with torch.random.fork_rng(devices):  # dropout draws after it as if nothing had been captured
+                self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
+                    self._losses, sample
+                )
         except RuntimeError as error:
             logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
 

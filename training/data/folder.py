@@ -41,8 +41,8 @@ def read_folder(
 ) -> Split:
     """Read the pictures to train on, or the fifth of each class that is kept to measure on.
 
-    Which picture is in which split depends on its name alone, so that both stay the same on every machine,
-    and nearly the same when pictures are added.
+    Which picture is in which split depends on the names in the folder alone, so that both are the same on
+    every machine, and nearly the same for a new run on more pictures.
 
     Args:
         folder: holds one folder per class.
@@ -71,6 +71,54 @@ def read_folder(
     for image, picture in zip(images, _read(path for paths in kept for path in paths), strict=True):
         image[:] = np.rint(to_input(picture, facts) * 255)
     return Split(images, np.repeat(np.arange(len(kept)), [len(paths) for paths in kept]).astype(np.int64))
+
+
+def refuse_changed(folder: Path, digest: str | None) -> None:
+    """Raise unless a folder holds what it held when a run was started.
+
+    With a picture more or less, others would change between those that a run learns from and those that it
+    is measured on, and an error measured on what was learned by heart says nothing.
+
+    Args:
+        folder: holds one folder per class, wherever it lies by now.
+        digest: of the run's configuration.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_folder`; or the names of classes or pictures have changed.
+    """
+    if _digest_of_names(_pictures(folder)) != digest:
+        raise ValueError(
+            f"the folder has changed since the run was started: pictures of {folder} have been added, "
+            "removed or renamed, so that some would be measured on that were trained on before. Bring back "
+            "what it held, say where that lies (--images FOLDER), or start another run on what it holds now"
+        )
+
+
+def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunConfig:
+    """The configuration of a run, with the folder of its pictures where that lies now.
+
+    Args:
+        config: of the run; a folder is in it as its user named it, from wherever that was.
+        folder: where the pictures are, if the user says so.
+        asked_by: the run, or the bundle made of it, that the pictures are wanted for.
+
+    Raises:
+        ValueError: a folder is given for a run on a data set.
+        FileNotFoundError: there is no such folder; says how to name one.
+    """
+    if config.data.name != "images":
+        if folder is not None:
+            raise ValueError(f"--images is for your own pictures; {asked_by} is of {config.data.name}")
+        return config
+    if folder is not None:
+        return replace(config, data=replace(config.data, folder=str(folder)))
+    known = config.data.folder
+    if known is not None and not Path(known).is_dir():
+        raise FileNotFoundError(
+            f"{asked_by} was trained on the pictures in {known}, which is no folder here: "
+            "run this where it is one, or say where the pictures are with --images FOLDER"
+        )
+    return config
 
 
 def channels_of(folder: Path) -> Literal[1, 3]:
@@ -107,6 +155,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         preset.data,
         name="images",
         folder=str(folder),
+        folder_digest=_digest_of_names(found),
         class_names=tuple(found),
         resize_pixels=None,
         crop_pixels=None,
@@ -160,6 +209,12 @@ def _split(paths: list[Path], split: Literal["train", "test"]) -> list[Path]:
 def _digest(path: Path) -> bytes:
     """A number that looks random but is the same everywhere: of the class and the picture's name."""
     return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
+
+
+def _digest_of_names(found: dict[str, list[Path]]) -> str:
+    """A number that changes with any name of a class or a picture; 16 hexadecimal digits."""
+    digests = [_digest(path) for paths in found.values() for path in paths]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
 def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:

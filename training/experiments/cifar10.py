@@ -13,6 +13,7 @@ from training.experiments.ensemble import Plan, Published
 from training.experiments.lab import Lab, Row
 from training.experiments.quick import narrowed
 
+JPEG_COPY = "cifar10-jpeg is a copy of CIFAR-10 whose pictures went through JPEG, which loses detail."
 PAPER = Published("cifar10", error_percent=10.6, networks=7)
 FULL = Plan(load_preset("cifar10"), tuple(range(7)))
 QUICK = Plan(narrowed(load_preset("cifar10"), 8000, 4), (0, 1, 2))
@@ -32,7 +33,7 @@ def report(rows: list[Row]) -> str:
     """The error by the number of networks."""
     text = ensemble.report(rows, PAPER)
     if any(row["data"] == "cifar10-jpeg" for row in rows):
-        text += "\ncifar10-jpeg is a copy of CIFAR-10 whose pictures went through JPEG, which loses detail.\n"
+        text += f"\n{JPEG_COPY}\n"
     return text
 
 

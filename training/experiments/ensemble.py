@@ -20,9 +20,9 @@ from torch import Tensor
 from training.config import RunConfig
 from training.data.load import FACTS
 from training.evaluation import BATCH
-from training.examples import Examples, evaluation_examples, load_images
+from training.examples import Examples, load_images
 from training.experiments import figure, markdown
-from training.experiments.lab import Lab, Row, Trained
+from training.experiments.lab import Lab, Row, Trained, networks_of, run_name
 from training.models.build import Network
 from training.models.capsnet import CapsNet, lengths
 
@@ -58,18 +58,19 @@ class Published:
 def run(lab: Lab, plan: Plan) -> None:
     """Train a network with each seed, measure it, then measure every choice of them together."""
     data = plan.network.data.name
-    for seed in plan.seeds:
-        key: Row = {"data": data, "seed": seed}
-        lab.measure(key, partial(_measure_one, lab, replace(plan.network, seed=seed)))
-    for networks in range(2, len(plan.seeds) + 1):
+    members = [replace(plan.network, seed=seed) for seed in plan.seeds]
+    for config in members:
+        key: Row = {"data": data, "seed": config.seed}
+        lab.measure(key, networks_of(config), partial(_measure_one, lab, config))
+    for networks in range(2, len(members) + 1):
         key = {"data": data, "networks": networks}
-        lab.measure(key, partial(_measure_together, lab, plan, networks))
+        lab.measure(key, networks_of(*members), partial(_measure_together, lab, members, networks))
 
 
 def _measure_one(lab: Lab, config: RunConfig) -> Row:
     """The error, and that of each class; the lengths go to a file of the lab."""
     trained: Trained = lab.trained(config)
-    found, labels = class_lengths(trained.model, evaluation_examples(config, lab.root)), _labels(lab, config)
+    found, labels = class_lengths(trained.model, lab.evaluation_examples(config)), _labels(lab, config)
     lab.out.mkdir(parents=True, exist_ok=True)
     np.save(_lengths_file(lab, config), found.numpy())
     wrong = found.argmax(dim=1) != labels
@@ -82,10 +83,10 @@ def _measure_one(lab: Lab, config: RunConfig) -> Row:
     }
 
 
-def _measure_together(lab: Lab, plan: Plan, networks: int) -> Row:
+def _measure_together(lab: Lab, members: list[RunConfig], networks: int) -> Row:
     """The error of each choice of so many of the networks."""
-    files = [_lengths_file(lab, replace(plan.network, seed=seed)) for seed in plan.seeds]
-    found, labels = np.stack([np.load(file) for file in files]), _labels(lab, plan.network).numpy()
+    files = [_lengths_file(lab, config) for config in members]
+    found, labels = np.stack([np.load(file) for file in files]), _labels(lab, members[0]).numpy()
     choices = [list(choice) for choice in combinations(range(len(files)), networks)]
     answers = [
         found[choice].sum(axis=0).argmax(axis=1) for choice in choices
@@ -98,13 +99,11 @@ def _measure_together(lab: Lab, plan: Plan, networks: int) -> Row:
 def class_lengths(model: Network, examples: Examples) -> Tensor:
     """Lengths of a CapsNet's class capsules for every image, float32 [N, J], on the CPU."""
     assert isinstance(model, CapsNet)
-    device = next(model.parameters()).device
-    batches = (batch.to(device) for batch in examples.fixed(BATCH))
-    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in batches])
+    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in examples.fixed(BATCH)])
 
 
 def _lengths_file(lab: Lab, config: RunConfig) -> Path:
-    return lab.out / f"lengths-{config.data.name}-{config.seed}.npy"
+    return lab.out / f"lengths-{run_name(config)}.npy"
 
 
 def _labels(lab: Lab, config: RunConfig) -> Tensor:

@@ -60,7 +60,7 @@ def save_grid(
     Args:
         file: a PNG.
         pictures: row by row, each uint8 [H, W] or [H, W, 3], or None for an empty place.
-        row_titles: to the left of each row; may be empty texts.
+        row_titles: to the left of each row.
         column_titles: above each column; may be empty texts.
         captions: below each picture, as pictures.
     """
@@ -71,16 +71,20 @@ def save_grid(
         axes = figure.subplots(rows, columns, squeeze=False)
         for r, line in enumerate(pictures):
             for c, picture in enumerate(line):
-                axis = axes[r, c]
-                axis.set_xticks([])
-                axis.set_yticks([])
-                axis.set_frame_on(False)
-                if picture is not None:
-                    axis.imshow(picture, cmap="gray", vmin=0, vmax=255)
+                _show(axes[r, c], picture)
                 if captions:
-                    axis.set_xlabel(captions[r][c], labelpad=1)
-                if r == 0 and column_titles:
-                    axis.set_title(column_titles[c], fontsize=7)
-            if row_titles:
-                axes[r, 0].set_ylabel(row_titles[r], rotation=0, ha="right", va="center")
+                    axes[r, c].set_xlabel(captions[r][c], labelpad=1)
+        for axis, title in zip(axes[0], column_titles, strict=True):
+            axis.set_title(title, fontsize=7)
+        for axis, title in zip(axes[:, 0], row_titles, strict=True):
+            axis.set_ylabel(title, rotation=0, ha="right", va="center")
         figure.savefig(file)
+
+
+def _show(axis: Any, picture: NDArray[np.uint8] | None) -> None:
+    """A picture without a frame around it, or nothing."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_frame_on(False)
+    if picture is not None:
+        axis.imshow(picture, cmap="gray", vmin=0, vmax=255)

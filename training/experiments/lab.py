@@ -1,14 +1,15 @@
 """Where an experiment is carried out: the rows it has found so far, and the networks it trains for them.
 
 A folder of an experiment holds `rows.jsonl`, one JSON object per thing measured, written as it is found; an
-experiment that is run again goes on after the last one. Networks lie in a folder that experiments share, each
-under a name that depends on all of its configuration, so that none is trained twice.
+experiment that is run again goes on after the last one. A row names the networks that it is of: if the plan
+has other ones by now, it is measured anew. Networks lie in a folder that experiments share, each under a name
+that depends on all of its configuration, so that none is trained twice.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from training import checkpoint, provenance
-from training.config import CapsNetConfig, RunConfig, differences
-from training.examples import training_examples
+from training.config import CapsNetConfig, OptimiserConfig, RunConfig, differences
+from training.evaluation import evaluate
+from training.examples import Examples, evaluation_examples, training_examples
 from training.loop import Limits, Trainer
 from training.models.build import Network
 
 Row = dict[str, Any]
+ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True)
@@ -74,25 +77,59 @@ class Lab:
     device: torch.device
 
     def rows(self) -> list[Row]:
-        """What has been found so far, in the order in which it was found."""
-        file = self.out / "rows.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        """What has been found so far, in the order in which it was found.
 
-    def measure(self, key: Row, find: Callable[[], Row]) -> Row:
-        """A row of the experiment: what it found before, or else what it finds now.
+        Raises:
+            ValueError: a line of the file is damaged.
+        """
+        return read_rows(self.out)
+
+    def measure(self, key: Row, way: Row, find: Callable[[], Row]) -> Row:
+        """A row of the experiment: what it found before in the same way, or else what it finds now.
+
+        A row that was found in another way came of another plan. It goes when the new one is written, and so
+        does whatever else was measured on networks like its own: numbers of two plans never stand together.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
+            way: how: `networks_of`, and how much it was measured on where the plan says so.
             find: measures it; its values may be numbers, texts, None, and lists and dictionaries of these.
+
+        Raises:
+            ValueError: a line of what was found before is damaged.
         """
         for row in self.rows():
-            if all(name in row and row[name] == value for name, value in key.items()):
+            if _has(row, key | way):
                 return row
-        row = key | find() | {"command": provenance.command_line()}
+        row = key | way | find() | {"command": provenance.command_line()}
+        rows = self.rows()  # as they are now
+        outdated = [other for other in rows if _has(other, key)]
+        kinds = {other.get("kind") for other in outdated} - {row["kind"]}
+        kept = [other for other in rows if other not in outdated and other.get("kind") not in kinds]
         self.out.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(each) + "\n" for each in [*self.rows(), row])
-        checkpoint.write_atomically(self.out / "rows.jsonl", lines)
+        lines = "".join(json.dumps(each) + "\n" for each in [*kept, row])
+        checkpoint.write_atomically(self.out / ROWS, lines)
         return row
+
+    def measured_on_test(self, config: RunConfig, versions: int = 1) -> Row:
+        """The errors of a configuration's network on the test images, for a row.
+
+        Args:
+            config: of the network, which is trained if it has not been.
+            versions: how often each image is shown, see `examples.fixed`.
+        """
+        trained = self.trained(config)
+        found = evaluate(trained.model, self.evaluation_examples(config), config.loss, versions)
+        return {
+            "error_percent": found.error_percent,
+            "object_error_percent": found.object_error_percent,
+            "images": found.images,
+            **trained.origin,
+        }
+
+    def evaluation_examples(self, config: RunConfig) -> Examples:
+        """What a configuration's network is measured on, on the lab's device: it is made there, too."""
+        return evaluation_examples(config, self.root).to(self.device)
 
     def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
         """Write pictures for a figure into the experiment's folder; returns the file's name, for a row."""
@@ -128,6 +165,45 @@ class Lab:
         return Trained(run, config, model, trainer.progress)
 
 
+def read_rows(out: Path) -> list[Row]:
+    """What an experiment's folder holds, in the order in which it was found.
+
+    Raises:
+        ValueError: a line is damaged; names it.
+    """
+    file = out / ROWS
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return [_read_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _read_row(line: bytes, where: str) -> Row:
+    """A row; every one has the command that found it."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"{where} is damaged: {error}; remove the line to measure anew what it held"
+        ) from None
+    if not isinstance(row, dict) or "command" not in row:
+        raise ValueError(f"{where} is not a row of an experiment; remove the line")
+    return row
+
+
+def _has(row: Row, values: Row) -> bool:
+    return all(name in row and row[name] == value for name, value in values.items())
+
+
+def networks_of(*configs: RunConfig) -> Row:
+    """What a row says of the networks that it is measured on, by which it is told whether these have changed.
+
+    Returns:
+        `network`, the run's name, or of several `members`, all names; and `kind`, the same for all seeds.
+    """
+    names = [run_name(config) for config in configs]
+    which: Row = {"network": names[0]} if len(names) == 1 else {"members": names}
+    return which | {"kind": run_name(replace(configs[0], seed=0))}
+
+
 def run_name(config: RunConfig) -> str:
     """Preset and seed for people, and a hash that no other configuration has."""
     digest = hashlib.sha256(json.dumps(differences(config), sort_keys=True).encode()).hexdigest()
@@ -135,17 +211,33 @@ def run_name(config: RunConfig) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Preset, width, images, epochs and what ends these early, in a line."""
-    model = config.model
-    width = (
-        f"{model.conv_channels} channels and {model.primary_types} capsule types"
-        if isinstance(model, CapsNetConfig)
-        else f"{'-'.join(str(block.channels) for block in model.blocks)} channels"
-    )
+    """Preset, width, images, epochs and what ends these early, batch and rate, in a line."""
     data, epochs = config.data, f"{config.optimiser.epochs} epochs"
     if data.epoch_images:
         epochs += f" of {data.epoch_images} images"
     if (enough := config.optimiser.stop_at_error_percent) is not None:
         epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
     images = f"{data.training_images or 'all'} training images of {data.name}"
-    return f"{config.preset} with {width}, {images}, {epochs}"
+    return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
+
+
+def _width(config: RunConfig) -> str:
+    """Of all layers that the quick form narrows."""
+    model = config.model
+    if isinstance(model, CapsNetConfig):
+        decoder = f"a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else "no decoder"
+        return f"{model.conv_channels} channels, {model.primary_types} capsule types and {decoder}"
+    channels = _joined(block.channels for block in model.blocks)
+    connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
+    return f"{channels} channels{connected}"
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return "-".join(map(str, numbers))
+
+
+def _steps(optimiser: OptimiserConfig) -> str:
+    text = f"batches of {optimiser.batch_size}, rate {optimiser.learning_rate:g}"
+    if last := optimiser.cooldown_epochs:
+        text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
+    return text

@@ -31,6 +31,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
+def counted(count: int, thing: str) -> str:
+    """`1 network`, `2 networks`."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def settings(rows: Sequence[Row]) -> str:
     """What the networks of these rows are and have seen, each kind once."""
     return "; ".join(dict.fromkeys(row["setting"] for row in rows if "setting" in row))
@@ -39,10 +44,11 @@ def settings(rows: Sequence[Row]) -> str:
 def origins(rows: Sequence[Row]) -> str:
     """How the rows came about: commands, seeds, hardware, and the hours of the networks they are of."""
     networks = {row["network"]: row for row in rows if "network" in row}.values()
+    hours = sum(row["hours"] for row in networks)
     facts = {
         "command": _list(f"`{row['command']}`" for row in rows),
         "seeds": _list(str(row["seed"]) for row in networks),
-        "trained for": f"{sum(row['hours'] for row in networks):.2f} hours, {len(networks)} networks",
+        "trained for": f"{hours:.2f} hours, {counted(len(networks), 'network')}",
         "hardware": _list(row["hardware"] for row in networks),
         "source commit": _list(row["source_commit"] for row in networks),
     }

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from training.config import RunConfig, load_preset
 from training.data.multimnist import PAPERS_PARTNERS
-from training.evaluation import BATCH, evaluate
-from training.examples import Examples, evaluation_examples
+from training.evaluation import BATCH
+from training.examples import Examples
 from training.experiments import figure, markdown, table1
-from training.experiments.lab import Lab, Row
+from training.experiments.lab import Lab, Row, networks_of
 from training.experiments.quick import narrowed
 from training.models.capsnet import CapsNet, lengths
 from training.objective import reconstruct
@@ -76,23 +76,13 @@ QUICK = Plan(  # trained for longer than table 1's, which do not draw more than 
 def run(lab: Lab, plan: Plan) -> None:
     """Draw figure 5's pairs with the first CapsNet, then measure each network on each test set."""
     first = replace(plan.networks[CAPSNET], seed=plan.seeds[0])
-    lab.measure({"figure": 5, "seed": first.seed}, partial(_draw_apart, lab, first))
+    lab.measure({"figure": 5, "seed": first.seed}, networks_of(first), partial(_draw_apart, lab, first))
     for seed in plan.seeds:
         for partners in plan.partners:
             for method, config in plan.networks.items():
                 key = {"method": method, "seed": seed, "partners": partners}
-                lab.measure(key, partial(_measure, lab, replace(config, seed=seed), partners))
-
-
-def _measure(lab: Lab, config: RunConfig, partners: int) -> Row:
-    trained = lab.trained(config)
-    found = evaluate(trained.model, evaluation_examples(config, lab.root), config.loss, partners)
-    return {
-        "error_percent": found.error_percent,
-        "object_error_percent": found.object_error_percent,
-        "images": found.images,
-        **trained.origin,
-    }
+                seeded = replace(config, seed=seed)
+                lab.measure(key, networks_of(seeded), partial(lab.measured_on_test, seeded, partners))
 
 
 @dataclass(frozen=True)
@@ -152,10 +142,10 @@ def columns(pairs: Iterator[Shown]) -> list[tuple[str, Shown, tuple[int, int]] |
 
 
 @torch.no_grad()
-def look(model: CapsNet, examples: Examples, device: torch.device) -> Iterator[Shown]:
-    """Every pair of the test set with one partner for each digit, in its order."""
+def look(model: CapsNet, examples: Examples) -> Iterator[Shown]:
+    """Every pair of the test set with one partner for each digit, in its order, on the model's device."""
     for batch in examples.fixed(BATCH):
-        v = model(batch.pixels.to(device))
+        v = model(batch.pixels)
         longest = lengths(v).topk(3).indices.tolist()
         labels = batch.masks.argmax(dim=2).tolist()
         for index in range(len(batch)):
@@ -166,7 +156,7 @@ def _draw_apart(lab: Lab, config: RunConfig) -> Row:
     """Figure 5; its pictures go into a file, [columns, 3, H, W]."""
     trained = lab.trained(config)
     assert isinstance(trained.model, CapsNet)
-    found = columns(look(trained.model, evaluation_examples(config, lab.root), lab.device))
+    found = columns(look(trained.model, lab.evaluation_examples(config)))
     nothing = np.zeros((3, config.model.image_size, config.model.image_size), np.uint8)
     pictures = np.stack([_pictures(trained.model, *column[1:]) if column else nothing for column in found])
     return {
@@ -182,8 +172,7 @@ def _pictures(model: CapsNet, pair: Shown, drawn: tuple[int, int]) -> NDArray[np
     assert model.decoder
     masks = F.one_hot(torch.tensor([drawn], device=pair.v.device), len(pair.v)).float()
     apart = reconstruct(model.decoder, pair.v[None], masks)[0, :, 0]  # [2, H, W]
-    together = torch.cat([pair.pixels, apart.cpu()])
-    return (255 * together).round().byte().numpy()
+    return (255 * torch.cat([pair.pixels, apart])).round().byte().cpu().numpy()
 
 
 def _captions(column: tuple[str, Shown, tuple[int, int]] | None) -> list[str] | None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from training.config import RunConfig, load_preset
 from training.data.draws import generator_for
 from training.evaluation import BATCH
-from training.examples import Examples, evaluation_examples, examples
+from training.examples import Examples, examples
 from training.experiments import figure, markdown, table1
-from training.experiments.lab import Lab, Row, Trained
+from training.experiments.lab import Lab, Row, Trained, networks_of
 from training.experiments.quick import narrowed
 from training.models.capsnet import CapsNet, lengths
 
@@ -49,8 +49,9 @@ QUICK = Plan(narrowed(load_preset("mnist-official"), 12_000, 4), 200)
 def run(lab: Lab, plan: Plan) -> None:
     """Move every dimension of every digit's capsule, and see what becomes of the digit."""
     network = cache(partial(lab.trained, plan.network))  # once, and not at all if there is nothing to find
+    way = networks_of(plan.network) | {"at_most": plan.images}
     for digit in range(plan.network.model.classes):
-        lab.measure({"digit": digit}, partial(_measure, lab, plan, network, digit))
+        lab.measure({"digit": digit}, way, partial(_measure, lab, plan, network, digit))
 
 
 def _measure(lab: Lab, plan: Plan, network: Callable[[], Trained], digit: int) -> Row:
@@ -75,9 +76,9 @@ def _measure(lab: Lab, plan: Plan, network: Callable[[], Trained], digit: int) -
 def _images_of(plan: Plan, lab: Lab, digit: int) -> Examples:
     """The first test images of a digit, on the lab's device."""
     config = plan.network
-    images = evaluation_examples(config, lab.root).images
+    images = lab.evaluation_examples(config).images
     chosen = images[torch.nonzero(images.labels == digit).flatten()[: plan.images]]
-    return examples(config.data, config.model.classes, chosen).to(lab.device)
+    return examples(config.data, config.model.classes, chosen)
 
 
 def _typical_differences(shown: Examples, seed: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from training.config import RunConfig
 from training.evaluation import BATCH
-from training.examples import Examples, evaluation_examples
+from training.examples import Examples
 from training.experiments import figure, markdown, perturb
-from training.experiments.lab import Lab, Row
+from training.experiments.lab import Lab, Row, networks_of
 from training.models.capsnet import CapsNet, lengths
 from training.objective import reconstruct
 
@@ -66,13 +66,14 @@ class Answers:
 
 def run(lab: Lab, plan: Plan) -> None:
     """Reconstruct every test image from its label's capsule and from the longest one."""
-    lab.measure({"data": plan.network.data.name}, partial(_measure, lab, plan))
+    way = networks_of(plan.network) | {"failures": plan.failures}
+    lab.measure({"data": plan.network.data.name}, way, partial(_measure, lab, plan))
 
 
 def _measure(lab: Lab, plan: Plan) -> Row:
     trained = lab.trained(plan.network)
     assert isinstance(trained.model, CapsNet)
-    answers = look(trained.model, evaluation_examples(plan.network, lab.root), lab.device)
+    answers = look(trained.model, lab.evaluation_examples(plan.network))
     right = answers.label == answers.prediction
     error = answers.squared_error
     columns = _right_columns(answers) + _wrong_columns(answers, plan.failures)
@@ -90,18 +91,17 @@ def _measure(lab: Lab, plan: Plan) -> Row:
 
 
 @torch.no_grad()
-def look(model: CapsNet, examples: Examples, device: torch.device) -> Answers:
-    """Answer every image, and draw it from the capsules of its label and of the answer."""
+def look(model: CapsNet, examples: Examples) -> Answers:
+    """Answer every image, and draw it from the capsules of its label and of the answer, on their device."""
     assert model.decoder is not None
     parts = []
     for batch in examples.fixed(BATCH):
-        pixels, present = batch.pixels.to(device), batch.present.to(device)
-        v = model(pixels)
+        v = model(batch.pixels)
         found = lengths(v)
-        label, prediction = present.argmax(dim=1), found.argmax(dim=1)
+        label, prediction = batch.present.argmax(dim=1), found.argmax(dim=1)
         classes = torch.stack([label, prediction], dim=1)
-        masks = torch.eye(found.shape[1], device=device)[classes]  # [B, 2, J]
-        parts.append((label, prediction, found, pixels, reconstruct(model.decoder, v, masks)))
+        masks = torch.eye(found.shape[1], device=found.device)[classes]  # [B, 2, J]
+        parts.append((label, prediction, found, batch.pixels, reconstruct(model.decoder, v, masks)))
     return Answers(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from training import checkpoint
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.evaluation import BATCH
-from training.examples import Examples, evaluation_examples, examples, training_examples
+from training.examples import Examples, examples, training_examples
 from training.experiments import cifar10, figure, markdown
-from training.experiments.lab import Lab, Row, Trained, run_name
+from training.experiments.lab import Lab, Row, Trained, networks_of, run_name
 from training.experiments.quick import narrowed
 from training.loop import Limits, Trainer
 from training.models.capsnet import CapsNet
@@ -70,16 +70,24 @@ QUICK = Plan(
 def run(lab: Lab, plan: Plan) -> None:
     """Look at routing in each stage of training, then train with few and with more iterations."""
     for epochs in plan.stages:
-        lab.measure({"figure": "A.1", "epoch": epochs}, partial(_measure_changes, lab, plan, epochs))
+        key: Row = {"figure": "A.1", "epoch": epochs}
+        lab.measure(key, networks_of(plan.network), partial(_measure_changes, lab, plan, epochs))
     for iterations in COMPARED:
         key = {"figure": "A.2", "iterations": iterations}
-        lab.measure(key, partial(_measure_losses, lab, plan.compared, iterations))
+        config = with_iterations(cifar10.on_hand(plan.compared, lab.root), iterations)
+        lab.measure(key, networks_of(config), partial(_measure_losses, lab, config))
+
+
+def with_iterations(config: RunConfig, iterations: int) -> RunConfig:
+    """A CapsNet with so many iterations of routing."""
+    assert isinstance(config.model, CapsNetConfig)
+    return replace(config, model=replace(config.model, routing_iterations=iterations))
 
 
 def _measure_changes(lab: Lab, plan: Plan, epochs: int) -> Row:
     trained = stage(lab, plan.network, epochs)
     assert isinstance(trained.model, CapsNet)
-    everything = evaluation_examples(plan.network, lab.root)
+    everything = lab.evaluation_examples(plan.network)
     shown = examples(plan.network.data, plan.network.model.classes, everything.images[: plan.images])
     change, settling = logit_changes(trained.model, shown, ITERATIONS).tolist()
     return {
@@ -153,11 +161,8 @@ def _changes(routing: RoutingByAgreement, u_hat: Tensor, iterations: int) -> Ite
         yield (u_hat @ v.unsqueeze(-1)).squeeze(-1)
 
 
-def _measure_losses(lab: Lab, config: RunConfig, iterations: int) -> Row:
-    config = cifar10.on_hand(config, lab.root)
-    assert isinstance(config.model, CapsNetConfig)
-    model = replace(config.model, routing_iterations=iterations)
-    trained = lab.trained(replace(config, model=model))
+def _measure_losses(lab: Lab, config: RunConfig) -> Row:
+    trained = lab.trained(config)
     logged = [json.loads(line) for line in (trained.run / "log.jsonl").read_text().splitlines()]
     rows = [row for row in logged if row["kind"] == "train"]
     size = -(-len(rows) // LOSS_POINTS)
@@ -190,19 +195,6 @@ def _losses(rows: list[Row]) -> dict[int, Row]:
 
 def _report_changes(stages: list[Row]) -> str:
     first, last = stages[0], stages[-1]
-    lines = []
-    for r, change in enumerate(last["change"], 1):
-        paper = PAPER_CHANGE.get(r)
-        lines.append(
-            (
-                str(r),
-                f"{first['change'][r - 1]:.2g}",
-                f"{change:.2g}",
-                f"{paper:g}" if paper else "",
-                f"{change - paper:+.2g}" if paper else "",
-                f"{last['settling'][r - 2]:.2g}" if r > 1 else "",
-            )
-        )
     header = (
         "iteration",
         f"change of a logit, {_at(first)}",
@@ -211,15 +203,33 @@ def _report_changes(stages: list[Row]) -> str:
         "difference to the paper",
         f"{DIFFERENCE}, {_at(last)}",
     )
+    lines = [_line(iteration, first, last) for iteration in range(1, len(last["change"]) + 1)]
     return f"""Figure A.1, absolute values, mean over {last["images"]} test images and all pairs of capsules:
 
 {markdown.table(header, lines)}
 The network was trained with {last["trained_iterations"]} iterations and is shown what more of them would do.
-The change is what an iteration adds to a logit, by Procedure 1 the product of a vote and the capsule that
-it is for. {_verdict(last)}
-It cannot vanish while a capsule has a length: the products of all votes with it, weighted by their coupling
-coefficients, sum up to its length before the squash times that after it. One capsule of length 0.9 among the
-paper's 1152 x 10 pairs makes the mean at least 3 x 0.9 / 11520 = 0.00023, so that the
+{CHANGE}{_verdict(last)}
+{LEAST_CHANGE}"""
+
+
+def _line(iteration: int, first: Row, last: Row) -> tuple[str, ...]:
+    """An iteration of routing, before training and after it, beside the paper's."""
+    change, paper = last["change"][iteration - 1], PAPER_CHANGE.get(iteration)
+    return (
+        str(iteration),
+        f"{first['change'][iteration - 1]:.2g}",
+        f"{change:.2g}",
+        f"{paper:g}" if paper else "",
+        f"{change - paper:+.2g}" if paper else "",
+        f"{last['settling'][iteration - 2]:.2g}" if iteration > 1 else "",
+    )
+
+
+CHANGE = """The change is what an iteration adds to a logit, by Procedure 1 the product of a vote and the
+capsule that it is for. """
+LEAST_CHANGE = """It cannot vanish while a capsule has a length: the products of all votes with it, weighted
+by their coupling coefficients, sum up to its length before the squash times that after it. One capsule of
+length 0.9 among the paper's 1152 x 10 pairs makes the mean at least 3 x 0.9 / 11520 = 0.00023, so that the
 paper's 0.00001 must be of something else. What vanishes as routing converges is the last column.
 """
 
@@ -241,11 +251,11 @@ def _report_losses(losses: dict[int, Row]) -> str:
         for n, row in losses.items()
     ]
     row = next(iter(losses.values()))
-    data, copy = row["data"], "It is a copy of CIFAR-10 whose pictures went through JPEG, which loses detail."
+    data = row["data"]
     return f"""Figure A.2, training loss on {data}, margin and reconstruction, mean over 5 % of the steps:
 
 {markdown.table(("trained with", "after a quarter", "after half", "at the end"), lines)}
-{copy if data == "cifar10-jpeg" else ""}
+{cifar10.JPEG_COPY if data == "cifar10-jpeg" else ""}
 The paper shows curves and has no numbers: its loss falls faster and ends lower with 3 iterations than with 1.
 {_end(losses)}Its batch size is 128, ours {row["batch_size"]}.
 """

@@ -1,15 +1,47 @@
-"""Carry out an experiment by name, and write what it found."""
+"""Carry out an experiment by name, and write what it found.
 
+A folder of an experiment holds, beside its rows, `experiment.json`: its name, whether this is the quick form,
+and whether all of it has been measured.
+"""
+
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from training import checkpoint
-from training.experiments import EXPERIMENTS, markdown
-from training.experiments.lab import Lab, Row
+from torch import distributed
 
-QUICK_FORM = "**Quick form**: narrower networks, fewer images and steps than the paper's. "
+from training import checkpoint
+from training.data.files import MissingDataError
+from training.experiments import EXPERIMENTS, markdown
+from training.experiments.lab import ROWS, Lab, Row, read_rows
+from training.experiments.quick import QUICK_FORM
+
+IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"
+
+
+class MeasuredInPartError(MissingDataError):
+    """The data for a part of an experiment is not here; what could be measured is in its report."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Which experiment a folder is of.
+
+    Attributes:
+        experiment: a key of EXPERIMENTS.
+        quick: whether it is the form for minutes of a CPU.
+        finished: whether everything has been measured.
+    """
+
+    experiment: str
+    quick: bool
+    finished: bool = False
 
 
 def carry_out(name: str, lab: Lab, quick: bool) -> Path:
@@ -24,12 +56,24 @@ def carry_out(name: str, lab: Lab, quick: bool) -> Path:
         The report, Markdown.
 
     Raises:
-        ValueError: `out` holds another experiment, or the other form of it.
+        ValueError: `out` holds another experiment, or the other form of it, or what it holds is damaged;
+            another command is at work in it; or torchrun has started several processes.
+        MissingDataError: there is no data for it.
+        MeasuredInPartError: there is none for the rest of it; the report of what there is has been written.
     """
-    _claim(lab.out, name, quick)
-    experiment = _module(name)
-    experiment.run(lab, experiment.QUICK if quick else experiment.FULL)
-    return write_report(lab.out)
+    _refuse_several_processes()
+    with _locked(lab.out):
+        claim = _claim(lab.out, name, quick)
+        experiment = _module(name)
+        try:
+            experiment.run(lab, experiment.QUICK if quick else experiment.FULL)
+        except MissingDataError as missing:
+            if not lab.rows():
+                raise
+            report = write_report(lab.out)
+            raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
+        _write_claim(lab.out, replace(claim, finished=True))
+        return write_report(lab.out)
 
 
 def write_report(out: Path) -> Path:
@@ -37,60 +81,117 @@ def write_report(out: Path) -> Path:
 
     Raises:
         FileNotFoundError: the folder is not one of an experiment.
+        ValueError: what it holds is damaged.
     """
-    name, quick = _read_claim(out)
-    file = out / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    text = f"# {EXPERIMENTS[name]}\n\n{section(name, quick, rows)}"
+    claim, rows = read_claim(out), read_rows(out)
+    text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
     if rows:
-        _module(name).draw(rows, out / "figure.png")
+        _module(claim.experiment).draw(rows, out / "figure.png")
         text += "\n![figure](figure.png)\n"
     checkpoint.write_atomically(out / "report.md", text)
     return out / "report.md"
 
 
-def section(name: str, quick: bool, rows: list[Row]) -> str:
+def section(claim: Claim, rows: list[Row]) -> str:
     """Tables of an experiment, and how they came about."""
-    form = QUICK_FORM + markdown.settings(rows) + "\n\n" if quick else ""
-    return f"{form}{_module(name).report(rows)}\n{markdown.origins(rows)}"
+    form = f"{QUICK_FORM} Here: {markdown.settings(rows)}.\n\n" if claim.quick else ""
+    part = "" if claim.finished else IN_PART
+    return f"{part}{form}{_module(claim.experiment).report(rows)}\n{markdown.origins(rows)}"
 
 
 def write_page(folder: Path) -> Path:
-    """Join the experiments in a folder into one page, `report.md`.
+    """Join the experiments in a folder into one page, `report.md`, in the order of EXPERIMENTS.
 
     Args:
         folder: holds one folder per experiment.
 
     Raises:
         FileNotFoundError: no experiment has been run there.
+        ValueError: what one of them holds is damaged.
     """
-    found = sorted(rows.parent for rows in folder.glob("*/rows.jsonl"))  # one without data has none
+    found = [rows.parent for rows in folder.glob(f"*/{ROWS}")]  # one without data has none
     if not found:
         raise FileNotFoundError(f"{folder} holds no experiment; run one: capsnet-train experiment table1")
     parts = ["# Experiments\n"]
-    for out in found:
+    for out in sorted(found, key=_place_in_page):
         report = write_report(out).read_text()
         parts.append("#" + report.replace("](figure.png)", f"]({out.name}/figure.png)"))
     checkpoint.write_atomically(folder / "report.md", "\n".join(parts))
     return folder / "report.md"
 
 
-def _claim(out: Path, name: str, quick: bool) -> None:
-    """Make the folder this experiment's, or see that it is."""
-    claim = {"experiment": name, "quick": quick}
-    file = out / "experiment.json"
-    if file.exists() and json.loads(file.read_text()) != claim:
-        raise ValueError(f"{out} holds {json.loads(file.read_text())}; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_atomically(file, json.dumps(claim) + "\n")
+def _place_in_page(out: Path) -> tuple[int, bool, str]:
+    """An experiment's quick form comes after the other one."""
+    claim = read_claim(out)
+    return [*EXPERIMENTS].index(claim.experiment), claim.quick, out.name
 
 
-def _read_claim(out: Path) -> tuple[str, bool]:
+def _claim(out: Path, name: str, quick: bool) -> Claim:
+    """Make the folder this experiment's, or see that it is; nothing in it is finished for now."""
+    claim = Claim(name, quick)
+    if (out / "experiment.json").exists():
+        there = read_claim(out)
+        if replace(there, finished=False) != claim:
+            raise ValueError(
+                f"{out} holds the {_form(there.quick)} form of {there.experiment}, this is the "
+                f"{_form(quick)} form of {name}; choose another --out"
+            )
+    _write_claim(out, claim)
+    return claim
+
+
+def _form(quick: bool) -> str:
+    return "quick" if quick else "full"
+
+
+def _write_claim(out: Path, claim: Claim) -> None:
+    checkpoint.write_atomically(out / "experiment.json", json.dumps(asdict(claim)) + "\n")
+
+
+def read_claim(out: Path) -> Claim:
+    """Which experiment a folder is of.
+
+    Raises:
+        FileNotFoundError: of none.
+        ValueError: the file that says so is damaged.
+    """
     file = out / "experiment.json"
     if not file.exists():
         raise FileNotFoundError(f"{out} is not the folder of an experiment: it has no experiment.json")
-    claim = json.loads(file.read_text())
-    return claim["experiment"], claim["quick"]
+    try:
+        claim = Claim(**json.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: {error}; {_MEND}") from None
+    if claim.experiment not in EXPERIMENTS:
+        raise ValueError(f"{file}: there is no experiment {claim.experiment!r}; {_MEND}")
+    return claim
+
+
+_MEND = 'expected, in a line, say {"experiment": "table1", "quick": true}'
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep another command from carrying out an experiment in the same folder: rows would be lost."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another command carries out an experiment in {out}; wait for it, or choose another --out"
+            ) from None
+        yield
+
+
+def _refuse_several_processes() -> None:
+    """Of processes that torchrun starts each would carry out all of an experiment."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if distributed.is_torchelastic_launched() and count != "1":
+        raise ValueError(
+            f"experiment trains in one process, torchrun started {count}: start it without torchrun "
+            "(fit trains one network in several)"
+        )
 
 
 def _module(name: str) -> Any:

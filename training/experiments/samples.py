@@ -17,7 +17,7 @@ from training.config import CnnConfig, RunConfig, load_preset
 from training.evaluation import evaluate
 from training.examples import examples, load_images
 from training.experiments import figure, markdown
-from training.experiments.lab import Lab, Row, Trained
+from training.experiments.lab import Lab, Row, Trained, networks_of
 from training.experiments.quick import narrowed
 
 CAPSNET, CNN = "CapsNet", "CNN"
@@ -50,7 +50,7 @@ def repeated(config: RunConfig, epoch_images: int, epochs: int) -> RunConfig:
     return replace(config, data=data, optimiser=optimiser)
 
 
-def half_as_wide(config: RunConfig) -> RunConfig:
+def halved(config: RunConfig) -> RunConfig:
     """A CNN that learns as many images in a second as the quick form's CapsNet."""
     assert isinstance(config.model, CnnConfig)
     blocks = tuple(replace(block, channels=block.channels // 2) for block in config.model.blocks)
@@ -69,7 +69,7 @@ FULL = Plan(
 QUICK = Plan(
     {
         CAPSNET: repeated(narrowed(load_preset("mnist"), QUICK_IMAGES, 4), QUICK_IMAGES, 4),
-        CNN: repeated(half_as_wide(narrowed(load_preset("mnist-cnn"), QUICK_IMAGES, 4)), QUICK_IMAGES, 4),
+        CNN: repeated(halved(narrowed(load_preset("mnist-cnn"), QUICK_IMAGES, 4)), QUICK_IMAGES, 4),
     },
     (100, 500, QUICK_IMAGES),
     (0, 1, 2),
@@ -85,7 +85,8 @@ def run(lab: Lab, plan: Plan) -> None:
                 data = replace(config.data, training_images=images)
                 few = replace(config, data=data, seed=seed)
                 key = {"method": method, "training_images": images, "seed": seed}
-                lab.measure(key, partial(_measure, lab, few, plan.test_images))
+                way = networks_of(few) | {"test_images": plan.test_images}
+                lab.measure(key, way, partial(_measure, lab, few, plan.test_images))
 
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
@@ -93,7 +94,7 @@ def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
     trained: Trained = lab.trained(config)
     last = checkpoint.checkpoint_at(trained.run, trained.progress.step)
     model = checkpoint.load_model(trained.run, last, lab.device)
-    images = load_images(config, "test", lab.root)[:test_images]
+    images = load_images(config, "test", lab.root)[:test_images].to(lab.device)
     found = evaluate(model, examples(config.data, config.model.classes, images), config.loss)
     return {
         "error_percent": found.error_percent,

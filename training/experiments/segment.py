@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from training.config import RunConfig
 from training.evaluation import BATCH
-from training.examples import Batch, Examples, evaluation_examples, training_examples
+from training.examples import Batch, Examples, training_examples
 from training.experiments import figure, markdown, multimnist
-from training.experiments.lab import Lab, Row, Trained
+from training.experiments.lab import Lab, Row, Trained, networks_of
 from training.models.capsnet import CapsNet, lengths
 from training.objective import reconstruct
 
@@ -103,19 +103,20 @@ class Sums(NamedTuple):
 def run(lab: Lab, plan: Plan) -> None:
     """Choose a threshold on the validation pairs, measure on the test pairs."""
     for seed in plan.seeds:
-        lab.measure({"seed": seed}, partial(_measure, lab, replace(plan.network, seed=seed)))
+        config = replace(plan.network, seed=seed)
+        lab.measure({"seed": seed}, networks_of(config), partial(_measure, lab, config))
 
 
 def _measure(lab: Lab, config: RunConfig) -> Row:
     trained: Trained = lab.trained(config)
-    model, test = trained.model, evaluation_examples(config, lab.root)
+    model, test = trained.model, lab.evaluation_examples(config)
     assert isinstance(model, CapsNet)
     _, validation = training_examples(config, lab.root)
-    on_validation = measure(model, validation, THRESHOLDS)
+    on_validation = measure(model, validation.to(lab.device), THRESHOLDS)
     chosen = max(THRESHOLDS, key=lambda threshold: on_validation[threshold]["right_percent"] or 0)
     used = {"chosen": chosen, "non-zero": GREY_LEVEL, "everything": EVERYTHING}
     on_test = measure(model, test, used.values())
-    first = take_apart(model, next(test.fixed(BATCH)).to(lab.device)[:SHOWN])
+    first = take_apart(model, next(test.fixed(BATCH))[:SHOWN])
     return {
         "threshold": chosen,
         "rules": {rule: on_test[threshold] for rule, threshold in used.items()},

@@ -1,0 +1,136 @@
+"""What a model card says of networks that differ; none of them is trained."""
+
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from tiny_bundle import write_bundle
+
+from export.contract.manifest import Manifest, read_manifest
+from export.model_card import LIMITS, model_card
+from training.checkpoint import Progress
+from training.config import RunConfig, differences, load_preset, to_dict
+from training.data.load import FACTS
+
+ROOT = Path(__file__).parents[1]
+PROGRESS = Progress(step=100, epochs=1.5, train_seconds=3600, hardware="a CPU", command="capsnet-train fit")
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Manifest:
+    return read_manifest(write_bundle(tmp_path / "tiny" / "1"))
+
+
+def card_of(tiny: Manifest, config: RunConfig) -> str:
+    """The card of a bundle that comes from such a run; line breaks as spaces."""
+    training = {"config": to_dict(config), **asdict(PROGRESS)}
+    objects = config.data.objects_per_image
+    card = model_card(tiny.model_copy(update={"training": training, "objects_per_image": objects}))
+    return card.replace("\n", " ")
+
+
+def row(card: str, name: str) -> str:
+    """What the table of training says about something."""
+    [value] = re.findall(rf"\| {name} \| (.*?) \|", card)
+    return value
+
+
+def with_data(name: str, **changes) -> RunConfig:
+    config = load_preset(name)
+    return replace(config, data=replace(config.data, **changes))
+
+
+def test_a_manifest_older_than_an_option_gives_the_card_of_its_default(tiny):
+    config = load_preset("mnist")
+    training = {"config": differences(config), **asdict(PROGRESS)}
+    assert model_card(tiny.model_copy(update={"training": training})).replace("\n", " ") == card_of(
+        tiny, config
+    )
+
+
+def test_shipped_bundles_give_their_cards():
+    for model in (ROOT / "models").iterdir():
+        manifest = read_manifest(max(model.iterdir()))
+        card = model_card(manifest)
+        assert f"{manifest.parameter_count:,} parameters" in card
+        assert manifest.training["command"] in card
+
+
+def test_the_papers_network_is_told_without_what_it_does_not_have(tiny):
+    card = card_of(tiny, load_preset("mnist"))
+    assert "Conv1 with 256 channels, 32 types of 8-D primary capsules" in card
+    assert row(card, "loss") == (
+        "margin loss (m+ 0.9, m- 0.1, lambda 0.5) + 0.0005 x summed squared pixel error"
+    )
+    assert row(card, "first weights") == "random, PyTorch's"
+    assert row(card, "cooldown") == "none"
+    for absent in ("average", "unit variance", "none of the above", "bias", "divided", "learned (Sec. 2)"):
+        assert absent not in card
+
+
+def test_the_official_networks_flags_and_loss_are_told(tiny):
+    card = card_of(tiny, load_preset("mnist-official"))
+    assert row(card, "loss").startswith("0.05 x margin loss")
+    assert row(card, "first weights") == "random, as in the official code"
+    assert "Class capsules have a bias before the squash" in card
+    assert "divided by the number of types" in card
+
+
+def test_pairs_are_made_of_mnist(tiny):
+    card = card_of(tiny, load_preset("multimnist"))
+    assert row(card, "data").startswith("pairs of digits of the mnist training set")
+    assert "multimnist training set" not in card
+    assert "An image of two objects is right if both are named." in card
+    assert "two are named in every image" in card
+    assert "each alone, centred" not in card
+
+
+def test_own_pictures_are_told_as_such(tiny):
+    card = card_of(tiny, with_data("images", folder="/home/anna/pics", class_names=("cat", "dog")))
+    assert row(card, "data").startswith("pictures of one's own")
+    assert "brings each image to zero mean and unit variance" in card
+    assert '"none of the above"' in card
+    assert "of any polarity" in card_of(tiny.model_copy(update=any_polarity(tiny)), load_preset("images"))
+    assert "/home/anna" not in card
+    assert "centred" not in card
+
+
+def any_polarity(tiny: Manifest) -> dict:
+    return {"preprocessing": tiny.preprocessing.model_copy(update={"polarity": "any"})}
+
+
+def test_an_average_of_weights_is_told(tiny):
+    config = load_preset("mnist")
+    averaged = replace(config, optimiser=replace(config.optimiser, weight_average=0.999))
+    assert "a moving average of those that were trained, of which each step kept 0.999" in card_of(
+        tiny, averaged
+    )
+
+
+def test_training_on_fewer_images_is_told(tiny):
+    data = row(card_of(tiny, with_data("mnist", training_images=600, epoch_images=6000)), "data")
+    assert "at most 600 of the others trained on" in data
+    assert "repeated to 6000 an epoch" in data
+
+
+def test_a_network_without_a_decoder_has_no_reconstruction_loss(tiny):
+    config = load_preset("mnist")
+    card = card_of(tiny, replace(config, model=replace(config.model, decoder_hidden=())))
+    assert "It has no decoder." in card
+    assert "pixel error" not in card
+
+
+def test_an_empty_image_is_a_limit_unless_a_stage_has_shown_some(tiny):
+    blanks, plain = load_preset("mnist-blanks"), load_preset("mnist")
+    warned = "It has never seen an empty image"
+    assert warned in card_of(tiny, plain)
+    assert warned not in card_of(tiny, blanks)
+    stage = {"config": to_dict(blanks), **asdict(PROGRESS), "checkpoint": "step-00000100"}
+    card = card_of(tiny, replace(plain, started_from=stage))
+    assert warned not in card
+    assert row(card, "first weights") == "those of the stage before"
+
+
+def test_every_data_set_has_its_limits():
+    assert set(LIMITS) == {*FACTS, "images"} - {"affnist"}  # which nothing is trained on
