@@ -29,6 +29,9 @@ fail() {
 }
 
 if [ $# = 0 ]; then fail "the name of a preset is missing: benchmarks/gpu_fidelity.sh mnist"; fi
+number='^[0-9]+([.][0-9]+)?$'
+if [[ -n ${MINUTES:-} && ! $MINUTES =~ $number ]]; then fail "MINUTES must be a number, got $MINUTES"; fi
+if [[ ! ${PART_BYTES:-1} =~ ^[1-9][0-9]*$ ]]; then fail "PART_BYTES must be a whole number, got $PART_BYTES"; fi
 asked="$*"
 run=${RUN:-runs/$1}
 out=${OUT:-$run/parts}
@@ -55,9 +58,12 @@ import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
 files=(config.json log.jsonl "checkpoints/$best/model.safetensors" "checkpoints/$best/progress.json")
 if [ -f "$run/result.json" ]; then files+=(result.json); fi
 mkdir -p "$out"
-rm -f "$out/$name".part-* "$out/$name.sha256"
+aside=$(mktemp -d "$out/.parts.XXXXXX") # the parts of the slice before stay until these are whole
+trap 'rm -rf "$aside"' EXIT
 tar --create --directory "$run" "${files[@]}" |
-  split --bytes "${PART_BYTES:-15000000}" --numeric-suffixes - "$out/$name.part-"
-(cd "$out" && sha256sum "$name".part-* >"$name.sha256")
+  split --bytes "${PART_BYTES:-15000000}" --numeric-suffixes - "$aside/$name.part-"
+(cd "$aside" && sha256sum "$name".part-* >"$name.sha256")
+rm -f "$out/$name".part-* "$out/$name.sha256"
+mv "$aside/$name".* "$out"
 echo "$best is in $out/$name.part-*"
 exit "$status"

@@ -32,6 +32,7 @@ from training.models.build import Network, build
 
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
+REMEDY = "remove the folder of this checkpoint to go on from the one before"
 KEPT = 2  # newest checkpoints, beside the one with the best validation error
 
 
@@ -202,7 +203,7 @@ def read_progress(checkpoint: Path) -> Progress:
     try:
         return _PROGRESS.validate_json(path.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
+        raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
@@ -268,7 +269,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {error}; {REMEDY}") from None
 
 
 def _optimiser_tensors(model: Network, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="train on your own pictures; it holds a folder per class. With --resume: where it lies now",
     )
-    fit.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
+    fit.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     fit.add_argument(
         "--start-from", type=Path, metavar="RUN", help="begin with the newest weights of another run"
@@ -187,15 +187,34 @@ def _whole(least: int) -> Any:
 
 
 def _positive(text: str) -> float:
-    if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    if not 0 < _number(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return float(text)
 
 
 def _share(text: str) -> float:
-    if not 0 <= float(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, got {text}")
+    if not 0 <= _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to below 1, got {text}")
     return float(text)
+
+
+def _number(text: str) -> float:
+    """NaN for a text that is none, which lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _folder(text: str) -> Path:
+    """A folder that is there or can be made."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, got an empty text")
+    path = Path(text)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {place} is a file")
+    return path
 
 
 def _device(name: str) -> "torch.device":
@@ -217,8 +236,9 @@ def _fit(options: argparse.Namespace) -> int:
         trainer, finished = _train(options, config, device, processes)
     if not finished:
         if processes.first:
-            step = trainer.progress.step
-            print(f"stopped at step {step}; go on with: capsnet-train fit --out {options.out} --resume")
+            alone, together_ = "capsnet-train", f"torchrun --nproc-per-node {processes.count} -m training.cli"
+            command = f"{alone if processes.count == 1 else together_} fit --out {options.out} --resume"
+            print(f"stopped at step {trainer.progress.step}; go on with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
         _measure_test(options.out, config, data_root(options.data), device)
@@ -272,7 +292,8 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
         return find_again(config, options.images, options.out)
     if checkpoint.newest_checkpoint(options.out):
         raise ValueError(f"{options.out} holds a run already; go on with --resume, or choose another --out")
-    config = load_preset(options.preset or ("images" if options.images else "mnist"))
+    usual = "images" if options.images else "mnist"
+    config = load_preset(usual if options.preset is None else options.preset)
     if options.images:
         config = configure(config, options.images)
     if options.seed is not None:
@@ -295,18 +316,25 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     if newest is None:
         raise FileNotFoundError(f"{run} has no checkpoint to start from")
     first = checkpoint.read_config(run)
-    if _held_out(first) != _held_out(config):
+    there, here = _held_out(first), _held_out(config)
+    differing = [
+        f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
+    ]
+    if differing:
         raise ValueError(
-            f"{run} was trained on images that would be held out here: "
-            "data set, digest of the pictures' names, seed and validation_images "
-            f"are {_held_out(first)} there, {_held_out(config)} here"
+            f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
         )
     return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
 
 
-def _held_out(config: RunConfig) -> tuple[str, str | None, int, int]:
+def _held_out(config: RunConfig) -> dict[str, Any]:
     """What decides which images are held out."""
-    return config.data.name, config.data.folder_digest, config.seed, config.data.validation_images
+    return {
+        "the data set": config.data.name,
+        "the digest of the pictures' names": config.data.folder_digest,
+        "the seed": config.seed,
+        "validation_images": config.data.validation_images,
+    }
 
 
 def _started_at(config: RunConfig) -> str:
@@ -327,7 +355,7 @@ def _measure_test(
     if full and config.data.name != "multimnist":
         raise ValueError(f"--full is for runs on multimnist; {run} is one on {config.data.name}")
     best = checkpoint.best_checkpoint(run)
-    model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root)
+    model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root).to(device)
     found = evaluate(model, test, config.loss, PAPERS_PARTNERS if full else 1)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",
