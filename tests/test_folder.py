@@ -1,4 +1,5 @@
 import io
+import os
 import shutil
 
 import numpy as np
@@ -202,6 +203,26 @@ def test_a_class_with_one_picture_is_refused_by_name(pictures):
     (pictures / "emu").mkdir()
     picture(1).save(pictures / "emu" / "1.png")
     refused(pictures, "emu holds 1 picture; expected at least 2")
+
+
+def test_a_link_to_nothing_and_a_pipe_are_refused_by_name(pictures):
+    (pictures / "cat" / "link.png").symlink_to("nowhere.png")
+    refused(pictures, r"link\.png is no file, nor a link to one")
+    (pictures / "cat" / "link.png").unlink()
+    os.mkfifo(pictures / "cat" / "pipe.png")
+    refused(pictures, r"pipe\.png is no file")
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\udcff"])
+def test_a_class_whose_name_cannot_be_written_down_is_refused(pictures, name):
+    (pictures / name).mkdir()
+    refused(pictures, "a class's name must be printable text")
+
+
+def test_a_class_of_which_nothing_is_left_to_learn_from_is_refused(tmp_path):
+    config = configure(load_preset("images"), make_folder(tmp_path, counts=(2, 2)))
+    with pytest.raises(ValueError, match=r"all pictures of (cat|dog) would be held out"):
+        training_examples(config, tmp_path)
 
 
 @pytest.mark.parametrize(("left", "said"), [(0, "no folders"), (1, "1 folder")])

@@ -167,3 +167,20 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "capsnet-train: this command needs torch: pip install -e '.[train,cpu]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--out", ""], "must be a folder, got an empty text"),
+        (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
+        (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
+        (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),
+        (["fit", "--out", "new", "--weight-average", "1"], "must be a number from 0 to below 1, got 1"),
+        (["experiment", "table1", "--networks", "pyproject.toml"], "pyproject.toml is a file"),
+    ],
+)
+def test_what_can_be_no_folder_preset_or_number_is_refused_at_once(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert status(*arguments) == 2
+    assert message in capsys.readouterr().err

@@ -129,13 +129,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     experiment.add_argument(
         "--out",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick; of all, the folder that holds these",
     )
     experiment.add_argument(
         "--networks",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         default=NETWORKS_FOLDER,
         help=f"runs that experiments share, so that none is trained twice (default: {NETWORKS_FOLDER})",
@@ -416,7 +416,11 @@ def _carry_out(name: str, out: Path, options: argparse.Namespace) -> None:
     from training.experiments.run import carry_out
 
     lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
-    report = carry_out(name, lab, options.quick)
+    try:
+        report = carry_out(name, lab, options.quick)
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on where {name} was")
+        raise
     print(f"{report.read_text()}\nwrote {report}")
 
 

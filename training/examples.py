@@ -207,6 +207,9 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     """
     images = load_images(config, "train", root)
     train, validation = hold_out(images, config.data.validation_images, config.seed)
+    for label, name in enumerate(config.data.class_names):
+        if not (train.labels == label).any():
+            raise ValueError(f"all pictures of {name} would be held out: add some, or try another seed")
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
     return examples(config.data, classes, train), examples(config.data, classes, validation)

@@ -173,6 +173,10 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
     for path in classes:
         if not path.is_dir():
             raise ValueError(f"{path} is not a folder; put each picture into the folder of its class")
+        if not path.name.isprintable():  # it could be written into no manifest
+            raise ValueError(
+                f"{folder} holds the folder {path.name!r}; a class's name must be printable text"
+            )
     if len(classes) < 2:
         raise ValueError(
             f"{folder} holds {_count(len(classes), 'folder')}; expected one per class, at least 2"
@@ -186,6 +190,8 @@ def _pictures_of_class(folder: Path) -> list[Path]:
     for path in paths:
         if path.is_dir():
             raise ValueError(f"{path} is a folder; expected the pictures of {folder.name} beside it")
+        if not path.is_file():
+            raise ValueError(f"{path} is no file, nor a link to one; remove it")
     if len(paths) < 2:
         raise ValueError(
             f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, one of them to test with"
