@@ -202,7 +202,7 @@ def test_a_run_on_a_folder_that_has_changed_does_not_start_from_one_on_what_it_h
     run, pictures = one_less
     out = str(run.parent / "new")
     assert ending(train, ["fit", "--images", str(pictures), "--start-from", str(run), "--out", out]) == 2
-    assert "was trained on images that would be held out here" in capsys.readouterr().err
+    assert "does not hold out the images that would be held out here" in capsys.readouterr().err
 
 
 def test_another_preset_can_be_trained_on_ones_own_pictures(run, tmp_path):
