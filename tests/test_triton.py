@@ -1,5 +1,6 @@
 """A Triton model repository made from a bundle: read as Triton reads it, run as its ensemble would."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -374,7 +375,7 @@ def run_ensemble(repository: Path, name: str, tensors: Tensors) -> Tensors:
 
 def service_answers(bundle: Path, pixels: np.ndarray) -> Tensors:
     """What the service makes of the pixels: encode, take the most probable class, decode."""
-    engine = load_engine(bundle, bundle.parent.name, Placement("cpu", 32, Path("unused")))
+    engine = load_engine(bundle, bundle.parent.name, Placement("cpu", 32, Path(os.environ["CAPSNET_CACHE"])))
     probabilities, poses = engine.encode(pixels)
     mask = one_hot(probabilities.argmax(axis=1), engine.manifest)
     (reconstruction,) = engine.decode(poses, mask)
