@@ -1,15 +1,15 @@
 """capsnet-train: fit, evaluate, experiment, report, download."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from training.config import RunConfig, load_preset, presets
+from training.config import RunConfig, presets
 from training.data.files import MissingDataError
 from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
+from training.option_types import any_folder, positive, share, whole
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
 ALL_EXPERIMENTS = "all"
+CHANGES = ("preset", "seed", "epochs", "weight_average", "start_from")  # what a new run may be asked for
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 EXAMPLES = """examples:
@@ -74,25 +75,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="train on your own pictures; it holds a folder per class. With --resume: where it lies now",
     )
-    fit.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the run")
+    fit.add_argument("--out", type=any_folder, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     fit.add_argument(
         "--start-from", type=Path, metavar="RUN", help="begin with the newest weights of another run"
     )
-    fit.add_argument("--seed", type=_whole(0), help="of weights, order and shifts (default: the preset's, 0)")
+    fit.add_argument("--seed", type=whole(0), help="of weights, order and shifts (default: the preset's, 0)")
     fit.add_argument(
-        "--epochs", type=_whole(1), help="passes over the training images (default: the preset's)"
+        "--epochs", type=whole(1), help="passes over the training images (default: the preset's)"
     )
     fit.add_argument(
         "--weight-average",
-        type=_share,
+        type=share,
         metavar="SHARE",
         help="measure and export a moving average of the weights, of which each step keeps this share, "
         "say 0.999 (default: the preset's)",
     )
-    fit.add_argument("--max-minutes", type=_positive, help="stop with a checkpoint after so much training")
+    fit.add_argument("--max-minutes", type=positive, help="stop with a checkpoint after so much training")
     fit.add_argument(
-        "--checkpoint-minutes", type=_positive, default=5.0, help="between checkpoints (default 5)"
+        "--checkpoint-minutes",
+        type=positive,
+        default=5.0,
+        help="between checkpoints (default 5)",
     )
     _add_device(fit)
     _add_data(fit)
@@ -129,13 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     experiment.add_argument(
         "--out",
-        type=_folder,
+        type=any_folder,
         metavar="DIR",
         help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick; of all, the folder that holds these",
     )
     experiment.add_argument(
         "--networks",
-        type=_folder,
+        type=any_folder,
         metavar="DIR",
         default=NETWORKS_FOLDER,
         help=f"runs that experiments share, so that none is trained twice (default: {NETWORKS_FOLDER})",
@@ -177,46 +181,6 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _whole(least: int) -> Any:
-    def whole_number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 2**63:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text}")
-        return int(text)
-
-    return whole_number
-
-
-def _positive(text: str) -> float:
-    if not 0 < _number(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return float(text)
-
-
-def _share(text: str) -> float:
-    if not 0 <= _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to below 1, got {text}")
-    return float(text)
-
-
-def _number(text: str) -> float:
-    """NaN for a text that is none, which lies in no range."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-def _folder(text: str) -> Path:
-    """A folder that is there or can be made."""
-    if not text:
-        raise argparse.ArgumentTypeError("must be a folder, got an empty text")
-    path = Path(text)
-    for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
-            raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {place} is a file")
-    return path
-
-
 def _device(name: str) -> "torch.device":
     """The device asked for, or an error; never another one."""
     import torch
@@ -228,6 +192,7 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
+    from training import result
     from training.distributed import own_device, together
 
     config = _configuration(options)
@@ -241,8 +206,21 @@ def _fit(options: argparse.Namespace) -> int:
             print(f"stopped at step {trainer.progress.step}; go on with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
-        _measure_test(options.out, config, data_root(options.data), device)
+        print(result.measure(options.out, config, data_root(options.data), device))
     return 0
+
+
+def _configuration(options: argparse.Namespace) -> RunConfig:
+    """Of a new run, or of the one to go on with, which changes nothing of it."""
+    from training import start
+
+    changes = {name: getattr(options, name) for name in CHANGES if getattr(options, name) is not None}
+    if not options.resume:
+        return start.begin(options.out, images=options.images, **changes)
+    if changes:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+        raise ValueError(f"{named}: a resumed run keeps what it was started with")
+    return start.resume(options.out, options.images)
 
 
 def _train(
@@ -252,6 +230,7 @@ def _train(
     from training import checkpoint, provenance
     from training.examples import training_examples
     from training.loop import Limits, Trainer
+    from training.start import first_checkpoint
 
     train, validation = training_examples(config, data_root(options.data))
     hardware = provenance.hardware(device)
@@ -260,8 +239,8 @@ def _train(
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
-    start = options.start_from / "checkpoints" / _started_at(config) if options.start_from else None
-    trainer = Trainer(options.out, config, device, session, start, processes)
+    first = first_checkpoint(config, options.start_from) if options.start_from else None
+    trainer = Trainer(options.out, config, device, session, first, processes)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
     if not processes.first:
         return trainer, trainer.fit(train, validation, limits)
@@ -271,114 +250,13 @@ def _train(
         return trainer, trainer.fit(train, validation, limits)
 
 
-def _configuration(options: argparse.Namespace) -> RunConfig:
-    """The configuration that a new run starts with, or that of the run to go on with."""
-    from dataclasses import replace
-
-    from training import checkpoint
-    from training.data.folder import configure, find_again
-
-    if options.resume:
-        changed = [
-            f"--{name.replace('_', '-')}"
-            for name in ("preset", "seed", "epochs", "weight_average", "start_from")
-            if getattr(options, name) is not None
-        ]
-        if changed:
-            raise ValueError(f"{', '.join(changed)}: a resumed run keeps what it was started with")
-        config = checkpoint.read_config(options.out)
-        if checkpoint.newest_checkpoint(options.out) is None:
-            raise ValueError(f"{options.out} has no checkpoint to go on from; start it without --resume")
-        return find_again(config, options.images, options.out)
-    if checkpoint.newest_checkpoint(options.out):
-        raise ValueError(f"{options.out} holds a run already; go on with --resume, or choose another --out")
-    usual = "images" if options.images else "mnist"
-    config = load_preset(usual if options.preset is None else options.preset)
-    if options.images:
-        config = configure(config, options.images)
-    if options.seed is not None:
-        config = replace(config, seed=options.seed)
-    if options.epochs is not None:
-        config = replace(config, optimiser=replace(config.optimiser, epochs=options.epochs))
-    if options.weight_average is not None:
-        config = replace(config, optimiser=replace(config.optimiser, weight_average=options.weight_average))
-    return replace(config, started_from=_origin(options.start_from, config)) if options.start_from else config
-
-
-def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
-    """How the weights of another run came about: its configuration and how far it had come."""
-    from dataclasses import asdict
-
-    from training import checkpoint
-    from training.config import to_dict
-
-    newest = checkpoint.newest_checkpoint(run)
-    if newest is None:
-        raise FileNotFoundError(f"{run} has no checkpoint to start from")
-    first = checkpoint.read_config(run)
-    there, here = _held_out(first), _held_out(config)
-    differing = [
-        f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
-    ]
-    if differing:
-        raise ValueError(
-            f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
-        )
-    return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
-
-
-def _held_out(config: RunConfig) -> dict[str, Any]:
-    """What decides which images are held out."""
-    return {
-        "the data set": config.data.name,
-        "the digest of the pictures' names": config.data.folder_digest,
-        "the seed": config.seed,
-        "validation_images": config.data.validation_images,
-    }
-
-
-def _started_at(config: RunConfig) -> str:
-    """Name of the checkpoint that `_origin` found."""
-    assert config.started_from is not None
-    return str(config.started_from["checkpoint"])
-
-
-def _measure_test(
-    run: Path, config: RunConfig, root: Path, device: "torch.device", full: bool = False
-) -> None:
-    """Evaluate the best checkpoint on the test images, print it and write result.json or result-full.json."""
-    from training import checkpoint
-    from training.data.multimnist import PAPERS_PARTNERS
-    from training.evaluation import evaluate
-    from training.examples import evaluation_examples
-
-    if full and config.data.name != "multimnist":
-        raise ValueError(f"--full is for runs on multimnist; {run} is one on {config.data.name}")
-    best = checkpoint.best_checkpoint(run)
-    model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root).to(device)
-    found = evaluate(model, test, config.loss, PAPERS_PARTNERS if full else 1)
-    result = {
-        "data": f"{config.data.name} test set, {found.images} images",
-        "checkpoint": best.name,
-        "error_percent": found.error_percent,
-        "errors": found.errors,
-        "images": found.images,
-        "object_error_percent": found.object_error_percent,
-        "classification_loss": found.classification_loss,
-        "reconstruction_loss": found.reconstruction_loss,
-    }
-    file = run / ("result-full.json" if full else "result.json")
-    checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
-    missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
-    print(f"{best.name}: test error {found.error_percent:.2f} % ({found.errors} of {found.images}){missed}")
-
-
 def _evaluate(options: argparse.Namespace) -> int:
-    from training import checkpoint
+    from training import checkpoint, result
     from training.data.folder import find_again
 
     config = find_again(checkpoint.read_config(options.run), options.images, options.run)
-    _measure_test(options.run, config, data_root(options.data), _device(options.device), options.full)
+    device = _device(options.device)
+    print(result.measure(options.run, config, data_root(options.data), device, options.full))
     return 0
 
 

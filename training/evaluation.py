@@ -52,18 +52,20 @@ def evaluate_batches(
     losses = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for batch in batches:
-        batch = batch.to(device)
-        found = look_at(model, batch, config)
-        errors += torch.stack(
-            [
-                exact_errors(found.probabilities, batch.present, per_image),
-                object_errors(found.probabilities, batch.present, per_image),
-            ]
-        )
-        images += len(batch)
-        losses += len(batch) * torch.stack([found.classification, found.reconstruction])
-    model.train(was_training)
+    try:
+        for batch in batches:
+            batch = batch.to(device)
+            found = look_at(model, batch, config)
+            errors += torch.stack(
+                [
+                    exact_errors(found.probabilities, batch.present, per_image),
+                    object_errors(found.probabilities, batch.present, per_image),
+                ]
+            )
+            images += len(batch)
+            losses += len(batch) * torch.stack([found.classification, found.reconstruction])
+    finally:
+        model.train(was_training)
     wrong, missed = errors.tolist()
     classification, reconstruction = (losses / images).tolist()
     return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)
