@@ -172,6 +172,18 @@ def test_a_damaged_picture_is_refused_by_name_before_training_whatever_its_split
     refused(pictures, rf"cat/{index}\.png: PNG file is damaged or cut short")
 
 
+def test_all_damaged_pictures_are_named_at_once(pictures):
+    for name in ("cat/a.png", "dog/b.png"):
+        (pictures / name).write_bytes(b"no picture")
+    refused(pictures, r"cat/a\.png: expected .*; .*dog/b\.png: expected")
+
+
+def test_of_very_many_damaged_pictures_some_are_named_and_the_others_counted(pictures):
+    for index in range(13):
+        (pictures / "cat" / f"x{index:02}.png").write_bytes(b"no picture")
+    refused(pictures, r"cat/x09\.png: expected [^;]*; came [^;]*; and 3 more$")
+
+
 def test_a_picture_of_too_few_pixels_is_refused_by_name(pictures):
     picture(1, (7, 30)).save(pictures / "cat" / "thin.png")
     refused(pictures, r"cat/thin\.png: picture is 7x30")

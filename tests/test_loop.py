@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from training.checkpoint import Progress
 from training.config import Block, CapsNetConfig, CnnConfig, DataConfig, OptimiserConfig, RunConfig
 from training.data.images import Images, hold_out
 from training.evaluation import evaluate
-from training.examples import examples
+from training.examples import SingleObjects, examples
 from training.loop import Limits, Trainer, TrainingDivergedError
 from training.step import Step
 
@@ -243,12 +244,40 @@ def test_the_log_tells_steps_rates_and_validation(tmp_path):
     fit(tmp_path)
     rows = log(tmp_path)
     assert [row["step"] for row in rows if row["kind"] == "validation"] == [5, 10]
+    measured = {"error_percent", "object_error_percent", "classification_loss", "reconstruction_loss"}
+    assert rows[-1].keys() == {"kind", "step", "epoch", "train_seconds"} | measured
     first = rows[0]
     assert first["loss"] == pytest.approx(
         first["classification_loss"] + 0.0005 * first["reconstruction_loss"]
     )
     assert first["learning_rate"] == pytest.approx(0.001 * 0.96 ** (4 / 10))
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+class Clock(SingleObjects):
+    """Images that take a second a batch to learn from, and an hour to be measured on."""
+
+    seconds = 0.0
+
+    def to(self, device):
+        return self
+
+    def draw(self, index, generator):
+        Clock.seconds += 1
+        return super().draw(index, generator)
+
+    def fixed(self, batch, versions=1):
+        Clock.seconds += 3600
+        return super().fixed(batch, versions)
+
+
+def test_the_time_of_training_leaves_out_that_of_validation(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: Clock.seconds))
+    checkpoint.write_config(tmp_path, CONFIG)
+    trainer = Trainer(tmp_path, CONFIG, CPU, Progress())
+    trainer.fit(Clock(CONFIG.data, 3, images(20)), Clock(CONFIG.data, 3, images(8)), Limits())
+    assert Clock.seconds == 10 + 2 * 3600
+    assert trainer.progress.train_seconds == 10
 
 
 def test_evaluation_counts_the_longest_capsule(tmp_path):

@@ -245,7 +245,7 @@ def test_without_its_data_an_experiment_names_the_download_and_leaves_no_network
     assert ended.value.code == 2
     assert f"capsnet-train download {name} --data {tmp_path / 'data'}" in capsys.readouterr().err
     assert not (tmp_path / "networks").exists()
-    assert not (tmp_path / "out" / "rows.jsonl").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_missing_data_is_told_from_any_other_missing_file(tmp_path):

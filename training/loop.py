@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -247,7 +247,14 @@ class Trainer:
             self.progress = replace(
                 self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
             )
-        log.write(self.progress, "validation", **asdict(found), error_percent=found.error_percent)
+        log.write(
+            self.progress,
+            "validation",
+            error_percent=found.error_percent,
+            object_error_percent=found.object_error_percent,
+            classification_loss=found.classification_loss,
+            reconstruction_loss=found.reconstruction_loss,
+        )
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
 
     def _log(self) -> Log:

@@ -6,8 +6,8 @@
 
 The folders' names are the classes. Pictures may be of any size, grey or colour, in any format that the
 service reads; they become a network's input as a picture that is sent to the service does. Hidden files are
-passed over. Anything else is refused with its name, because a picture that silently is not learned from is
-harder to find than an error.
+passed over. Anything else is refused with its name, damaged pictures all together, because a picture that
+silently is not learned from is harder to find than an error.
 """
 
 # N images, H and W height and width, C channels
@@ -33,6 +33,7 @@ PLACEMENT: Literal["fit"] = "fit"  # and nothing of one is cut off
 MAX_PIXELS = 50_000_000  # of a picture; what the service takes by default
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1  # of the training images, unless a preset asks for fewer
+MOST_NAMED = 10  # of the pictures that cannot be learned from, in one message
 HIDDEN = frozenset({"desktop.ini", "thumbs.db"})  # Windows hides them by an attribute, not by a dot
 
 
@@ -224,12 +225,16 @@ def _digest_of_names(found: dict[str, list[Path]]) -> str:
 
 
 def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
-    """Decode pictures one after the other; what is wrong with one is said with its name."""
+    """Decode pictures one after the other; after the last it says which could not be, and why."""
+    wrong: list[str] = []
     for path in paths:
         try:
             yield read_picture(path.read_bytes(), MAX_PIXELS)
         except PictureError as error:
-            raise ValueError(f"{path}: {error}") from None
+            wrong.append(f"{path}: {error}")
+    if wrong:
+        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        raise ValueError("; ".join(wrong[:MOST_NAMED]) + more)
 
 
 def _is_grey(picture: Image.Image) -> bool:

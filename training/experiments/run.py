@@ -22,6 +22,7 @@ from training.experiments import EXPERIMENTS, markdown
 from training.experiments.lab import ROWS, Lab, Row, read_rows
 from training.experiments.quick import QUICK_FORM
 
+LOCK = ".lock"
 IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"
 
 
@@ -69,6 +70,7 @@ def carry_out(name: str, lab: Lab, quick: bool) -> Path:
             experiment.run(lab, experiment.QUICK if quick else experiment.FULL)
         except MissingDataError as missing:
             if not lab.rows():
+                _give_up(lab.out)
                 raise
             report = write_report(lab.out)
             raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
@@ -140,6 +142,14 @@ def _claim(out: Path, name: str, quick: bool) -> Claim:
     return claim
 
 
+def _give_up(out: Path) -> None:
+    """Leave no folder behind that holds nothing."""
+    (out / "experiment.json").unlink()
+    if {path.name for path in out.iterdir()} == {LOCK}:
+        (out / LOCK).unlink()
+        out.rmdir()
+
+
 def _form(quick: bool) -> str:
     return "quick" if quick else "full"
 
@@ -174,7 +184,7 @@ _MEND = 'expected, in a line, say {"experiment": "table1", "quick": true}'
 def _locked(out: Path) -> Iterator[None]:
     """Keep another command from carrying out an experiment in the same folder: rows would be lost."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
+    with (out / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
