@@ -25,7 +25,7 @@ test: $(VENV)/.dev ## run every check that CI runs
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
 
 fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly wrong (SEED=7: the same again)
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600

@@ -86,7 +86,7 @@ def test_segment_takes_two_digits_apart_unless_asked_for_more(client, drawn_mnis
 
 
 def test_the_full_test_set_gives_each_digit_the_papers_number_of_partners(run, drawn_mnist_root, monkeypatch):
-    monkeypatch.setattr("training.data.multimnist.PAPERS_PARTNERS", 3)
+    monkeypatch.setattr("training.result.PAPERS_PARTNERS", 3)
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", str(run), "--full", "--data", str(drawn_mnist_root)])
     assert ended.value.code == 0
