@@ -62,6 +62,47 @@ class CapsNetConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class MatrixCapsNetConfig:
+    """Architecture of matrix capsules (Sec. 4, Hinton et al. 2018), by default the paper's for smallNORB.
+
+    Attributes:
+        architecture: which of the networks this is.
+        image_size: height and width of the input, pixels.
+        image_channels: 1 for grey, 3 for RGB, 2 for a stereo pair.
+        standardise: bring each image to zero mean and unit variance before the convolution.
+        conv_channels: A, kernels of the convolution.
+        primary_types: B, types of primary capsules.
+        conv_caps_types: C and D, types of the two convolutional capsule layers.
+        classes: class capsules.
+        routing_iterations: of EM routing.
+        coordinate_addition: add their places to the votes for the class capsules.
+        vector_poses: poses are vectors of 16, transformed by 16x16 matrices, not 4x4 by 4x4 (Table 1).
+        mixing_proportions: activations are shares of what is assigned to the parents, not Eq. 2 (Sec. 5).
+        inverse_temperature: lambda of Eq. 2 in the last of very many iterations (official code).
+        class_temperature_share: lambda of the class capsules in units of that of the other layers: many more
+            children vote for each of them (official code).
+        decoder_hidden: widths of the hidden layers of a decoder of the class capsules' poses; empty means
+            none, as in the paper.
+    """
+
+    architecture: Literal["matrix-capsnet"]
+    image_size: int = Field(default=32, ge=17)
+    image_channels: int = Field(default=2, ge=1)
+    standardise: bool = True
+    conv_channels: int = Field(default=32, ge=1)
+    primary_types: int = Field(default=32, ge=1)
+    conv_caps_types: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (32, 32)
+    classes: int = Field(default=5, ge=2)
+    routing_iterations: int = Field(default=3, ge=1)
+    coordinate_addition: bool = True
+    vector_poses: bool = False
+    mixing_proportions: bool = False
+    inverse_temperature: float = Field(default=0.01, gt=0)
+    class_temperature_share: float = Field(default=0.25, gt=0)
+    decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Block:
     """A convolution with ReLU that keeps the size of its maps, then max-pooling of 2x2 or none.
 

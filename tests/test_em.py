@@ -1,0 +1,285 @@
+"""EM routing against the paper's Procedure 1, written down with plain loops, and against what it shall do."""
+
+import math
+
+import pytest
+import torch
+
+from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
+from training.models.matrix_capsules import MatrixCapsules
+
+SIZE, KERNEL, TYPES, PARENTS = 5, 3, 2, 3
+
+
+def procedure_1(votes, activations, parents_of, routing):
+    """Of one example: votes[p][j][n], activations[p][n], for each (p, n) all (p', n') of the same child."""
+    constants = routing.constants
+    positions, types, children = len(votes), len(votes[0]), len(votes[0][0])
+    everywhere = [(p, j) for p in range(positions) for j in range(types)]
+    r = {(p, j, n): 1 / (types * len(parents_of[p, n])) for p, j in everywhere for n in range(children)}
+    for t in range(routing.iterations):
+        mu, var, a = {}, {}, {}
+        for p, j in everywhere:  # M-step
+            mass = [r[p, j, n] * activations[p][n] for n in range(children)]
+            total = sum(mass)
+            for h in range(16):
+                of_h = [votes[p][j][n][h] for n in range(children)]
+                mu[p, j, h] = sum(m * v for m, v in zip(mass, of_h, strict=True)) / (
+                    total + constants.mass_floor
+                )
+                spread = sum(m * (v - mu[p, j, h]) ** 2 for m, v in zip(mass, of_h, strict=True))
+                var[p, j, h] = spread / (total + constants.mass_floor) + constants.variance_floor
+            beta_u, beta_a = routing.beta_u[j].item(), routing.beta_a[j].item()
+            cost = sum((beta_u + math.log(math.sqrt(var[p, j, h]))) * total for h in range(16))
+            lam = constants.inverse_temperature * (1 - constants.inverse_temperature_decay ** (t + 1))
+            a[p, j] = 1 / (1 + math.exp(-lam * (constants.activation_cost * beta_a - cost)))
+        if t + 1 == routing.iterations:
+            return mu, a
+        density = {}
+        for p, j in everywhere:  # E-step
+            for n in range(children):
+                exponent = sum((votes[p][j][n][h] - mu[p, j, h]) ** 2 / (2 * var[p, j, h]) for h in range(16))
+                norm = math.prod(math.sqrt(2 * math.pi * var[p, j, h]) for h in range(16))
+                density[p, j, n] = a[p, j] * math.exp(-exponent) / norm
+        r = {
+            (p, j, n): density[p, j, n]
+            / sum(density[q, k, m] for q, m in parents_of[p, n] for k in range(types))
+            for p, j, n in density
+        }
+    raise AssertionError
+
+
+def same_child(fields, types):
+    """For each child as a parent sees it, (p, n), all the ways in which parents see it."""
+    names = {
+        (p, k * types + i): (int(child), i)
+        for p, row in enumerate(fields.inside)
+        for k, child in enumerate(row)
+        for i in range(types)
+    }
+    return {key: [other for other, name in names.items() if name == names[key]] for key in names}
+
+
+def layer(stride=1, iterations=3, seed=0, **options):
+    torch.manual_seed(seed)
+    routing = EMRouting(PARENTS, iterations, options.pop("constants", None), options.pop("mixing", False))
+    torch.nn.init.normal_(routing.beta_u)
+    torch.nn.init.normal_(routing.beta_a, std=0.01)
+    return MatrixCapsules(ReceptiveFields.sliding(SIZE, KERNEL, stride), TYPES, routing, **options)
+
+
+def children(count=2, seed=1, positions=SIZE**2):
+    generator = torch.Generator().manual_seed(seed)
+    poses = torch.randn(count, positions, TYPES, 16, generator=generator)
+    return Capsules(poses, torch.rand(count, positions, TYPES, generator=generator))
+
+
+def by_array_operations(layer, capsules):
+    return layer.routing(layer.votes(capsules.poses), layer.fields.seen(capsules.activations), layer.fields)
+
+
+def by_both(layer, capsules):
+    """As it is trained on a CPU, and as it is trained elsewhere and exported."""
+    assert layer._can_be_fused(capsules.poses)
+    return {"fused": layer(capsules), "array operations": by_array_operations(layer, capsules)}
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_it_is_the_papers_procedure(stride, iterations):
+    routed = layer(stride, iterations)
+    capsules = children(1)
+    votes = routed.votes(capsules.poses)[0].tolist()
+    seen = routed.fields.seen(capsules.activations)[0].tolist()
+    mu, a = procedure_1(votes, seen, same_child(routed.fields, TYPES), routed.routing)
+    for how, (poses, activations) in by_both(routed, capsules).items():
+        for (p, j), expected in a.items():
+            assert activations[0, p, j].item() == pytest.approx(expected, abs=1e-5), how
+            mean = torch.tensor([mu[p, j, h] for h in range(16)])
+            torch.testing.assert_close(poses[0, p, j], mean, rtol=0, atol=1e-5, msg=how)
+
+
+def assignments(layer, capsules):
+    """Those of the last M-step, [B, P, J, N]."""
+    found = []
+
+    class Watched(EMRouting):
+        def _fit(self, mass, votes, iteration):
+            found.append(mass)
+            return super()._fit(mass, votes, iteration)
+
+    layer.routing.__class__ = Watched
+    everywhere = Capsules(capsules.poses, torch.ones_like(capsules.activations))
+    by_array_operations(layer, everywhere)
+    return [mass.expand(len(capsules.poses), -1, PARENTS, -1) for mass in found]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_childs_assignments_to_all_types_at_all_positions_sum_to_one(stride):
+    routed, capsules = layer(stride), children()
+    names = (routed.fields.inside[:, :, None] * TYPES + torch.arange(TYPES)).flatten(1)
+    for shares in assignments(routed, capsules):
+        sums = torch.zeros(len(capsules.poses), SIZE**2 * TYPES)
+        sums.index_add_(1, names.flatten(), shares.sum(dim=2).flatten(1))
+        torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+def test_a_child_that_no_parent_sees_belongs_to_none():
+    fields = ReceptiveFields.sliding(6, 3, 2)  # the last row and column lie beyond the last field
+    assert fields.inside.shape == (4, 9)
+    assert 35 not in fields.inside
+    assert fields.counts[35] == 0
+
+
+def test_two_clusters_of_votes_end_in_two_parents():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([-1.0, 1.0]).repeat_interleave(10)  # of twenty children
+    votes = centres[:, None] + 0.05 * torch.randn(2, 20, 16, generator=generator)
+    routing = EMRouting(2, iterations=6, constants=EMConstants(inverse_temperature=1, activation_cost=1))
+    tilt = torch.tensor([0.02, -0.02])[:, None, None] * torch.ones(2, 20, 16)  # no two parents are the same
+    found = routing((votes + tilt)[None, None], torch.ones(1, 1, 20), ReceptiveFields.everything(20))
+    assert sorted(found.poses[0, 0].mean(dim=1).tolist()) == pytest.approx([-1, 1], abs=0.1)
+    assert found.activations.min() > 0.99
+
+
+def test_halving_the_childrens_activations_changes_the_parents():
+    routed, (poses, activations) = layer(), children()
+    for how in ("fused", "array operations"):
+        whole = by_both(routed, Capsules(poses, activations))[how]
+        half = by_both(routed, Capsules(poses, activations / 2))[how]
+        assert (whole.activations - half.activations).abs().max() > 1e-3, how
+
+
+def test_the_order_of_the_children_does_not_matter():
+    torch.manual_seed(0)
+    votes, activations = torch.randn(2, 1, PARENTS, 12, 16), torch.rand(2, 1, 12)
+    routing, order = EMRouting(PARENTS, 3), torch.randperm(12)
+    fields = ReceptiveFields.everything(12)
+    found = routing(votes, activations, fields)
+    again = routing(votes[:, :, :, order], activations[:, :, order], fields)
+    for one, other in zip(found, again, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_examples_do_not_know_of_each_other():
+    routed, capsules = layer(), children(4)
+    for how, together in by_both(routed, capsules).items():
+        for example in range(4):
+            alone = Capsules(*(part[example : example + 1] for part in capsules))
+            for one, all_ in zip(by_both(routed, alone)[how], together, strict=True):
+                torch.testing.assert_close(one[0], all_[example])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("places", [None, torch.rand(SIZE**2, 2)], ids=["", "with places"])
+def test_gradients_by_hand_are_those_of_the_array_operations(stride, places):
+    routed = layer(stride)
+    if places is not None:
+        routed.offsets[:, 3] = places[routed.fields.inside[0], 0].repeat_interleave(TYPES)
+    capsules = Capsules(*(part.requires_grad_() for part in children(3)))
+    wanted = [*capsules, *routed.parameters()]
+    generator = torch.Generator().manual_seed(2)
+    gradients = {}
+    for how, found in by_both(routed, capsules).items():
+        coming = [torch.randn(part.shape, generator=generator.manual_seed(3)) for part in found]
+        gradients[how] = torch.autograd.grad([*found], wanted, coming)
+    for one, other in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+def test_every_thread_counts():
+    routed, capsules = layer(), children(5)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            routed.zero_grad()
+            parents = routed(capsules)
+            (parents.poses.sum() + parents.activations.sum()).backward()
+            found.append([*parents, *(parameter.grad for parameter in routed.parameters())])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-5)
+
+
+def zero_activations(capsules):
+    return Capsules(capsules.poses, torch.zeros_like(capsules.activations))
+
+
+def identical_votes(capsules):
+    return Capsules(torch.zeros_like(capsules.poses), capsules.activations)
+
+
+def far_apart(capsules):
+    return Capsules(1e3 * capsules.poses, capsules.activations)
+
+
+@pytest.mark.parametrize("case", [zero_activations, identical_votes, far_apart])
+def test_values_and_gradients_stay_finite(case):
+    routed, capsules = layer(), Capsules(*(part.requires_grad_() for part in case(children())))
+    for how, found in by_both(routed, capsules).items():
+        loss = found.poses.square().sum() + found.activations.sum()
+        gradients = torch.autograd.grad(loss, [*capsules, *routed.parameters()])
+        for values in (*found, *gradients):
+            assert values.isfinite().all(), how
+
+
+def test_one_child_is_its_only_parents_pose():
+    routing, fields = EMRouting(1, 3), ReceptiveFields.everything(1)
+    vote = torch.randn(1, 1, 1, 1, 16, requires_grad=True)
+    found = routing(vote, torch.ones(1, 1, 1), fields)
+    torch.testing.assert_close(found.poses[0, 0, 0], vote[0, 0, 0, 0])
+    [gradient] = torch.autograd.grad(found.activations.sum() + found.poses.sum(), vote)
+    assert gradient.isfinite().all()
+
+
+def test_a_hundred_thousand_random_draws_stay_finite():
+    """Of poses from tiny to huge and of activations from 0 to 1, many of them exactly 0 or 1."""
+    torch.manual_seed(0)
+    routed = MatrixCapsules(ReceptiveFields.everything(4), TYPES, EMRouting(PARENTS, 3))
+    scale = 10 ** (8 * torch.rand(100_000, 1, 1, 1) - 6)
+    poses = scale * torch.randn(100_000, 4, TYPES, 16)
+    activations = (3 * torch.rand(100_000, 4, TYPES) - 1).clamp(0, 1)
+    capsules = Capsules(poses.requires_grad_(), activations.requires_grad_())
+    for how, found in by_both(routed, capsules).items():
+        loss = found.poses.sum() + found.activations.sum()
+        for values in (*found, *torch.autograd.grad(loss, [*capsules, *routed.parameters()])):
+            assert values.isfinite().all(), how
+
+
+def test_no_iteration_is_an_error():
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        EMRouting(2, 0)
+
+
+def test_mixing_proportions_sum_to_one_over_the_layer():
+    routed = layer(mixing=True)
+    assert not routed._can_be_fused(children().poses)
+    found = routed(children())
+    torch.testing.assert_close(found.activations.sum(dim=(1, 2)), torch.ones(2))
+
+
+def test_an_ablation_with_vectors_has_a_vote_per_matrix():
+    routed, capsules = layer(vector_poses=True), children()
+    assert not routed._can_be_fused(capsules.poses)
+    votes = routed.votes(capsules.poses)
+    child = int(routed.fields.inside[4, 5])
+    expected = capsules.poses[1, child, 1] @ routed.weight[5, 1, 2]
+    torch.testing.assert_close(votes[1, 4, 2, 5 * TYPES + 1], expected)
+
+
+def test_a_vote_is_the_childs_pose_times_the_matrix():
+    routed, capsules = layer(), children()
+    child = int(routed.fields.inside[4, 5])
+    expected = capsules.poses[1, child, 1].view(4, 4) @ routed.weight[5, 1, 2]
+    torch.testing.assert_close(routed.votes(capsules.poses)[1, 4, 2, 5 * TYPES + 1], expected.flatten())
+
+
+def test_under_autocast_routing_stays_in_float32():
+    routed, capsules = layer(), children()
+    expected = routed(capsules)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = routed(capsules)
+    assert torch.equal(found.poses, expected.poses)

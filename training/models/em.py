@@ -1,0 +1,218 @@
+"""EM routing of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018), Procedure 1.
+
+https://openreview.net/forum?id=HJWLfGWRb
+
+An upper capsule, a parent, is a Gaussian; the votes of the lower ones, its children, are the data. The M-step
+fits each parent to the votes that are assigned to it, the E-step assigns each child anew to all parents that
+it reaches: of every type, and at every position whose receptive field it lies in.
+"""
+
+# B batch, S child positions, I child types, P parent positions, K child positions in a receptive field,
+# N = K * I children of a parent, J parent types, H pose elements, Q parent positions that a child reaches
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NOWHERE = -1e9  # log of what a parent that is not there gets; finite, so that nothing becomes NaN
+
+
+@dataclass(frozen=True)
+class EMConstants:
+    """What the paper leaves open, as the official code has it.
+
+    Attributes:
+        inverse_temperature: lambda of Eq. 2 grows towards this from iteration to iteration,
+        inverse_temperature_decay: by 1 - decay ** (iteration + 1) of it.
+        variance_floor: added to each variance: a parent with one child would have none.
+        mass_floor: added where a mean is divided by the mass that is assigned to a parent.
+        activation_cost: beta_a is learned in units of so many nats. A parent's cost grows with the children
+            that it explains, to hundreds and thousands, where steps of Adam would never get it otherwise.
+    """
+
+    inverse_temperature: float = 0.01
+    inverse_temperature_decay: float = 0.95
+    variance_floor: float = 5e-4
+    mass_floor: float = 1e-7
+    activation_cost: float = 5000.0
+
+    def inverse_temperature_in(self, iteration: int) -> float:
+        """Lambda in an iteration, counted from 0."""
+        return self.inverse_temperature * (1 - self.inverse_temperature_decay ** (iteration + 1))
+
+
+class Capsules(NamedTuple):
+    """Capsules at some positions.
+
+    Attributes:
+        poses: [B, S, I, H].
+        activations: probability that the entity is there, [B, S, I].
+    """
+
+    poses: Tensor
+    activations: Tensor
+
+
+class ReceptiveFields(nn.Module):
+    """Which child positions each parent position sees, and so which parents each child reaches."""
+
+    inside: Tensor
+    reached: Tensor
+    counts: Tensor
+
+    def __init__(self, children: Tensor, positions: int):
+        """Turn the relation round.
+
+        Args:
+            children: the child positions in each receptive field, int64 [P, K].
+            positions: S.
+        """
+        super().__init__()
+        places: list[list[int]] = [[] for _ in range(positions)]
+        for place, child in enumerate(children.flatten().tolist()):
+            places[child].append(place)
+        most = max(map(len, places))
+        nowhere = children.numel()  # the index behind the last
+        padded = [some + [nowhere] * (most - len(some)) for some in places]
+        self.register_buffer("inside", children, persistent=False)  # [P, K]
+        self.register_buffer("reached", torch.tensor(padded), persistent=False)  # [S, Q], of P * K
+        self.register_buffer("counts", torch.tensor(list(map(len, places))), persistent=False)  # [S]
+
+    @staticmethod
+    def sliding(size: int, kernel: int, stride: int) -> "ReceptiveFields":
+        """Those of a convolution without padding over size x size positions, row by row."""
+        starts = torch.arange(0, size - kernel + 1, stride)
+        along = starts[:, None] + torch.arange(kernel)  # [rows, kernel]
+        children = along[:, None, :, None] * size + along[None, :, None, :]
+        return ReceptiveFields(children.flatten(2).flatten(0, 1), size**2)
+
+    @staticmethod
+    def everything(positions: int) -> "ReceptiveFields":
+        """One parent position that sees all."""
+        return ReceptiveFields(torch.arange(positions)[None], positions)
+
+    @property
+    def positions(self) -> int:
+        """P."""
+        return len(self.inside)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """What each parent sees: [B, S, I, ...] to [B, P, N, ...]."""
+        return x[:, self.inside].flatten(2, 3)
+
+    def over_parents(self, logs: Tensor) -> Tensor:
+        """For each child in each field the log of a sum over all parent positions that the child reaches.
+
+        Args:
+            logs: of each child in each field, summed over parent types by now, [B, P, N].
+
+        Returns:
+            [B, P, N]; the same wherever the same child is seen.
+        """
+        fields = self.inside.numel()
+        types = logs.shape[2] // self.inside.shape[1]
+        places = logs.reshape(-1, fields, types)  # [B, P * K, I]
+        places = F.pad(places, (0, 0, 0, 1), value=NOWHERE)
+        totals = places[:, self.reached].logsumexp(dim=2)  # [B, S, I]
+        return self.seen(totals)
+
+    def equal_shares(self) -> Tensor:
+        """What each child gives to each parent position before anything is known, [P, K]."""
+        return 1 / self.counts[self.inside]
+
+
+class EMRouting(nn.Module):
+    """Fit parents to their children's votes (Procedure 1); the loop is Python's, so export unrolls it."""
+
+    def __init__(
+        self,
+        types: int,
+        iterations: int,
+        constants: EMConstants | None = None,
+        mixing_proportions: bool = False,
+    ):
+        """Set the parameters of routing.
+
+        Args:
+            types: J; each has a beta_u and a beta_a of its own.
+            iterations: M-steps, at least 1, with an E-step between any two.
+            constants: see there; None: the official code's.
+            mixing_proportions: a parent's activation is its share of all that is assigned to the parents,
+                as in a mixture of Gaussians, not Eq. 2 (the ablation of Sec. 5).
+
+        Raises:
+            ValueError: iterations < 1.
+        """
+        super().__init__()
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}")
+        self.iterations = iterations
+        self.constants = constants or EMConstants()
+        self.mixing_proportions = mixing_proportions
+        self.beta_u = nn.Parameter(torch.zeros(types))
+        self.beta_a = nn.Parameter(torch.zeros(types))
+
+    def forward(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Capsules:
+        """Votes of each child for each parent that sees it to parents.
+
+        Args:
+            votes: [B, P, J, N, H].
+            activations: of the children, [B, P, N].
+            fields: who sees whom.
+
+        Returns:
+            Parents at P positions of J types.
+        """
+        types = votes.shape[3] // fields.inside.shape[1]
+        assignments = self.initial_assignments(fields, types)[:, None]  # [P, 1, N]
+        for iteration in range(self.iterations):
+            mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
+            mean, variance, squares, log_activations = self._fit(mass, votes, iteration)
+            if iteration < self.iterations - 1:
+                assignments = _assign(squares, variance, log_activations, fields)
+        return Capsules(mean, log_activations.exp())
+
+    def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
+        """Each child shared out equally to all parents that it reaches, [P, N]; the same for all types."""
+        share = fields.equal_shares() / len(self.beta_u)  # [P, K]
+        return share.repeat_interleave(children_types, dim=1)
+
+    def temperatures(self) -> list[float]:
+        """Lambda in each iteration."""
+        return [self.constants.inverse_temperature_in(iteration) for iteration in range(self.iterations)]
+
+    def budget(self) -> Tensor:
+        """Beta_a, in nats, [J]."""
+        return self.constants.activation_cost * self.beta_a
+
+    def _fit(self, mass: Tensor, votes: Tensor, iteration: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """M-step: mean and variance [B, P, J, H], squared distances to it, log activations [B, P, J]."""
+        total = mass.sum(dim=3, keepdim=True)  # [B, P, J, 1]
+        weights = (mass / (total + self.constants.mass_floor)).unsqueeze(3)  # [B, P, J, 1, N]
+        mean = weights @ votes  # [B, P, J, 1, H]
+        squares = (votes - mean).square()  # [B, P, J, N, H]
+        variance = (weights @ squares).squeeze(3) + self.constants.variance_floor
+        log_activations = self._activate(total.squeeze(3), variance, iteration)
+        return mean.squeeze(3), variance, squares, log_activations
+
+    def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
+        """Log of a parent's activation: Eq. 2, or its share of what is assigned to the parents."""
+        if self.mixing_proportions:
+            return total.log() - total.sum(dim=(1, 2), keepdim=True).log()
+        per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
+        costs = per_child * total
+        return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))
+
+
+def _assign(squares: Tensor, variance: Tensor, log_activations: Tensor, fields: ReceptiveFields) -> Tensor:
+    """E-step: the share of each child that each parent gets, [B, P, J, N]; a child's sum to 1."""
+    precision = (0.5 / variance).unsqueeze(4)  # [B, P, J, H, 1]
+    log_density = -(squares @ precision).squeeze(4) - 0.5 * (
+        variance.log().sum(dim=3, keepdim=True) + variance.shape[3] * math.log(2 * math.pi)
+    )
+    joint = log_activations.unsqueeze(3) + log_density  # [B, P, J, N]
+    return (joint - fields.over_parents(joint.logsumexp(dim=2)).unsqueeze(2)).exp()

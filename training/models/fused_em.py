@@ -1,0 +1,398 @@
+"""EM routing for training on a CPU: votes, M-steps and E-steps of a parent while they are in the cache.
+
+As array operations EM routing reads and writes the votes some fifty times a step and does nothing but wait
+for memory: they are 2.5 MiB an example in the first convolutional capsules of the 68K network. Here they are
+made from their two factors, parent by parent, whenever they are wanted, and never stored; what is kept for
+the way back are the assignments, a sixteenth of their size. The gradients are those of `em.EMRouting`, by
+hand. Numba compiles this once and keeps the result beside this file, or where NUMBA_CACHE_DIR says.
+"""
+
+# B batch, P parent positions, J parent types, N children of a parent, C children in all, 16 pose elements, T
+# iterations. Children lie last in memory, where they are many.
+#
+# For a parent and its children n, with their assignments R_n, activations a_n and votes v_n:
+#     r_n = R_n a_n, total = sum r_n, w_n = r_n / (total + floor), mu = sum w_n v_n, d_n = v_n - mu,
+#     var = sum w_n d_n^2 + floor, q = 1 / (2 var), logs = sum_h log(var_h) / 2,
+#     z = lambda (budget - (16 beta_u + logs) total), log a = logsigmoid(z),
+#     joint_n = log a - logs - sum_h q_h d_nh^2, and the next R_n is exp(joint_n) / sum over n's parents.
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+H = 16
+LEAST = np.float32(-1e30)
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+Array = NDArray[np.float32]
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _jit(function: Function) -> Function:
+    """Compile at the first call, or take what was compiled before."""
+    compiler: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
+    compiled: Function = compiler(function)
+    return compiled
+
+
+def route(
+    poses: Tensor,
+    activations: Tensor,
+    matrices: Tensor,
+    offsets: Tensor,
+    child: Tensor,
+    assignments: Tensor,
+    beta_u: Tensor,
+    budget: Tensor,
+    temperatures: list[float],
+    floors: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """EM routing of votes that are products of 4x4 poses and 4x4 matrices; all float32 on the CPU.
+
+    Args:
+        poses: of the children that each parent position sees, [B, P, 16, N].
+        activations: of the same, [B, P, N].
+        matrices: of each pair of child and parent type, [J, 16, N].
+        offsets: added to every parent's votes, without a gradient, [16, N].
+        child: which child that is, int64 [P, N].
+        assignments: the initial ones, [P, N], the same for all parent types.
+        beta_u: cost of a child's element that is not explained, [J].
+        budget: lambda's other factor: what a parent's costs are compared with, [J].
+        temperatures: lambda in each iteration.
+        floors: of mass and variance.
+
+    Returns:
+        Means [B, P, J, 16] and log activations [B, P, J] of the parents.
+    """
+    means: Tensor
+    log_activations: Tensor
+    means, log_activations = _FusedEM.apply(
+        poses, activations, matrices, beta_u, budget, offsets, child, assignments, temperatures, floors
+    )
+    return means, log_activations
+
+
+class _FusedEM(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        poses: Tensor,
+        activations: Tensor,
+        matrices: Tensor,
+        beta_u: Tensor,
+        budget: Tensor,
+        offsets: Tensor,
+        child: Tensor,
+        assignments: Tensor,
+        temperatures: list[float],
+        floors: tuple[float, float],
+    ) -> tuple[Tensor, Tensor]:
+        factors = [poses.contiguous(), activations.contiguous(), matrices.contiguous(), offsets, child]
+        ctx.arrays = [tensor.detach().numpy() for tensor in factors]
+        ctx.betas = beta_u.detach().numpy(), budget.detach().numpy()
+        ctx.numbers = np.array(temperatures, np.float32), np.array(floors, np.float32)
+        shape = len(temperatures), len(poses), *child.shape[:1], len(matrices)  # T, B, P, J
+        every = np.empty((*shape, child.shape[1]), np.float32)
+        every[0] = assignments.numpy()[:, None]
+        means, variances = np.empty((*shape, H), np.float32), np.empty((*shape, H), np.float32)
+        ctx.found = every, means, variances, np.empty(shape, np.float32)
+        _in_threads(
+            len(poses),
+            lambda start, stop: _forward(start, stop, *ctx.arrays, *ctx.betas, *ctx.numbers, *ctx.found),
+        )
+        return torch.from_numpy(means[-1]), torch.from_numpy(ctx.found[3][-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_means: Tensor, of_log_activations: Tensor) -> tuple[Tensor | None, ...]:
+        poses, activations, matrices, _, _ = ctx.arrays
+        of_poses, of_activations = np.zeros_like(poses), np.zeros_like(activations)
+        given = of_means.contiguous().numpy(), of_log_activations.contiguous().numpy().copy()
+
+        def part(start: int, stop: int) -> tuple[Array, Array]:
+            shared = np.zeros_like(matrices), np.zeros((2, len(matrices)), np.float32)
+            known: tuple[Any, ...] = (*ctx.arrays, ctx.betas[0], *ctx.numbers, *ctx.found)
+            found: tuple[Any, ...] = (*given, of_poses, of_activations, *shared)
+            _backward(start, stop, *known, *found)
+            return shared
+
+        of_matrices, of_betas = (sum(parts) for parts in zip(*_in_threads(len(poses), part), strict=True))
+        gradients = of_poses, of_activations, of_matrices, *of_betas
+        return (
+            *(torch.from_numpy(np.asarray(gradient)) for gradient in gradients),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _in_threads(examples: int, work: Callable[[int, int], Result]) -> list[Result]:
+    """Let each of torch's threads work on its part of the examples, from start to stop."""
+    count = min(torch.get_num_threads(), examples)
+    bounds = [examples * part // count for part in range(count + 1)]
+    if count == 1:
+        return [work(*bounds)]
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, bounds[:-1], bounds[1:]))
+
+
+@_jit
+def _votes(poses: Any, matrices: Any, offsets: Any, votes: Any) -> None:
+    """Pose times matrix plus offset, for all children of a parent; all [16, N]."""
+    side = 4
+    for row in range(side):
+        for column in range(side):
+            h, first = side * row + column, side * row
+            for n in range(votes.shape[1]):
+                votes[h, n] = (
+                    offsets[h, n]
+                    + poses[first, n] * matrices[column, n]
+                    + poses[first + 1, n] * matrices[side + column, n]
+                    + poses[first + 2, n] * matrices[2 * side + column, n]
+                    + poses[first + 3, n] * matrices[3 * side + column, n]
+                )
+
+
+@_jit
+def _through_votes(of_votes: Any, poses: Any, matrices: Any, of_poses: Any, of_matrices: Any) -> None:
+    """Add what the votes' gradients are for poses and matrices; all [16, N]."""
+    side = 4
+    for row in range(side):
+        for m in range(side):
+            first, below = side * row, side * m
+            for n in range(of_votes.shape[1]):
+                of_poses[first + m, n] += (
+                    of_votes[first, n] * matrices[below, n]
+                    + of_votes[first + 1, n] * matrices[below + 1, n]
+                    + of_votes[first + 2, n] * matrices[below + 2, n]
+                    + of_votes[first + 3, n] * matrices[below + 3, n]
+                )
+    for m in range(side):
+        for column in range(side):
+            for n in range(of_votes.shape[1]):
+                of_matrices[side * m + column, n] += (
+                    poses[m, n] * of_votes[column, n]
+                    + poses[side + m, n] * of_votes[side + column, n]
+                    + poses[2 * side + m, n] * of_votes[2 * side + column, n]
+                    + poses[3 * side + m, n] * of_votes[3 * side + column, n]
+                )
+
+
+@_jit
+def _fit(mass: Any, votes: Any, floors: Any, mean: Any, variance: Any) -> Any:
+    """M-step: what a parent's Gaussian is, and the mass that is assigned to it."""
+    total = ZERO
+    for n in range(len(mass)):
+        total += mass[n]
+    inverse = ONE / (total + floors[0])
+    for h in range(H):
+        first = ZERO
+        for n in range(len(mass)):
+            first += mass[n] * votes[h, n]
+        centre = first * inverse
+        second = ZERO
+        for n in range(len(mass)):
+            difference = votes[h, n] - centre
+            second += mass[n] * difference * difference
+        mean[h] = centre
+        variance[h] = second * inverse + floors[1]
+    return total
+
+
+@_jit
+def _half_logs(variance: Any) -> Any:
+    """Half of the sum of the variances' logarithms."""
+    logs = ZERO
+    for h in range(H):
+        logs += HALF * np.float32(math.log(variance[h]))
+    return logs
+
+
+@_jit
+def _densities(votes: Any, mean: Any, variance: Any, joint: Any) -> None:
+    """Take from each child's logarithm its vote's squared distance in deviations, halved."""
+    for h in range(H):
+        centre, precision = mean[h], HALF / variance[h]
+        for n in range(len(joint)):
+            difference = votes[h, n] - centre
+            joint[n] -= precision * difference * difference
+
+
+@_jit
+def _share_out(joint: Any, child: Any, most: Any, sums: Any) -> None:
+    """E-step: logarithms [P, J, N] to assignments, a softmax over all parents of a child."""
+    most[:] = LEAST
+    sums[:] = 0
+    positions, types, children = joint.shape
+    for p in range(positions):
+        for j in range(types):
+            for n in range(children):
+                most[child[p, n]] = max(most[child[p, n]], joint[p, j, n])
+    for p in range(positions):
+        for j in range(types):
+            for n in range(children):
+                joint[p, j, n] = math.exp(joint[p, j, n] - most[child[p, n]])
+            for n in range(children):
+                sums[child[p, n]] += joint[p, j, n]
+    for c in range(len(sums)):
+        sums[c] = ONE / sums[c]
+    for p in range(positions):
+        for j in range(types):
+            for n in range(children):
+                joint[p, j, n] *= sums[child[p, n]]
+
+
+@_jit
+def _through_shares(assigned: Any, gradient: Any, child: Any, dot: Any, of_activation: Any) -> None:
+    """Back through the softmax: the gradients of assignments become those of their logarithms, in place."""
+    dot[:] = 0
+    positions, types, children = assigned.shape
+    for p in range(positions):
+        for j in range(types):
+            for n in range(children):
+                dot[child[p, n]] += assigned[p, j, n] * gradient[p, j, n]
+    for p in range(positions):
+        for j in range(types):
+            total = ZERO
+            for n in range(children):
+                change = assigned[p, j, n] * (gradient[p, j, n] - dot[child[p, n]])
+                gradient[p, j, n] = change
+                total += change
+            of_activation[p, j] = total
+
+
+@_jit
+def _forward(  # arrays that a compiled function cannot take as one
+    start: int,
+    stop: int,
+    poses: Any,  # [B, P, 16, N]
+    activations: Any,  # [B, P, N]
+    matrices: Any,  # [J, 16, N]
+    offsets: Any,  # [16, N]
+    child: Any,  # [P, N]
+    beta_u: Any,  # [J]
+    budget: Any,  # [J]
+    temperatures: Any,  # [T], lambda
+    floors: Any,  # of the mass and of the variance
+    assignments: Any,  # [T, B, P, J, N]: filled, but for the first, which holds the initial ones
+    means: Any,  # [T, B, P, J, 16], filled
+    variances: Any,  # [T, B, P, J, 16], filled
+    log_activations: Any,  # [T, B, P, J], filled
+) -> None:
+    """Route some of the examples, and keep what the way back needs."""
+    iterations, _, positions, types, children = assignments.shape
+    votes, mass = np.empty((H, children), np.float32), np.empty(children, np.float32)
+    count = child.max() + 1
+    most, sums = np.empty(count, np.float32), np.empty(count, np.float32)
+    for b in range(start, stop):
+        for t in range(iterations):
+            for p in range(positions):
+                for j in range(types):
+                    mean, variance = means[t, b, p, j], variances[t, b, p, j]
+                    _votes(poses[b, p], matrices[j], offsets, votes)
+                    for n in range(children):
+                        mass[n] = assignments[t, b, p, j, n] * activations[b, p, n]
+                    total = _fit(mass, votes, floors, mean, variance)
+                    logs = _half_logs(variance)
+                    z = temperatures[t] * (budget[j] - (H * beta_u[j] + logs) * total)
+                    log_activation = min(z, ZERO) - np.float32(math.log1p(math.exp(-abs(z))))
+                    log_activations[t, b, p, j] = log_activation
+                    if t + 1 < iterations:
+                        joint = assignments[t + 1, b, p, j]
+                        joint[:] = log_activation - logs
+                        _densities(votes, mean, variance, joint)
+            if t + 1 < iterations:
+                _share_out(assignments[t + 1, b], child, most, sums)
+
+
+@_jit
+def _backward(  # arrays that a compiled function cannot take as one
+    start: int,
+    stop: int,
+    poses: Any,
+    activations: Any,
+    matrices: Any,
+    offsets: Any,
+    child: Any,
+    beta_u: Any,
+    temperatures: Any,
+    floors: Any,
+    assignments: Any,
+    means: Any,
+    variances: Any,
+    log_activations: Any,
+    of_means: Any,  # [B, P, J, 16], the gradients that come in
+    of_log_activations: Any,  # [B, P, J], the same, overwritten
+    of_poses: Any,  # [B, P, 16, N], added to
+    of_activations: Any,  # [B, P, N], added to
+    of_matrices: Any,  # [J, 16, N], added to
+    of_betas: Any,  # [2, J], of beta_u and of the budget, added to
+) -> None:
+    """The gradients of some of the examples."""
+    iterations, _, positions, types, children = assignments.shape
+    votes, of_votes = np.empty((H, children), np.float32), np.empty((H, children), np.float32)
+    share, of_share = np.empty(children, np.float32), np.empty(children, np.float32)
+    _of_mean, of_variance = np.empty(H, np.float32), np.empty(H, np.float32)
+    dot = np.empty(child.max() + 1, np.float32)
+    between = np.zeros((positions, types, children), np.float32)  # gradients of assignments or of their logs
+    for b in range(start, stop):
+        between[:] = 0
+        for t in range(iterations - 1, -1, -1):
+            last = t + 1 == iterations
+            if not last:
+                _through_shares(assignments[t + 1, b], between, child, dot, of_log_activations[b])
+            for p in range(positions):
+                for j in range(types):
+                    mean, variance = means[t, b, p, j], variances[t, b, p, j]
+                    joint, assigned = between[p, j], assignments[t, b, p, j]
+                    _votes(poses[b, p], matrices[j], offsets, votes)
+                    total, of_joints = ZERO, ZERO
+                    for n in range(children):
+                        share[n] = assigned[n] * activations[b, p, n]
+                        total += share[n]
+                        of_joints += joint[n]
+                    inverse = ONE / (total + floors[0])
+                    for n in range(children):
+                        share[n] *= inverse
+                        of_share[n] = ZERO
+                    off = ONE - np.float32(math.exp(log_activations[t, b, p, j]))
+                    of_z = temperatures[t] * of_log_activations[b, p, j] * off
+                    of_betas[0, j] -= of_z * H * total
+                    of_betas[1, j] += of_z
+                    of_total = -of_z * (H * beta_u[j] + _half_logs(variance))
+                    for h in range(H):
+                        centre, precision = mean[h], HALF / variance[h]
+                        through_joint = ZERO
+                        if not last:
+                            for n in range(children):
+                                difference = votes[h, n] - centre
+                                through_joint += joint[n] * difference * difference
+                        of_variance = precision * (2 * precision * through_joint - of_joints - of_z * total)
+                        of_centre = of_means[b, p, j, h] if last else ZERO
+                        for n in range(children):
+                            difference = votes[h, n] - centre
+                            of_share[n] += of_variance * difference * difference
+                            change = 2 * difference * (share[n] * of_variance - joint[n] * precision)
+                            of_votes[h, n] = change
+                            of_centre -= change
+                        for n in range(children):
+                            of_share[n] += of_centre * votes[h, n]
+                            of_votes[h, n] += of_centre * share[n]
+                    expected = ZERO
+                    for n in range(children):
+                        expected += share[n] * of_share[n]
+                    for n in range(children):
+                        of_mass = (of_share[n] - expected) * inverse + of_total
+                        of_activations[b, p, n] += of_mass * assigned[n]
+                        joint[n] = of_mass * activations[b, p, n]
+                    _through_votes(of_votes, poses[b, p], matrices[j], of_poses[b, p], of_matrices[j])

@@ -1,0 +1,73 @@
+"""The network of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018), Sec. 4: wiring only.
+
+https://openreview.net/forum?id=HJWLfGWRb
+"""
+
+# B batch, C image channels, H and W image height and width, J classes, 16 pose elements
+
+import torch
+from torch import Tensor, nn
+
+from training.config import MatrixCapsNetConfig
+from training.models.capsnet import standardise
+from training.models.convolution import Convolution, rectified
+from training.models.decoder import Decoder
+from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
+from training.models.matrix_capsules import POSE, MatrixCapsules, PrimaryMatrixCapsules
+
+CONV_KERNEL, CONV_STRIDE = 5, 2
+CAPSULE_KERNEL = 3
+CAPSULE_STRIDES = (2, 1)
+
+
+class MatrixCapsNet(nn.Module):
+    """A convolution, primary capsules, two convolutional capsule layers, class capsules; maybe a decoder."""
+
+    def __init__(self, config: MatrixCapsNetConfig):
+        super().__init__()
+        self.config = config
+        self.conv = Convolution(config.image_channels, config.conv_channels, CONV_KERNEL, CONV_STRIDE)
+        self.primary_caps = PrimaryMatrixCapsules(config.conv_channels, config.primary_types)
+        size = (config.image_size - CONV_KERNEL) // CONV_STRIDE + 1
+        types, layers = config.primary_types, []
+        for upper, stride in zip(config.conv_caps_types, CAPSULE_STRIDES, strict=True):
+            fields = ReceptiveFields.sliding(size, CAPSULE_KERNEL, stride)
+            layers.append(MatrixCapsules(fields, types, self._routing(upper), config.vector_poses))
+            size, types = (size - CAPSULE_KERNEL) // stride + 1, upper
+        self.conv_caps = nn.ModuleList(layers)
+        self.class_caps = MatrixCapsules(
+            ReceptiveFields.everything(size**2),
+            types,
+            self._routing(config.classes, config.class_temperature_share),
+            config.vector_poses,
+            shared=True,
+            coordinates=_centres(size, config.image_size) if config.coordinate_addition else None,
+        )
+        self.decoder = (
+            Decoder(config.classes, POSE, config.decoder_hidden, config.image_channels, config.image_size)
+            if config.decoder_hidden
+            else None
+        )
+
+    def forward(self, pixels: Tensor) -> Capsules:
+        """Images [B, C, H, W], 0 to 1, to class capsules: poses [B, J, 16] and activations [B, J]."""
+        x = standardise(pixels) if self.config.standardise else pixels
+        capsules = self.primary_caps(rectified(self.conv, x))
+        for layer in self.conv_caps:
+            capsules = layer(capsules)
+        poses, activations = self.class_caps(capsules)
+        return Capsules(poses.squeeze(1), activations.squeeze(1))
+
+    def _routing(self, types: int, temperature_share: float = 1.0) -> EMRouting:
+        config = self.config
+        constants = EMConstants(inverse_temperature=config.inverse_temperature * temperature_share)
+        return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions)
+
+
+def _centres(size: int, image_size: int) -> Tensor:
+    """Centres of the receptive fields of size x size capsules, in image heights and widths, [size^2, 2]."""
+    first, jump = (CONV_KERNEL - 1) / 2, CONV_STRIDE
+    for stride in CAPSULE_STRIDES:
+        first, jump = first + jump * (CAPSULE_KERNEL - 1) / 2, jump * stride
+    along = (first + 0.5 + jump * torch.arange(size)) / image_size  # 0.5: the centre of a pixel
+    return torch.stack(torch.meshgrid(along, along, indexing="ij"), dim=2).flatten(0, 1)

@@ -1,0 +1,119 @@
+"""The capsule layers of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018), Sec. 4."""
+
+# B batch, C channels, H and W height and width, S child positions, I child types, K child positions in a
+# receptive field, N = K * I children of a parent, P parent positions, J parent types, 16 pose elements
+
+import torch
+from torch import Tensor, nn
+
+from training.models import fused_em
+from training.models.em import Capsules, EMRouting, ReceptiveFields
+
+POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
+MATRIX_SIDE = 4
+ROW, COLUMN = 3, 7  # the elements that a capsule's place is added to: the upper two of the last column
+VOTE_WEIGHT_STD = 0.5  # a vote is a sum of 4 products: as large as the pose that it is made of
+ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
+
+
+class PrimaryMatrixCapsules(nn.Module):
+    """At each position of the feature maps, capsules of several types: poses linear, activations sigmoid."""
+
+    def __init__(self, in_channels: int, types: int):
+        super().__init__()
+        self.poses = nn.Conv2d(in_channels, types * POSE, 1)
+        self.activations = nn.Conv2d(in_channels, types, 1)
+        nn.init.constant_(self.activations.bias, ACTIVATION_BIAS)  # type: ignore[arg-type]  # there is one
+
+    def forward(self, x: Tensor) -> Capsules:
+        """Feature maps [B, C, H, W] to capsules at S = H * W positions, row by row, float32."""
+        poses = self.poses(x).float().flatten(2).transpose(1, 2).unflatten(2, (-1, POSE))
+        activations = self.activations(x).float().sigmoid().flatten(2).transpose(1, 2)
+        return Capsules(poses, activations)
+
+
+class MatrixCapsules(nn.Module):
+    """Capsules that children vote for, V_ij = M_i W_ij, and that EM routing fits to the votes."""
+
+    fields: ReceptiveFields
+    routing: EMRouting
+    offsets: Tensor
+
+    def __init__(
+        self,
+        fields: ReceptiveFields,
+        lower_types: int,
+        routing: EMRouting,
+        vector_poses: bool = False,
+        shared: bool = False,
+        coordinates: Tensor | None = None,
+    ):
+        """Build the layer.
+
+        Args:
+            fields: which child positions each parent position sees.
+            lower_types: I.
+            routing: of J parent types.
+            vector_poses: poses are vectors, and the matrices 16x16 (the ablation of Sec. 5).
+            shared: children of one type have the same matrices at all positions.
+            coordinates: row and column of each child position, scaled, added to its votes, [S, 2];
+                None adds nothing.
+        """
+        super().__init__()
+        side = POSE if vector_poses else MATRIX_SIDE
+        places = 1 if shared else fields.inside.shape[1]
+        std = VOTE_WEIGHT_STD * (MATRIX_SIDE / side) ** 0.5
+        self.weight = nn.Parameter(torch.randn(places, lower_types, len(routing.beta_u), side, side) * std)
+        self.fields, self.routing = fields, routing
+        offsets = torch.zeros(fields.inside.shape[1], lower_types, POSE)
+        if coordinates is not None:
+            offsets[:, :, [ROW, COLUMN]] = coordinates[:, None]
+        self.register_buffer("offsets", offsets.flatten(0, 1), persistent=False)  # [N, 16]
+
+    def forward(self, children: Capsules) -> Capsules:
+        """Children at S positions to parents at P positions; float32 also under autocast."""
+        if torch.is_autocast_enabled(children.poses.device.type):  # a variance near 0 breaks half precision
+            with torch.autocast(children.poses.device.type, enabled=False):
+                return self.forward(children)
+        if self._can_be_fused(children.poses):
+            return self._fused(children)
+        parents: Capsules = self.routing(
+            self.votes(children.poses), self.fields.seen(children.activations), self.fields
+        )
+        return parents
+
+    def votes(self, poses: Tensor) -> Tensor:
+        """Children's poses [B, S, I, 16] to votes [B, P, J, N, 16]."""
+        side = self.weight.shape[3]
+        seen = poses[:, self.fields.inside].unflatten(4, (-1, side))  # [B, P, K, I, rows, side]
+        places = self.weight.expand(self.fields.inside.shape[1], -1, -1, -1, -1)
+        votes = torch.einsum("bpkirm,kijmc->bpjkirc", seen, places)
+        return votes.flatten(5).flatten(3, 4) + self.offsets
+
+    def _can_be_fused(self, poses: Tensor) -> bool:
+        """On a CPU, unless a graph is traced, or in one of the ablations."""
+        return (
+            poses.device.type == "cpu"
+            and poses.dtype == torch.float32
+            and not torch.compiler.is_compiling()  # true while exporting, too
+            and self.weight.shape[3] == MATRIX_SIDE
+            and not self.routing.mixing_proportions
+        )
+
+    def _fused(self, children: Capsules) -> Capsules:
+        fields, routing = self.fields, self.routing
+        seen, types = fields.inside.shape[1], children.poses.shape[2]
+        places = self.weight.expand(seen, -1, -1, -1, -1)
+        means, log_activations = fused_em.route(
+            fields.seen(children.poses).transpose(2, 3),
+            fields.seen(children.activations),
+            places.flatten(0, 1).flatten(2).permute(1, 2, 0),
+            self.offsets.T.contiguous(),
+            (fields.inside[:, :, None] * types + torch.arange(types)).flatten(1),
+            routing.initial_assignments(fields, types),
+            routing.beta_u,
+            routing.budget(),
+            routing.temperatures(),
+            (routing.constants.mass_floor, routing.constants.variance_floor),
+        )
+        return Capsules(means, log_activations.exp())
