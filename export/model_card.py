@@ -10,6 +10,7 @@ from training.config import (
     CnnConfig,
     DataConfig,
     LossConfig,
+    MatrixCapsNetConfig,
     OptimiserConfig,
     RunConfig,
     from_dict,
@@ -21,6 +22,7 @@ MADE_OF = {
     "multimnist": "pairs of digits of the mnist training set",
     "shifted-mnist": "digits of the mnist training set",
     "cifar10-jpeg": "cifar10 training set, a copy that went through JPEG",
+    "toys": "stereo pairs of toys that the repository renders",
     "images": "pictures of one's own, in a folder per class",
 }
 
@@ -36,6 +38,7 @@ LIMITS = {
     "cifar10-jpeg": "Trained on small photographs of one object that fills most of the picture.",
     "svhn": "Trained on photographs of house numbers, cut out around one digit; its neighbours may show.",
     "smallnorb": "Trained on grey stereo pairs of toys on a plain ground.",
+    "toys": "Trained on grey stereo pairs of rendered toys on a plain ground, none of them photographs.",
     "images": "Trained on the pictures of one folder and measured on others of the same: what those of a "
     "class have in common there, a ground or a light, may be what it goes by, and then it fails elsewhere.",
 }
@@ -167,7 +170,7 @@ def _first_weights(config: RunConfig) -> str:
     return "random, as in the official code" if official else "random, PyTorch's"
 
 
-def _loss(loss: LossConfig, model: CapsNetConfig | CnnConfig) -> str:
+def _loss(loss: LossConfig, model: CapsNetConfig | MatrixCapsNetConfig | CnnConfig) -> str:
     """What was minimised: a sum over classes, and over the pixels of each object."""
     margin = (
         f"margin loss (m+ {loss.present_margin:g}, m- {loss.absent_margin:g}, lambda {loss.absent_weight:g})"

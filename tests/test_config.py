@@ -21,7 +21,13 @@ from training.models.build import build
 
 # Sizes of the images as they are read, [C, H, W]; those of a folder are brought to the network's.
 DIGITS, PHOTOGRAPHS, STEREO_PAIRS, OWN = (1, 28, 28), (3, 32, 32), (2, 96, 96), (1, 32, 32)
-IMAGES = {"cifar10": PHOTOGRAPHS, "svhn": PHOTOGRAPHS, "smallnorb": STEREO_PAIRS, "images": OWN}
+IMAGES = {
+    "cifar10": PHOTOGRAPHS,
+    "svhn": PHOTOGRAPHS,
+    "smallnorb": STEREO_PAIRS,
+    "toys": STEREO_PAIRS,
+    "images": OWN,
+}
 
 
 def test_the_mnist_preset_is_the_papers():
@@ -129,7 +135,13 @@ def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name)
 @pytest.mark.parametrize("name", [name for name in PAPERS if name != "mnist-official"])
 def test_the_papers_loss_is_eq_4_and_a_little_reconstruction(name):
     """Sec. 3 and 4.1: m+ 0.9, m- 0.1, lambda 0.5, and 0.0005 of the summed squared error."""
-    assert load_preset(name).loss == LossConfig(0.9, 0.1, 0.5, 1.0, 0.0005)
+    assert load_preset(name).loss == LossConfig(
+        present_margin=0.9,
+        absent_margin=0.1,
+        absent_weight=0.5,
+        margin_weight=1.0,
+        reconstruction_weight=0.0005,
+    )
 
 
 @pytest.mark.parametrize("name", presets())

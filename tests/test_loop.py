@@ -316,9 +316,9 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     seen = []
     train = Step.__call__
 
-    def watched(step, batch, learning_rate):
+    def watched(step, batch, *rates):
         seen.append((batch.pixels.amax(dim=(1, 2, 3)) == 0, batch.present.sum(dim=1) == 0))
-        return train(step, batch, learning_rate)
+        return train(step, batch, *rates)
 
     monkeypatch.setattr(Step, "__call__", watched)
     fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_share=0.5)))

@@ -154,28 +154,42 @@ def _architecture(model: Any) -> str:
 
 
 ModelConfig = Annotated[
-    Annotated[CapsNetConfig, Tag("capsnet")] | Annotated[CnnConfig, Tag("cnn")], Discriminator(_architecture)
+    Annotated[CapsNetConfig, Tag("capsnet")]
+    | Annotated[MatrixCapsNetConfig, Tag("matrix-capsnet")]
+    | Annotated[CnnConfig, Tag("cnn")],
+    Discriminator(_architecture),
 ]
+
+
+Margin = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, config=_STRICT)
 class LossConfig:
-    """Margin loss (Eq. 4) and the weight of the summed squared pixel error (Sec. 4.1).
+    """How a capsule network's answers are judged; Eq. 4 and Sec. 4.1 of Sabour et al. 2017 by default.
 
     Attributes:
+        classification: margin loss (Eq. 4), spread loss (Eq. 3, Hinton et al. 2018), or the cross entropy of
+            the probabilities, divided by their sum. A convolutional network always has its cross entropy.
         present_margin: a present class's capsule shall be at least so long.
         absent_margin: an absent class's capsule shall be at most so long.
         absent_weight: of the absent classes' loss, beside that of the present ones.
-        margin_weight: of the whole margin loss; 0.05 is the official code's, half of Eq. 4 as a mean over 10
-            classes.
+        margin_weight: of the whole classification loss; 0.05 is the official code's, half of Eq. 4 as a mean
+            over 10 classes.
+        spread_margins: of spread loss, at the beginning and at the end of training.
+        spread_schedule: how it grows: linearly, or as in the official code, which ends at 0.99 after some
+            500,000 steps.
         reconstruction_weight: of the squared pixel error, summed over pixels and, of several objects, over
             these.
     """
 
+    classification: Literal["margin", "spread", "cross-entropy"] = "margin"
     present_margin: float = Field(default=0.9, ge=0, le=1)
     absent_margin: float = Field(default=0.1, ge=0, le=1)
     absent_weight: float = Field(default=0.5, ge=0)
     margin_weight: float = Field(default=1.0, gt=0)
+    spread_margins: tuple[Margin, Margin] = (0.2, 0.9)
+    spread_schedule: Literal["linear", "official"] = "linear"
     reconstruction_weight: float = Field(default=0.0005, ge=0)
 
 
@@ -192,7 +206,8 @@ class DataConfig:
 
     Attributes:
         name: the data set. `multimnist` is pairs of MNIST's digits, `shifted-mnist` these digits anywhere in
-            a 40x40 frame, `images` a folder of one's own.
+            a 40x40 frame, `toys` a set like smallnorb that the repository makes, `images` a folder of one's
+            own.
         folder: of `images`; it holds one folder of pictures per class.
         folder_digest: of `images`; of the names of all that the folder held when the run was started.
         class_names: of `images`, in the order of the labels.
@@ -221,6 +236,7 @@ class DataConfig:
         "cifar10-jpeg",
         "svhn",
         "smallnorb",
+        "toys",
         "images",
     ] = "mnist"
     folder: str | None = None
@@ -260,7 +276,7 @@ class OptimiserConfig:
     With a `weight_average` above 0 what is measured and exported is an exponential moving average of the
     weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
     With a `stop_at_error_percent` the run ends before the last epoch: at the first one after which the
-    validation error is at most so much.
+    validation error is at most so much. `weight_decay` times half the squared weights is part of the loss.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -272,6 +288,7 @@ class OptimiserConfig:
     cooldown_epochs: int = Field(default=0, ge=0)
     weight_average: float = Field(default=0.0, ge=0, lt=1)
     stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)
+    weight_decay: float = Field(default=0.0, ge=0)
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -25,6 +25,7 @@ from training.distributed import ALONE, Processes
 from training.evaluation import evaluate
 from training.examples import Examples
 from training.log import Log
+from training.losses import spread_margin
 from training.models.build import Network, build
 from training.objective import total_loss
 from training.step import Step
@@ -96,7 +97,13 @@ class Trainer:
             checkpoint.load_trained_weights(self.model, newest)
         elif start_weights:
             checkpoint.load_weights(self.model, start_weights)
-        self._learn = Step(self.model, config.loss, config.optimiser.learning_rate, processes=processes)
+        self._learn = Step(
+            self.model,
+            config.loss,
+            config.optimiser.learning_rate,
+            config.optimiser.weight_decay,
+            processes=processes,
+        )
         self.optimiser = self._learn.optimiser
         share = config.optimiser.weight_average
         self.average = WeightAverage(self.model, share) if share else None
@@ -184,7 +191,9 @@ class Trainer:
         batch = self.processes.part(train.draw(self._batch_index(len(train), per_epoch), generator))
         own = step * self.processes.count + self.processes.rank
         torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
-        losses = self._learn(batch, learning_rate(self.config.optimiser, step, per_epoch))
+        rate = learning_rate(self.config.optimiser, step, per_epoch)
+        margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimiser.epochs)
+        losses = self._learn(batch, rate, margin)
         if self.average:
             self.average.update(self.model, step)
         return losses

@@ -1,7 +1,10 @@
-"""Losses of the two papers: margin and reconstruction (Sabour et al. 2017), and those of the baselines."""
+"""Losses of the two papers and of the networks that they compare theirs with."""
 
 # B batch, J classes
 
+import math
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,6 +25,36 @@ def margin_loss(lengths: Tensor, present: Tensor, config: LossConfig) -> Tensor:
     too_short = (config.present_margin - lengths).clamp(min=0).square()
     too_long = (lengths - config.absent_margin).clamp(min=0).square()
     return (present * too_short + config.absent_weight * (1 - present) * too_long).sum(dim=1).mean()
+
+
+def spread_loss(activations: Tensor, present: Tensor, margin: float | Tensor) -> Tensor:
+    """Spread loss (Eq. 3, Hinton et al. 2018), summed over the absent classes, mean over the batch.
+
+    Args:
+        activations: of the class capsules, [B, J].
+        present: 1 for the one class that is in the image and 0 elsewhere, [B, J].
+        margin: an absent class is penalised unless it stays so far below the present one.
+
+    Returns:
+        A scalar.
+    """
+    of_present = (present * activations).sum(dim=1, keepdim=True)
+    too_near = (margin - (of_present - activations)).clamp(min=0).square()
+    return ((1 - present) * too_near).sum(dim=1).mean()
+
+
+def spread_margin(config: LossConfig, step: int, steps: int) -> float:
+    """The margin of spread loss at a step, counted from 0, of a training that has so many."""
+    first, last = config.spread_margins
+    if config.spread_schedule == "official":
+        return first + 0.79 / (1 + math.exp(-min(10, step / 50_000 - 4)))
+    return first + (last - first) * min(step / max(steps - 1, 1), 1)
+
+
+def proportion_loss(activations: Tensor, present: Tensor) -> Tensor:
+    """Cross entropy of the activations divided by their sum, mean over the batch; both [B, J]."""
+    shares = activations / activations.sum(dim=1, keepdim=True)
+    return -((present * shares).sum(dim=1) + torch.finfo(shares.dtype).tiny).log().mean()
 
 
 def reconstruction_loss(reconstruction: Tensor, pixels: Tensor) -> Tensor:

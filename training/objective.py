@@ -8,9 +8,16 @@ from torch import Tensor
 
 from training.config import LossConfig
 from training.examples import Batch
-from training.losses import margin_loss, reconstruction_loss, sigmoid_loss, softmax_loss
+from training.losses import (
+    margin_loss,
+    proportion_loss,
+    reconstruction_loss,
+    sigmoid_loss,
+    softmax_loss,
+    spread_loss,
+)
+from training.models.baselines import BaselineCnn
 from training.models.build import Network
-from training.models.capsnet import CapsNet, lengths
 from training.models.decoder import Decoder
 
 Number = TypeVar("Number", float, Tensor)
@@ -21,7 +28,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         probabilities: of each class, [B, J].
-        classification: margin loss of a CapsNet (Eq. 4), cross entropy of a baseline; a scalar.
+        classification: the loss of a capsule network's answers that is configured, cross entropy of a
+            baseline; a scalar.
         reconstruction: squared error summed over pixels and objects, mean over images; 0 without a decoder.
     """
 
@@ -35,33 +43,53 @@ def total_loss(classification: Number, reconstruction: Number, config: LossConfi
     return config.margin_weight * classification + config.reconstruction_weight * reconstruction
 
 
-def look_at(model: Network, batch: Batch, config: LossConfig) -> Outcome:
-    """Show a batch to a network."""
-    if not isinstance(model, CapsNet):
+def look_at(model: Network, batch: Batch, config: LossConfig, spread_margin: Tensor | None = None) -> Outcome:
+    """Show a batch to a network.
+
+    Args:
+        model: on the batch's device.
+        batch: of images.
+        config: of the losses.
+        spread_margin: of spread loss at this moment of training, a scalar; None: at its end.
+    """
+    if isinstance(model, BaselineCnn):
         logits = model(batch.pixels).float()
         cross_entropy = softmax_loss if model.config.exclusive else sigmoid_loss
         loss = cross_entropy(logits, batch.present)
         return Outcome(model.probabilities(logits), loss, loss.new_zeros(()))
-    v = model(batch.pixels)
-    probabilities = lengths(v)
-    margin = margin_loss(probabilities, batch.present, config)
+    poses, probabilities = model.classify(batch.pixels)
+    loss = _classification_loss(probabilities, batch.present, config, spread_margin)
     if model.decoder is None:
-        return Outcome(probabilities, margin, margin.new_zeros(()))
-    drawn = reconstruct(model.decoder, v, batch.masks)
-    return Outcome(probabilities, margin, reconstruction_loss(drawn, batch.objects))
+        return Outcome(probabilities, loss, loss.new_zeros(()))
+    drawn = reconstruct(model.decoder, poses, batch.masks)
+    return Outcome(probabilities, loss, reconstruction_loss(drawn, batch.objects))
 
 
-def reconstruct(decoder: Decoder, v: Tensor, masks: Tensor) -> Tensor:
+def _classification_loss(
+    probabilities: Tensor, present: Tensor, config: LossConfig, spread_margin: Tensor | None
+) -> Tensor:
+    """The one that is configured."""
+    match config.classification:
+        case "margin":
+            return margin_loss(probabilities, present, config)
+        case "spread":
+            margin = config.spread_margins[1] if spread_margin is None else spread_margin
+            return spread_loss(probabilities, present, margin)
+        case "cross-entropy":
+            return proportion_loss(probabilities, present)
+
+
+def reconstruct(decoder: Decoder, poses: Tensor, masks: Tensor) -> Tensor:
     """Draw each object from its class's capsule alone.
 
     Args:
         decoder: of the network.
-        v: class capsules, [B, J, D].
+        poses: of the class capsules, [B, J, D].
         masks: for each object 1 at its class, [B, K, J].
 
     Returns:
         Images [B, K, C, H, W], float32, 0 to 1.
     """
     objects = masks.shape[1]
-    repeated = v.unsqueeze(1).expand(-1, objects, -1, -1).flatten(0, 1)  # [B K, J, D]
+    repeated = poses.unsqueeze(1).expand(-1, objects, -1, -1).flatten(0, 1)  # [B K, J, D]
     return decoder(repeated, masks.flatten(0, 1)).float().unflatten(0, (-1, objects))

@@ -30,6 +30,7 @@ class Step:
         model: Network,
         config: LossConfig,
         learning_rate: float,
+        weight_decay: float = 0.0,
         graphs: bool = True,
         processes: Processes = ALONE,
     ):
@@ -39,29 +40,34 @@ class Step:
             model: on the device where it is trained.
             config: of the losses.
             learning_rate: until a step says otherwise.
+            weight_decay: times half the squared weights is part of the loss.
             graphs: False launches the kernels one by one on CUDA, too.
             processes: learn together, each from its part of a batch.
         """
         on_cuda = next(model.parameters()).is_cuda
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
+        self.optimiser = torch.optim.Adam(
+            model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
+        )
         self._config = config
         self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
         # With several processes a graph would have to hold their exchange of gradients, too.
         self._capture_next = graphs and on_cuda and processes.count == 1
 
-    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+    def __call__(self, batch: Batch, learning_rate: float, spread_margin: float = 0.0) -> Tensor:
         """Learn from a batch.
 
         Args:
             batch: as large as that of all steps.
             learning_rate: of this step.
+            spread_margin: of spread loss in this step.
 
         Returns:
             Classification and reconstruction loss, [2], on the device.
         """
-        shown = (batch.pixels, batch.present, batch.masks, batch.objects)
+        margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
+        shown = (batch.pixels, batch.present, batch.masks, batch.objects, margin)
         if self._capture_next:
             self._capture(shown)
         for group in self.optimiser.param_groups:
@@ -97,9 +103,10 @@ class _Losses(nn.Module):
         self.model, self.config = model, config
 
     def forward(self, *shown: Tensor) -> tuple[Tensor, Tensor]:
-        batch = Batch(*shown)
+        *images, margin = shown
+        batch = Batch(*images)
         device = batch.pixels.device.type
         # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-            found = look_at(self.model, batch, self.config)
+            found = look_at(self.model, batch, self.config, margin)
         return found.classification, found.reconstruction

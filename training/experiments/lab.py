@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from training import checkpoint, provenance
-from training.config import CapsNetConfig, OptimiserConfig, RunConfig, differences
+from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig, RunConfig, differences
 from training.evaluation import evaluate
 from training.examples import Examples, evaluation_examples, training_examples
 from training.loop import Limits, Trainer
@@ -227,6 +227,9 @@ def _width(config: RunConfig) -> str:
     if isinstance(model, CapsNetConfig):
         decoder = f"a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else "no decoder"
         return f"{model.conv_channels} channels, {model.primary_types} capsule types and {decoder}"
+    if isinstance(model, MatrixCapsNetConfig):
+        types = _joined([model.primary_types, *model.conv_caps_types])
+        return f"{model.conv_channels} channels and {types} types of matrix capsules"
     channels = _joined(block.channels for block in model.blocks)
     connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
     return f"{channels} channels{connected}"

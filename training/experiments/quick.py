@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from training.config import CapsNetConfig, CnnConfig, RunConfig
+from training.config import CapsNetConfig, CnnConfig, MatrixCapsNetConfig, RunConfig
 
 NARROWER = 8  # convolutions, by this factor
+HALF = 2  # types of matrix capsules
 LESS_NARROW = 4  # capsule types and fully connected layers, the decoder's among them
 VALIDATION_IMAGES = 1000
 BATCH_SIZE = 32  # few images make enough steps
@@ -40,13 +41,24 @@ def narrowed(config: RunConfig, training_images: int, epochs: int) -> RunConfig:
     return replace(config, model=_narrower(config.model), data=data, optimiser=optimiser)
 
 
-def _narrower(model: CapsNetConfig | CnnConfig) -> CapsNetConfig | CnnConfig:
+def _narrower(
+    model: CapsNetConfig | MatrixCapsNetConfig | CnnConfig,
+) -> CapsNetConfig | MatrixCapsNetConfig | CnnConfig:
     match model:
         case CapsNetConfig():
             return replace(
                 model,
                 conv_channels=model.conv_channels // NARROWER,
                 primary_types=model.primary_types // LESS_NARROW,
+                decoder_hidden=tuple(width // LESS_NARROW for width in model.decoder_hidden),
+            )
+        case MatrixCapsNetConfig():
+            first, second = model.conv_caps_types
+            return replace(
+                model,
+                conv_channels=model.conv_channels // LESS_NARROW,
+                primary_types=model.primary_types // HALF,
+                conv_caps_types=(first // HALF, second // HALF),
                 decoder_hidden=tuple(width // LESS_NARROW for width in model.decoder_hidden),
             )
         case CnnConfig():

@@ -1,16 +1,19 @@
 """A network from its configuration."""
 
-from training.config import CapsNetConfig, CnnConfig
+from training.config import CapsNetConfig, CnnConfig, MatrixCapsNetConfig
 from training.models.baselines import BaselineCnn
 from training.models.capsnet import CapsNet
+from training.models.matrix_capsnet import MatrixCapsNet
 
-Network = CapsNet | BaselineCnn
+Network = CapsNet | MatrixCapsNet | BaselineCnn
 
 
-def build(config: CapsNetConfig | CnnConfig) -> Network:
+def build(config: CapsNetConfig | MatrixCapsNetConfig | CnnConfig) -> Network:
     """The network with random weights, from torch's global generator."""
     match config:
         case CapsNetConfig():
             return CapsNet(config)
+        case MatrixCapsNetConfig():
+            return MatrixCapsNet(config)
         case CnnConfig():
             return BaselineCnn(config)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import CapsNetConfig
-from training.models.capsules import ClassCapsules, PrimaryCapsules
+from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.official_initialisation import initialise_officially
@@ -63,6 +63,11 @@ class CapsNet(nn.Module):
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
         return v
+
+    def classify(self, pixels: Tensor) -> Classified:
+        """Images [B, C, H, W], 0 to 1, to poses and probabilities of the classes."""
+        v = self(pixels)
+        return Classified(v, lengths(v))
 
 
 def lengths(v: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ https://arxiv.org/abs/1710.09829
 # u_hat is kept as [B, J, I, D]: both sums of routing are then matrix products that need no copy. Trained on a
 # CPU it is not kept at all, see factored_votes.py.
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,18 @@ from training.models.cpu_training import trained_on_cpu
 from training.models.factored_votes import FactoredVotes
 
 VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 stalls early
+
+
+class Classified(NamedTuple):
+    """What a capsule network says of images.
+
+    Attributes:
+        poses: of each class's capsule, [B, J, D].
+        probabilities: that something of the class is there, each for itself, 0 to 1, [B, J].
+    """
+
+    poses: Tensor
+    probabilities: Tensor
 
 
 def squash(s: Tensor, eps: float = 1e-7) -> Tensor:

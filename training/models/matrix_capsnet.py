@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from training.config import MatrixCapsNetConfig
 from training.models.capsnet import standardise
+from training.models.capsules import Classified
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
@@ -57,6 +58,10 @@ class MatrixCapsNet(nn.Module):
             capsules = layer(capsules)
         poses, activations = self.class_caps(capsules)
         return Capsules(poses.squeeze(1), activations.squeeze(1))
+
+    def classify(self, pixels: Tensor) -> Classified:
+        """The same as poses and probabilities of the classes."""
+        return Classified(*self(pixels))
 
     def _routing(self, types: int, temperature_share: float = 1.0) -> EMRouting:
         config = self.config

@@ -6,7 +6,6 @@
 import torch
 from torch import Tensor, nn
 
-from training.models import fused_em
 from training.models.em import Capsules, EMRouting, ReceptiveFields
 
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
@@ -101,6 +100,8 @@ class MatrixCapsules(nn.Module):
         )
 
     def _fused(self, children: Capsules) -> Capsules:
+        from training.models import fused_em  # numba takes a second to import
+
         fields, routing = self.fields, self.routing
         seen, types = fields.inside.shape[1], children.poses.shape[2]
         places = self.weight.expand(seen, -1, -1, -1, -1)

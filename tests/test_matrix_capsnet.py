@@ -1,0 +1,135 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from training import checkpoint
+from training.checkpoint import Progress
+from training.config import (
+    DataConfig,
+    LossConfig,
+    MatrixCapsNetConfig,
+    OptimiserConfig,
+    RunConfig,
+    from_dict,
+    to_dict,
+)
+from training.data.images import Images
+from training.examples import examples
+from training.loop import Limits, Trainer
+from training.losses import proportion_loss, spread_loss, spread_margin
+from training.models.build import build
+from training.models.matrix_capsnet import MatrixCapsNet
+
+PAPER = MatrixCapsNetConfig(architecture="matrix-capsnet")
+SMALL = replace(PAPER, conv_channels=64, primary_types=8, conv_caps_types=(16, 16))
+TINY = replace(PAPER, conv_channels=4, primary_types=2, conv_caps_types=(3, 2), classes=3)
+
+
+def parameters(config):
+    return sum(parameter.numel() for parameter in build(config).parameters())
+
+
+def test_the_papers_networks_have_about_310k_and_68k_parameters():
+    assert parameters(PAPER) == 317_194
+    assert parameters(SMALL) == 68_754
+
+
+def test_capsules_lie_where_the_paper_has_them():
+    model = MatrixCapsNet(PAPER)
+    assert [layer.fields.positions for layer in model.conv_caps] == [6 * 6, 4 * 4]
+    assert model.class_caps.fields.inside.shape == (1, 16)
+
+
+@pytest.mark.parametrize(("size", "channels", "classes"), [(17, 1, 2), (28, 1, 10), (33, 3, 7)])
+def test_any_size_channels_and_classes(size, channels, classes):
+    config = replace(TINY, image_size=size, image_channels=channels, classes=classes)
+    poses, probabilities = build(config).classify(torch.rand(2, channels, size, size))
+    assert poses.shape == (2, classes, 16)
+    assert probabilities.shape == (2, classes)
+    assert ((probabilities >= 0) & (probabilities <= 1)).all()
+
+
+def test_the_places_of_class_capsules_children_are_the_centres_of_their_receptive_fields():
+    """A capsule sees 17 pixels: 5, then 3 every 2, then 3 every 4; the first one those from 0 to 16."""
+    offsets = MatrixCapsNet(PAPER).class_caps.offsets.unflatten(0, (4, 4, -1))
+    rows, columns = offsets[..., 0, 3], offsets[..., 0, 7]
+    expected = torch.tensor([8.5, 12.5, 16.5, 20.5]) / 32
+    torch.testing.assert_close(rows[:, 0], expected)
+    torch.testing.assert_close(columns[0], expected)
+    assert not MatrixCapsNet(replace(PAPER, coordinate_addition=False)).class_caps.offsets.any()
+
+
+def test_a_pixel_reaches_the_capsules_whose_receptive_field_it_lies_in_and_no_other():
+    """Which is what the places are the centres of."""
+    model = MatrixCapsNet(replace(TINY, standardise=False))
+    pixels = torch.rand(1, 2, 32, 32, requires_grad=True)
+    capsules = model.primary_caps(torch.relu(model.conv(pixels)))
+    seen = capsules
+    for layer in model.conv_caps:
+        seen = layer(seen)
+    [gradient] = torch.autograd.grad(seen.poses[0, 5].sum(), pixels)  # row 1, column 1
+    reached = gradient[0].abs().sum(dim=0) > 0
+    # Assignments depend on parents beside it, which see a little further: but nothing far away.
+    rows = reached.any(dim=1).nonzero().flatten()
+    assert rows.min() <= 4 <= 20 <= rows.max()
+
+
+def test_a_configuration_survives_its_file():
+    config = RunConfig(model=SMALL, loss=LossConfig(classification="spread"))
+    assert from_dict(to_dict(config)) == config
+
+
+def test_spread_loss_penalises_what_is_nearer_than_the_margin():
+    activations = torch.tensor([[0.9, 0.1, 0.6], [0.2, 0.3, 0.1]])
+    present = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
+    first, second = (0.5 - 0.3) ** 2, (0.5 + 0.1) ** 2 + (0.5 - 0.1) ** 2
+    assert spread_loss(activations, present, 0.5).item() == pytest.approx((first + second) / 2)
+
+
+def test_the_margin_grows_linearly_over_the_training():
+    config = LossConfig(classification="spread", spread_margins=(0.2, 0.9))
+    assert [spread_margin(config, step, 8) for step in (0, 7)] == pytest.approx([0.2, 0.9])
+    assert spread_margin(config, 2, 8) == pytest.approx(0.4)
+    assert spread_margin(config, 0, 1) == 0.2
+
+
+def test_the_official_margin_is_a_sigmoid_of_the_step():
+    config = LossConfig(classification="spread", spread_schedule="official")
+    assert spread_margin(config, 200_000, 10) == pytest.approx(0.2 + 0.79 / 2)
+    assert spread_margin(config, 10**9, 10) == pytest.approx(0.99, abs=1e-3)
+
+
+def test_the_cross_entropy_is_of_shares():
+    activations, present = torch.tensor([[0.2, 0.6]]), torch.tensor([[0.0, 1.0]])
+    assert proportion_loss(activations, present).item() == pytest.approx(-torch.tensor(0.75).log().item())
+    zero = torch.zeros(1, 2, requires_grad=True)
+    assert proportion_loss(zero + 1e-30, present).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("loss", "change"),
+    [
+        ("spread", {}),
+        ("margin", {}),
+        ("cross-entropy", {}),
+        ("spread", {"vector_poses": True}),
+        ("spread", {"mixing_proportions": True}),
+    ],
+)
+def test_it_learns_to_tell_bright_bands_with_every_loss_and_in_every_ablation(tmp_path, loss, change):
+    torch.manual_seed(0)
+    pixels, labels = torch.randint(60, (60, 2, 21, 21), dtype=torch.uint8), torch.arange(60) % 3
+    for image, label in zip(pixels, labels.tolist(), strict=True):
+        image[:, 7 * label : 7 * label + 7] += 180
+    config = RunConfig(
+        model=replace(TINY, image_size=21, conv_channels=8, decoder_hidden=(8,), **change),
+        loss=LossConfig(classification=loss),
+        data=DataConfig(name="toys", validation_images=10, max_shift_pixels=0),
+        optimiser=OptimiserConfig(batch_size=15, epochs=15, learning_rate=0.01, weight_decay=2e-7),
+    )
+    checkpoint.write_config(tmp_path, config)
+    trainer = Trainer(tmp_path, config, torch.device("cpu"), Progress())
+    shown = examples(config.data, 3, Images(pixels, labels))
+    trainer.fit(shown, shown, Limits())
+    assert trainer.progress.best_error_percent < 10
