@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.data.smallnorb import FILE_PREFIX, read_matrix, read_split
+from training.data.smallnorb import (
+    FILE_PREFIX,
+    create_matrix,
+    file_name,
+    read_matrix,
+    read_split,
+    write_matrix,
+)
 from training.data.sources import SOURCES
 
 MAGIC = {"float32": 0x1E3D4C51, "float64": 0x1E3D4C53, "int32": 0x1E3D4C54, "uint8": 0x1E3D4C55}
@@ -69,6 +76,35 @@ def test_a_matrix_gives_back_the_array_written_to_it(tmp_path, kind, shape):
     found = read_matrix(path)
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("kind", sorted(MAGIC))
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 4), (2, 3, 1, 2)])
+def test_a_written_matrix_has_the_published_format(tmp_path, kind, shape):
+    array = np.random.default_rng(0).integers(0, 100, shape).astype(kind)
+    path = tmp_path / "some.mat"
+    write_matrix(path, array)
+    assert path.read_bytes() == matrix(array)
+
+
+def test_a_matrix_can_be_filled_in_any_order(tmp_path):
+    path = tmp_path / "some.mat"
+    path.write_bytes(bytes(10_000))  # an older file leaves nothing of itself
+    filled = create_matrix(path, np.dtype(np.uint8), (4, 2, 3))
+    filled[[3, 1]] = 7
+    filled.flush()
+    np.testing.assert_array_equal(read_matrix(path)[:, 0, 0], [0, 7, 0, 7])
+
+
+def test_a_type_that_the_format_does_not_know_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a binary matrix holds float32, .*; got bool"):
+        write_matrix(tmp_path / "some.mat", np.zeros(3, bool))
+    assert not (tmp_path / "some.mat").exists()
+
+
+def test_the_names_of_files_are_the_published_ones():
+    names = {file_name("smallnorb", split, kind) for split in FILE_PREFIX for kind in ("dat", "cat", "info")}
+    assert names == {file.name.removesuffix(".gz") for file in SOURCES["smallnorb"].files}
 
 
 def test_the_published_labels_are_a_matrix_of_the_categories_in_turn():

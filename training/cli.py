@@ -1,4 +1,4 @@
-"""capsnet-train: fit, evaluate, experiment, report, download."""
+"""capsnet-train: fit, evaluate, experiment, report, download, make."""
 
 import argparse
 import sys
@@ -25,6 +25,7 @@ STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 EXAMPLES = """examples:
   capsnet-train download mnist                                  into data/mnist
+  capsnet-train make toys                                       into data/toys, rendered: nothing to download
   capsnet-train fit --preset mnist --out runs/mnist             the paper's network, the paper's schedule
   capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
   capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
@@ -166,6 +167,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_data(get)
     get.set_defaults(run_command=_download)
+
+    made = commands.add_parser("make", help="make a data set that the repository draws itself")
+    made.add_argument(
+        "name", choices=["toys"], help="stereo pairs of toys in smallNORB's form; 0.9 GB, minutes"
+    )
+    _add_data(made)
+    made.set_defaults(run_command=_make)
     return parser
 
 
@@ -311,6 +319,13 @@ def _report(options: argparse.Namespace) -> int:
 
 def _download(options: argparse.Namespace) -> int:
     download(SOURCES[options.name], data_root(options.data), options.mirror)
+    return 0
+
+
+def _make(options: argparse.Namespace) -> int:
+    from training.data.toys.make import make
+
+    print(f"made {make(data_root(options.data))}")
     return 0
 
 

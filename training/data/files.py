@@ -4,18 +4,20 @@ import gzip
 import shlex
 import zlib
 from pathlib import Path
+from typing import Literal
 
 
 class MissingDataError(FileNotFoundError):
     """A data set is not here; says where it was looked for and how to get it."""
 
 
-def find(folder: Path, *names: str) -> Path:
+def find(folder: Path, *names: str, brought_by: Literal["download", "make"] = "download") -> Path:
     """The first of these that is in a data set's folder.
 
     Args:
-        folder: named as `capsnet-train download` names it (`data/mnist`).
+        folder: named as `capsnet-train download` or `make` names it (`data/mnist`).
         names: what the file may be called, the best first.
+        brought_by: which of the two brings the data set.
 
     Raises:
         MissingDataError: none is there.
@@ -30,8 +32,8 @@ def find(folder: Path, *names: str) -> Path:
         missing = f"neither {names[0]} nor {names[1]} is in"
     else:
         missing = f"none of {', '.join(names)} is in"
-    command = f"capsnet-train download {folder.name} --data {shlex.quote(str(folder.parent))}"
-    raise MissingDataError(f"{missing} {folder}; download it with: {command}")
+    command = f"capsnet-train {brought_by} {folder.name} --data {shlex.quote(str(folder.parent))}"
+    raise MissingDataError(f"{missing} {folder}; {brought_by} it with: {command}")
 
 
 def read_content(path: Path) -> bytes:

@@ -48,6 +48,7 @@ FACTS = {
     "cifar10-jpeg": _OBJECTS,
     "svhn": DataFacts(_DIGITS.class_names, "any", "centre-crop"),
     "smallnorb": DataFacts(smallnorb.CLASS_NAMES, "any", "centre-crop"),
+    "toys": DataFacts(smallnorb.CLASS_NAMES, "any", "centre-crop"),
 }
 
 
@@ -67,7 +68,7 @@ def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
         root: holds one folder per data set.
 
     Raises:
-        FileNotFoundError: a file is missing; names it, the folder and the command that downloads it.
+        FileNotFoundError: a file is missing; names it, the folder and the command that brings it.
         ValueError: no such data set or split, or a file is damaged.
         ModuleNotFoundError: SciPy is missing, which `svhn` and `affnist` need.
     """
@@ -84,8 +85,8 @@ def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
             return cifar10_jpeg.read_split(root / "cifar10", split)
         case "svhn":
             return svhn.read_split(root / name, split)
-        case "smallnorb":
-            return smallnorb.read_split(root / name, split)
+        case "smallnorb" | "toys":  # files of one form
+            return smallnorb.read_split(root / name, split, name)
         case "affnist" if split == "test":
             return affnist.read_test(root / name)
         case "affnist":

@@ -3,6 +3,8 @@
 Three binary matrices per split, gzip-compressed or plain: `dat`, bytes [N, 2, 96, 96]; `cat`, integers [N];
 `info`, integers [N, 4]. A matrix is little-endian: a magic number that tells its type, its number of
 dimensions, each dimension (three are stored at least), the data.
+
+`toys`, which the repository makes itself (`training/data/toys`), has the same form under names of its own.
 """
 
 # N stereo pairs, H and W height and width, C views
@@ -20,10 +22,10 @@ from training.data.split import Split, refuse_outside
 
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
 SIZE = 96  # pixels, both ways
-FILE_PREFIX = {
-    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
-    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
-}
+NAME = "smallnorb"
+GRID = {"train": "5x46789x9x18x6x2x96x96-training", "test": "5x01235x9x18x6x2x96x96-testing"}
+FILE_PREFIX = {split: f"{NAME}-{grid}" for split, grid in GRID.items()}
+BROUGHT_BY: dict[str, Literal["download", "make"]] = {NAME: "download", "toys": "make"}
 TYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C51: np.dtype("<f4"),
     0x1E3D4C53: np.dtype("<f8"),
@@ -51,18 +53,19 @@ class ToySplit(Split):
     lighting: NDArray[np.int64]
 
 
-def read_split(folder: Path, split: Literal["train", "test"]) -> ToySplit:
+def read_split(folder: Path, split: Literal["train", "test"], name: str = NAME) -> ToySplit:
     """Read one split.
 
     Args:
         folder: the data set's own folder.
         split: `train` (toys 4, 6, 7, 8, 9 of each category) or `test` (toys 0, 1, 2, 3, 5).
+        name: `smallnorb` or `toys`; the files of one are never taken for the other's.
 
     Raises:
-        FileNotFoundError: a file is missing; says how to download it.
+        FileNotFoundError: a file is missing; says how to download or make it.
         ValueError: a file is damaged or is not what its name says; names the file.
     """
-    dat, cat, info = (_find(folder, f"{FILE_PREFIX[split]}-{kind}.mat") for kind in ("dat", "cat", "info"))
+    dat, cat, info = (_find(folder, name, file_name(name, split, kind)) for kind in ("dat", "cat", "info"))
     pairs = _read_shaped(dat, "uint8", (2, SIZE, SIZE))
     category = _read_shaped(cat, "int32", ()).astype(np.int64)
     factors = _read_shaped(info, "int32", (4,)).astype(np.int64)
@@ -83,6 +86,11 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> ToySplit:
         azimuth_degrees=10 * azimuth,
         lighting=lighting,
     )
+
+
+def file_name(name: str, split: Literal["train", "test"], kind: Literal["dat", "cat", "info"]) -> str:
+    """What a matrix of `smallnorb` or of `toys` is called, uncompressed."""
+    return f"{name}-{GRID[split]}-{kind}.mat"
 
 
 def read_matrix(path: Path) -> NDArray[Any]:
@@ -113,8 +121,39 @@ def read_matrix(path: Path) -> NDArray[Any]:
     return np.frombuffer(content, TYPES[magic], offset=header_bytes).reshape(shape)
 
 
-def _find(folder: Path, name: str) -> Path:
-    return find(folder, f"{name}.gz", name)
+def create_matrix(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[Any]]:
+    """A new binary matrix to be filled in place, so that it need not fit into memory; zero before that.
+
+    Args:
+        path: the file, not compressed; one that is there is overwritten.
+        kind: one of TYPES.
+        shape: of at least one dimension, none of them 0.
+
+    Raises:
+        ValueError: a type that the format does not know.
+    """
+    magics = [magic for magic, known in TYPES.items() if known == kind]
+    if not magics:
+        raise ValueError(
+            f"a binary matrix holds {', '.join(k.name for k in TYPES.values())}; got {kind.name}"
+        )
+    stored = shape + (1,) * (LEAST_STORED_DIMENSIONS - len(shape))
+    header = np.array([*magics, len(shape), *stored], "<u4").tobytes()
+    path.write_bytes(header)
+    with path.open("rb+") as file:
+        file.truncate(len(header) + math.prod(shape) * kind.itemsize)
+    return np.memmap(path, TYPES[magics[0]], "r+", offset=len(header), shape=shape)
+
+
+def write_matrix(path: Path, array: NDArray[Any]) -> None:
+    """Write a binary matrix, see `create_matrix`."""
+    matrix = create_matrix(path, array.dtype, array.shape)
+    matrix[...] = array
+    matrix.flush()
+
+
+def _find(folder: Path, name: str, file: str) -> Path:
+    return find(folder, f"{file}.gz", file, brought_by=BROUGHT_BY[name])
 
 
 def _read_shaped(path: Path, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,0 +1,177 @@
+"""`capsnet-train make toys`: every toy at every viewpoint and lighting, written as smallNORB's files."""
+
+# N stereo pairs, E elevations, L lightings
+
+import fcntl
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from training.data.smallnorb import CLASS_NAMES, SIZE, create_matrix, file_name, write_matrix
+from training.data.toys.conditions import Conditions, Part
+from training.data.toys.studio import SEED, Toy, photograph, taken, toy
+
+NAME = "toys"
+SPLITS: tuple[Part, ...] = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """All pictures of a toy at one azimuth; they share the shadows.
+
+    Attributes:
+        split: where they belong.
+        category: 0 to 4.
+        instance: 0 to 9.
+        azimuth: 0 to 17.
+        subject: the toy.
+        conditions: its elevations and lightings.
+    """
+
+    split: Part
+    category: int
+    instance: int
+    azimuth: int
+    subject: Toy
+    conditions: Conditions
+
+
+def make(root: Path, conditions: Conditions | None = None, processes: int | None = None) -> Path:
+    """Make the data set; it appears when it is whole, or not at all.
+
+    Args:
+        root: holds one folder per data set.
+        conditions: what is photographed; all if not given.
+        processes: that work at it; one per core if not given. The files are the same whatever their number.
+
+    Returns:
+        The data set's folder.
+
+    Raises:
+        FileExistsError: it is there already.
+        ValueError: another process is making it.
+        OSError: the disk has no room for it.
+    """
+    conditions = conditions or Conditions()
+    folder = root / NAME
+    _refuse_another(folder)
+    with _unfinished(root / f"{NAME}.part") as part:
+        _refuse_full_disk(root, conditions)
+        _fill(part, conditions, processes or os.cpu_count() or 1)
+        _refuse_another(folder)
+        part.replace(folder)
+    return folder
+
+
+def _fill(part: Path, conditions: Conditions, processes: int) -> None:
+    """Write the three matrices of each split."""
+    pictures = {split: _create(part, conditions, split) for split in SPLITS}
+    rows = {split: _rows(conditions, split) for split in SPLITS}
+    sittings = _sittings(conditions)
+    with closing(_carried_out(sittings, processes)) as results:
+        for sitting, pairs in zip(sittings, results, strict=True):
+            place = np.ix_(conditions.elevations, [sitting.azimuth], conditions.lightings)
+            of_toy = rows[sitting.split][sitting.category, sitting.instance]
+            pictures[sitting.split][of_toy[place][:, 0]] = pairs
+    for matrix in pictures.values():
+        matrix.flush()
+
+
+def _create(part: Path, conditions: Conditions, split: Part) -> "np.memmap[Any, np.dtype[Any]]":
+    """The matrices that say what is on the pictures, and one for these, to be filled."""
+    pairs = conditions.pairs(split)
+    azimuth_in_tens = np.array([1, 1, 2, 1], np.int32)  # as smallNORB has it: 0, 2, 4 to 34
+    write_matrix(part / file_name(NAME, split, "cat"), pairs[:, 0])
+    write_matrix(part / file_name(NAME, split, "info"), pairs[:, 1:] * azimuth_in_tens)
+    return create_matrix(part / file_name(NAME, split, "dat"), np.dtype("u1"), (len(pairs), 2, SIZE, SIZE))
+
+
+def _rows(conditions: Conditions, split: Part) -> NDArray[np.int64]:
+    """Where each pair stands, by category, toy, elevation, azimuth and lighting; -1 for those not taken."""
+    whole = Conditions()
+    shape = (len(CLASS_NAMES), 10, len(whole.elevations), len(whole.azimuths), len(whole.lightings))
+    rows = np.full(shape, -1)
+    pairs = conditions.pairs(split)
+    rows[tuple(pairs.T)] = np.arange(len(pairs))
+    return rows
+
+
+def _sittings(conditions: Conditions) -> list[Sitting]:
+    return [
+        Sitting(split, category, instance, azimuth, subject, conditions)
+        for split in SPLITS
+        for category in range(len(CLASS_NAMES))
+        for instance in conditions.toys(split)
+        for subject in [toy(category, instance)]
+        for azimuth in conditions.azimuths
+    ]
+
+
+def _carried_out(sittings: list[Sitting], processes: int) -> Generator[NDArray[np.uint8]]:
+    """The pictures of each sitting in turn, with progress; left early, the workers are stopped at once."""
+    fresh = multiprocessing.get_context("spawn")  # a fork could inherit a lock that a thread of ours holds
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(processes, fresh, _leave_interrupts_to_the_parent) as pool:
+        try:
+            yield from tqdm(pool.map(_sit, sittings), NAME, len(sittings), unit=" views", mininterval=1)
+        except BaseException:  # the pool would wait for what they are at, and a second Ctrl-C would lose them
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _sit(sitting: Sitting) -> NDArray[np.uint8]:
+    """Left and right pictures, uint8 [E, L, 2, 96, 96]."""
+    elevations = [30 + 5 * elevation for elevation in sitting.conditions.elevations]
+    seen = photograph(sitting.subject, 20 * sitting.azimuth, elevations, sitting.conditions.lightings)
+    seed = (SEED, sitting.category, sitting.instance, sitting.azimuth)
+    return taken(seen, np.random.default_rng(seed))
+
+
+@contextmanager
+def _unfinished(part: Path) -> Iterator[Path]:
+    """A folder for this process alone that goes away unless it has been renamed by the end."""
+    part.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ValueError(f"another process is making {part.with_suffix('')}; wait for it") from None
+    for left_over in part.iterdir():  # by a process that was killed
+        left_over.unlink()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _refuse_another(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(f"{folder.resolve()} is there already; to make it again, remove it first")
+
+
+def _refuse_full_disk(root: Path, conditions: Conditions) -> None:
+    """The files are filled through the memory, where a full disk would end the process without a word."""
+    pairs = sum(len(conditions.pairs(split)) for split in SPLITS)
+    needed, free = pairs * 2 * SIZE * SIZE * 1.05, shutil.disk_usage(root).free
+    if free < needed:
+        raise OSError(
+            f"{root.resolve()} has room for {free / 1e9:.1f} GB; {NAME} takes {needed / 1e9:.1f} GB"
+        )
