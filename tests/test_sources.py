@@ -262,7 +262,10 @@ def test_an_answer_of_unknown_length_that_ends_early_is_noticed_and_kept(serve, 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (gzip.compress(b"another file", mtime=0), "wrong content: md5 [0-9a-f]{32}, expected " + FILE.content_md5),
+        (
+            gzip.compress(b"another file", mtime=0),
+            "wrong content: md5 [0-9a-f]{32}, expected " + FILE.content_md5,
+        ),
         (b"\x1f\x8b\x08 no deflate stream" * 9, "not a sound gzip file"),
         (b"a page without a content type", "not a sound gzip file"),
         (b"", "wrong content: md5 d41d8cd98f00b204e9800998ecf8427e"),
