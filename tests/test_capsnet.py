@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from training.config import CapsNetConfig
-from training.models.capsnet import CapsNet, lengths, standardise
+from training.models.capsnet import CapsNet, lengths
+from training.models.standardise import standardise
 
 TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
 

@@ -12,6 +12,7 @@ from training.config import (
     OptimiserConfig,
     RunConfig,
     from_dict,
+    load_preset,
     to_dict,
 )
 from training.data.images import Images
@@ -30,9 +31,17 @@ def parameters(config):
     return sum(parameter.numel() for parameter in build(config).parameters())
 
 
-def test_the_papers_networks_have_about_310k_and_68k_parameters():
-    assert parameters(PAPER) == 317_194
-    assert parameters(SMALL) == 68_754
+def test_the_papers_networks_have_about_310k_and_68k_parameters_and_the_cnn_4_2_million():
+    names = ("matrix-smallnorb", "matrix-smallnorb-small", "smallnorb-cnn")
+    assert [parameters(load_preset(name).model) for name in names] == [317_194, 68_754, 4_253_349]
+
+
+def test_the_presets_are_the_papers_networks_on_pictures_prepared_alike():
+    large, small, cnn = map(load_preset, ("matrix-smallnorb", "matrix-smallnorb-small", "smallnorb-cnn"))
+    assert (large.model, small.model) == (PAPER, SMALL)
+    assert large.data == small.data == cnn.data == load_preset("smallnorb").data
+    assert cnn.model.standardise
+    assert (large.loss.classification, large.optimiser) == ("spread", small.optimiser)
 
 
 def test_capsules_lie_where_the_paper_has_them():

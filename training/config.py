@@ -123,12 +123,15 @@ class Block:
 
 @dataclass(frozen=True, config=_STRICT)
 class CnnConfig:
-    """Architecture of a convolutional network to compare with: Sec. 5, 5.2 and 6.1, Sabour et al. 2017.
+    """Architecture of a convolutional network to compare with.
+
+    Those of Sec. 5, 5.2 and 6.1, Sabour et al. 2017, and of Sec. 5, Hinton et al. 2018.
 
     Attributes:
         architecture: which of the networks this is.
         image_size: height and width of the input, pixels.
         image_channels: 1 for grey, 3 for RGB, 2 for a stereo pair.
+        standardise: bring each image to zero mean and unit variance before the first convolution.
         classes: logits.
         blocks: the convolutions, in order.
         hidden: widths of the fully connected layers before the logits.
@@ -139,6 +142,7 @@ class CnnConfig:
     architecture: Literal["cnn"]
     image_size: int = Field(default=28, ge=1)
     image_channels: int = Field(default=1, ge=1)
+    standardise: bool = False
     classes: int = Field(default=10, ge=2)
     blocks: tuple[Block, ...] = Field(min_length=1, kw_only=True)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()

@@ -1,7 +1,8 @@
-"""The convolutional networks that Sabour et al. 2017 compare CapsNet with: wiring only.
+"""The convolutional networks that the two papers compare theirs with: wiring only.
 
-https://arxiv.org/abs/1710.09829, Sec. 5, 5.2 and 6.1. Convolutions keep the size of their maps (SAME
-padding): with any other the paper's parameter counts do not come out.
+https://arxiv.org/abs/1710.09829, Sec. 5, 5.2 and 6.1; https://openreview.net/forum?id=HJWLfGWRb, Sec. 5.
+Convolutions keep the size of their maps (SAME padding): with any other the papers' parameter counts do not
+come out.
 """
 
 # B batch, C image channels, H and W image height and width, J classes
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from training.config import CnnConfig
 from training.models.convolution import Convolution, rectified
+from training.models.standardise import standardise
 
 
 class BaselineCnn(nn.Module):
@@ -40,7 +42,7 @@ class BaselineCnn(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to logits [B, J]."""
-        x = pixels
+        x = standardise(pixels) if self.config.standardise else pixels
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2

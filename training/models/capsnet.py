@@ -10,6 +10,7 @@ from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.official_initialisation import initialise_officially
+from training.models.standardise import standardise
 
 KERNEL = 9  # of Conv1 (stride 1) and of PrimaryCapsules (stride 2), Sec. 4
 PRIMARY_STRIDE = 2
@@ -73,10 +74,3 @@ class CapsNet(nn.Module):
 def lengths(v: Tensor) -> Tensor:
     """Probability that each capsule's entity is present: [..., D] to [...], 0 to 1 (Sec. 3)."""
     return torch.linalg.vector_norm(v, dim=-1)
-
-
-def standardise(pixels: Tensor) -> Tensor:
-    """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
-    centred = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
-    std = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-    return centred / std.clamp(min=1 / 255)  # a flat image stays flat

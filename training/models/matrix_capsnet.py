@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from training.config import MatrixCapsNetConfig
-from training.models.capsnet import standardise
 from training.models.capsules import Classified
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
 from training.models.matrix_capsules import POSE, MatrixCapsules, PrimaryMatrixCapsules
+from training.models.standardise import standardise
 
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
