@@ -68,7 +68,7 @@ class ReceptiveFields(nn.Module):
         """Turn the relation round.
 
         Args:
-            children: the child positions in each receptive field, int64 [P, K].
+            children: the child positions in each receptive field, int64 [P, K], on the CPU: they are read.
             positions: S.
         """
         super().__init__()
@@ -85,15 +85,15 @@ class ReceptiveFields(nn.Module):
     @staticmethod
     def sliding(size: int, kernel: int, stride: int) -> "ReceptiveFields":
         """Those of a convolution without padding over size x size positions, row by row."""
-        starts = torch.arange(0, size - kernel + 1, stride)
-        along = starts[:, None] + torch.arange(kernel)  # [rows, kernel]
+        starts = torch.arange(0, size - kernel + 1, stride, device="cpu")
+        along = starts[:, None] + torch.arange(kernel, device="cpu")  # [rows, kernel]
         children = along[:, None, :, None] * size + along[None, :, None, :]
         return ReceptiveFields(children.flatten(2).flatten(0, 1), size**2)
 
     @staticmethod
     def everything(positions: int) -> "ReceptiveFields":
         """One parent position that sees all."""
-        return ReceptiveFields(torch.arange(positions)[None], positions)
+        return ReceptiveFields(torch.arange(positions, device="cpu")[None], positions)
 
     @property
     def positions(self) -> int:
