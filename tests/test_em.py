@@ -254,6 +254,23 @@ def test_no_iteration_is_an_error():
         EMRouting(2, 0)
 
 
+def test_mixing_proportions_of_nothing_stay_finite():
+    routed = layer(mixing=True)
+    capsules = Capsules(*(part.requires_grad_() for part in zero_activations(children())))
+    found = routed(capsules)
+    gradients = torch.autograd.grad(found.activations.sum() + found.poses.sum(), [*capsules])
+    for values in (*found, *gradients):
+        assert values.isfinite().all()
+
+
+def test_a_pose_that_is_no_number_is_seen_in_what_comes_of_it():
+    routed, (poses, activations) = layer(), children()
+    poses[0, 0, 0, 0] = float("nan")
+    for how, found in by_both(routed, Capsules(poses, activations)).items():
+        assert found.poses[0].isnan().any(), how
+        assert found.poses[1].isfinite().all(), how
+
+
 def test_mixing_proportions_sum_to_one_over_the_layer():
     routed = layer(mixing=True)
     assert not routed._can_be_fused(children().poses)

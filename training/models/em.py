@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NOWHERE = -1e9  # log of what a parent that is not there gets; finite, so that nothing becomes NaN
+NOWHERE = -1e30  # log of what a parent that is not there gets; finite, so that nothing becomes NaN
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ class EMRouting(nn.Module):
     def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
         """Log of a parent's activation: Eq. 2, or its share of what is assigned to the parents."""
         if self.mixing_proportions:
-            return total.log() - total.sum(dim=(1, 2), keepdim=True).log()
+            mass = total + self.constants.mass_floor
+            return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
         per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
         costs = per_child * total
         return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))

@@ -1,10 +1,11 @@
 """EM routing for training on a CPU: votes, M-steps and E-steps of a parent while they are in the cache.
 
-As array operations EM routing reads and writes the votes some fifty times a step and does nothing but wait
-for memory: they are 2.5 MiB an example in the first convolutional capsules of the 68K network. Here they are
+As array operations EM routing reads and writes the votes again and again, and does little but wait for
+memory: they are 2.5 MiB an example in the first convolutional capsules of the 68K network. Here they are
 made from their two factors, parent by parent, whenever they are wanted, and never stored; what is kept for
-the way back are the assignments, a sixteenth of their size. The gradients are those of `em.EMRouting`, by
-hand. Numba compiles this once and keeps the result beside this file, or where NUMBA_CACHE_DIR says.
+the way back are the assignments, in each iteration a sixteenth of their size. The gradients are those of
+`em.EMRouting`, by hand. Numba compiles this once and keeps the result beside this file, or where
+NUMBA_CACHE_DIR says.
 """
 
 # B batch, P parent positions, J parent types, N children of a parent, C children in all, 16 pose elements, T
@@ -33,12 +34,14 @@ LEAST = np.float32(-1e30)
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 Array = NDArray[np.float32]
 Result = TypeVar("Result")
+# Of the liberties that fast mathematics takes all but two: a training that has diverged shall be seen.
+KEEPS_NAN = {"nsz", "arcp", "contract", "afn", "reassoc"}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _jit(function: Function) -> Function:
     """Compile at the first call, or take what was compiled before."""
-    compiler: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
+    compiler: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=KEEPS_NAN)
     compiled: Function = compiler(function)
     return compiled
 
@@ -272,6 +275,39 @@ def _through_shares(assigned: Any, gradient: Any, child: Any, dot: Any, of_activ
 
 
 @_jit
+def _through_gaussian(
+    votes: Any,  # [16, N]
+    share: Any,  # w, [N]
+    joint: Any,  # the gradients of the logarithms that the E-step made, [N]
+    mean: Any,
+    variance: Any,
+    of_mean: Any,  # [16], what comes in besides
+    of_logs: Any,  # of each element's log variance, halved, besides
+    of_share: Any,  # [N], filled
+    of_votes: Any,  # [16, N], filled
+) -> None:
+    """Back through the M-step's mean and variance, and through the squared distances of the E-step."""
+    of_share[:] = 0
+    for h in range(H):
+        centre, precision = mean[h], HALF / variance[h]
+        through_joint = ZERO
+        for n in range(len(share)):
+            difference = votes[h, n] - centre
+            through_joint += joint[n] * difference * difference
+        of_variance = precision * (2 * precision * through_joint + of_logs)
+        of_centre = of_mean[h]
+        for n in range(len(share)):
+            difference = votes[h, n] - centre
+            of_share[n] += of_variance * difference * difference
+            change = 2 * difference * (share[n] * of_variance - joint[n] * precision)
+            of_votes[h, n] = change
+            of_centre -= change
+        for n in range(len(share)):
+            of_share[n] += of_centre * votes[h, n]
+            of_votes[h, n] += of_centre * share[n]
+
+
+@_jit
 def _forward(  # arrays that a compiled function cannot take as one
     start: int,
     stop: int,
@@ -342,7 +378,7 @@ def _backward(  # arrays that a compiled function cannot take as one
     iterations, _, positions, types, children = assignments.shape
     votes, of_votes = np.empty((H, children), np.float32), np.empty((H, children), np.float32)
     share, of_share = np.empty(children, np.float32), np.empty(children, np.float32)
-    _of_mean, of_variance = np.empty(H, np.float32), np.empty(H, np.float32)
+    nothing = np.zeros(H, np.float32)
     dot = np.empty(child.max() + 1, np.float32)
     between = np.zeros((positions, types, children), np.float32)  # gradients of assignments or of their logs
     for b in range(start, stop):
@@ -364,30 +400,16 @@ def _backward(  # arrays that a compiled function cannot take as one
                     inverse = ONE / (total + floors[0])
                     for n in range(children):
                         share[n] *= inverse
-                        of_share[n] = ZERO
                     off = ONE - np.float32(math.exp(log_activations[t, b, p, j]))
                     of_z = temperatures[t] * of_log_activations[b, p, j] * off
                     of_betas[0, j] -= of_z * H * total
                     of_betas[1, j] += of_z
                     of_total = -of_z * (H * beta_u[j] + _half_logs(variance))
-                    for h in range(H):
-                        centre, precision = mean[h], HALF / variance[h]
-                        through_joint = ZERO
-                        if not last:
-                            for n in range(children):
-                                difference = votes[h, n] - centre
-                                through_joint += joint[n] * difference * difference
-                        of_variance = precision * (2 * precision * through_joint - of_joints - of_z * total)
-                        of_centre = of_means[b, p, j, h] if last else ZERO
-                        for n in range(children):
-                            difference = votes[h, n] - centre
-                            of_share[n] += of_variance * difference * difference
-                            change = 2 * difference * (share[n] * of_variance - joint[n] * precision)
-                            of_votes[h, n] = change
-                            of_centre -= change
-                        for n in range(children):
-                            of_share[n] += of_centre * votes[h, n]
-                            of_votes[h, n] += of_centre * share[n]
+                    of_mean = of_means[b, p, j] if last else nothing
+                    of_logs = -of_joints - of_z * total
+                    _through_gaussian(
+                        votes, share, joint, mean, variance, of_mean, of_logs, of_share, of_votes
+                    )
                     expected = ZERO
                     for n in range(children):
                         expected += share[n] * of_share[n]
