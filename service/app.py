@@ -83,12 +83,14 @@ ServiceHere = Annotated[Service, Depends(the_service)]
 async def post_classify(
     request: Request, query: Annotated[ClassifyQuery, Query()], service: ServiceHere
 ) -> Response:
-    """Multipart with one or many files in `images`, one raw image file, or a .npy array."""
+    """Multipart with one or many files in `images`, one raw image file, or a .npy array.
+
+    A model of two views takes files in pairs, the left view first, and gives one result for each pair.
+    """
     body = await read_classify(request, service.settings)  # no version is kept loaded by a slow sender
     async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
         classify.check_query(query, served)
-        facts = served.engine.manifest.preprocessing
-        images = await decode_images(body, facts, query.preprocess, service)
+        images = await decode_images(body, served.engine.manifest, query.preprocess, service)
         access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
         return json_response(await classify.classify(served, images, query, service))
 
@@ -103,13 +105,16 @@ async def post_classify(
 async def post_reconstruct(
     request: Request, query: Annotated[ReconstructQuery, Query()], service: ServiceHere
 ) -> Response:
-    """A pose decoded plain, perturbed or swept; as JSON, or as one PNG grid for `Accept: image/png`."""
+    """A pose decoded plain, perturbed or swept; as JSON, or as one PNG grid for `Accept: image/png`.
+
+    The two views of a model that has two stand side by side in every picture.
+    """
     body = await read_reconstruct(request, service.settings)
     async with service.while_wanted(request):
-        fields, picture = await check_reconstruct(body, service)
+        fields, files = await check_reconstruct(body, service)
         async with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
             access.note(request, model=f"{served.model}/{served.version}")
-            made = await reconstruct.reconstruct(served, fields, picture, query.preprocess, service)
+            made = await reconstruct.reconstruct(served, fields, files, query.preprocess, service)
             if prefers_png(", ".join(request.headers.getlist("accept"))):
                 grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
                 return Response(grid, media_type="image/png", headers=VARY)
@@ -130,8 +135,7 @@ async def post_segment(
     body = await read_classify(request, service.settings)
     async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
         k = segment.object_count(query, served)
-        facts = served.engine.manifest.preprocessing
-        images = await decode_images(body, facts, query.preprocess, service)
+        images = await decode_images(body, served.engine.manifest, query.preprocess, service)
         access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
         made = await segment.segment(served, images, k, service)
         if prefers_png(", ".join(request.headers.getlist("accept"))):

@@ -280,13 +280,7 @@ def check_contract(manifest: Manifest) -> None:
     Raises:
         BundleError: it describes others; names the graph and the tensor.
     """
-    if manifest.views != 1:
-        raise BundleError(f"{manifest.model} takes {manifest.views} views; this service serves models of one")
     facts, classes = manifest.preprocessing, len(manifest.class_names)
-    if facts.channels == 2:
-        raise BundleError(
-            "manifest: preprocessing.channels is 2; one view is a picture of 1 channel (grey) or 3 (RGB)"
-        )
     picture = (None, facts.height, facts.width, facts.channels)
     poses = (None, classes, math.prod(manifest.pose_shape))
     expected: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {

@@ -2,21 +2,21 @@
 
 The `type` of a problem is stable; programs may rely on it. The classes say when each one comes.
 
-| status | type                                                                                |
-| ------ | ----------------------------------------------------------------------------------- |
-| 400    | /problems/malformed-body, malformed-request (no HTTP/1.1), model-required           |
-| 401    | /problems/key-required (with WWW-Authenticate)                                      |
-| 403    | /problems/admin-key-required                                                        |
-| 404    | /problems/unknown-model, administration-off, not-found (no route)                   |
-| 405    | /problems/method-not-allowed                                                        |
-| 408    | /problems/slow-body (with Connection: close)                                        |
-| 413    | /problems/body-too-large, picture-too-large, too-many-pictures                      |
-| 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                 |
-| 422    | /problems/invalid-field, unreadable-picture, wrong-array, no-decoder, refused-model |
-| 431    | /problems/head-too-large (see service.connections; with Connection: close)          |
-| 500    | /problems/internal-error                                                            |
-| 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)           |
-| 504    | /problems/deadline-exceeded                                                         |
+| status | type                                                                                         |
+| ------ | -------------------------------------------------------------------------------------------- |
+| 400    | /problems/malformed-body, malformed-request (no HTTP/1.1), model-required                    |
+| 401    | /problems/key-required (with WWW-Authenticate)                                               |
+| 403    | /problems/admin-key-required                                                                 |
+| 404    | /problems/unknown-model, administration-off, not-found (no route)                            |
+| 405    | /problems/method-not-allowed                                                                 |
+| 408    | /problems/slow-body (with Connection: close)                                                 |
+| 413    | /problems/body-too-large, picture-too-large, too-many-pictures                               |
+| 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
+| 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
+| 431    | /problems/head-too-large (see service.connections; with Connection: close)                   |
+| 500    | /problems/internal-error                                                                     |
+| 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)                    |
+| 504    | /problems/deadline-exceeded                                                                  |
 """
 
 from collections.abc import Iterable, Mapping
@@ -133,6 +133,12 @@ class UnreadablePictureError(ServiceError):
     """A damaged picture, or one too small to show anything."""
 
     status, slug, title = 422, "unreadable-picture", "The picture cannot be read"
+
+
+class NoPairError(ServiceError):
+    """Two pictures of different sizes as the views of one pair."""
+
+    status, slug, title = 422, "no-pair", "The pictures are no pair"
 
 
 class WrongArrayError(ServiceError):

@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from export.contract.arrays import ArrayError, read_array
-from export.contract.manifest import Preprocessing
-from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
-from export.contract.preprocess import to_input
+from export.contract.manifest import Manifest, Preprocessing
+from export.contract.pictures import (
+    MismatchedViews,
+    PictureError,
+    PictureTooLarge,
+    UnsupportedPicture,
+    read_picture,
+)
+from export.contract.preprocess import views_to_input
 from service import errors
 from service.errors import (
     InvalidFieldError,
@@ -32,7 +39,7 @@ from service.schemas import Preprocess, ReconstructFields, ReconstructRequest
 from service.settings import Settings
 from service.state import Service
 
-# N images, H rows, W columns, C channels
+# N images, H rows, W columns, C channels. A pair of views is one image of two channels, and two files.
 
 Floats = NDArray[np.float32]
 
@@ -71,7 +78,11 @@ ReconstructBody = bytes | list[tuple[str, str | Upload]]  # JSON, or the parts o
 
 @dataclass(frozen=True)
 class Images:
-    """Model input: pixels [N, H, W, C] in 0-1, and where each image came from."""
+    """Model input: pixels [N, H, W, C] in 0-1, and where each image came from.
+
+    Attributes:
+        filenames: of each image; of a pair both in one, as in "left.png, right.png".
+    """
 
     filenames: list[str | None]
     pixels: Floats
@@ -99,20 +110,26 @@ async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
     return ClassifyBody([Upload(None, content)], is_array=kind == NPY)
 
 
-async def decode_images(
-    body: ClassifyBody, facts: Preprocessing, rule: Preprocess, service: Service
-) -> Images:
-    """The images of a body of /classify or /segment.
+async def decode_images(body: ClassifyBody, manifest: Manifest, rule: Preprocess, service: Service) -> Images:
+    """The images of a body of /classify or /segment; for a model of two views consecutive files are a pair.
 
     Raises:
         ServiceError: what was expected and what came, or that there is too much to do.
     """
+    facts = manifest.preprocessing
     if body.is_array:
         with service.room_for(1):
             pixels = await service.in_pool(decode_array, body.files[0].content, facts, service.settings)
         return Images([None] * len(pixels), pixels)
+    if len(body.files) % manifest.views:
+        raise InvalidFieldError(
+            f"{manifest.model} takes two views of each image: files in pairs, the left view first (with "
+            f"curl: -F images=@left.png -F images=@right.png); got {len(body.files)}"
+        )
+    names = [file.filename for file in body.files]
     return Images(
-        [file.filename for file in body.files], await decode_files(body.files, facts, rule, service)
+        names if manifest.views == 1 else pair_names(names),
+        await decode_files(body.files, facts, rule, service),
     )
 
 
@@ -130,10 +147,16 @@ async def read_reconstruct(request: Request, settings: Settings) -> ReconstructB
     return await _raw_body(request)
 
 
+def pair_names(names: Sequence[str | None]) -> list[str | None]:
+    """What pairs of files are called: the names of the left and the right one, as far as they have some."""
+    pairs = zip(names[::2], names[1::2], strict=True)
+    return [", ".join(name for name in pair if name) or None for pair in pairs]
+
+
 async def check_reconstruct(
     body: ReconstructBody, service: Service
-) -> tuple[ReconstructFields, bytes | None]:
-    """The fields of a /reconstruct body, and the picture's file if there is one.
+) -> tuple[ReconstructFields, list[Upload]]:
+    """The fields of a /reconstruct body, and the picture's file, two of a pair, or none.
 
     Raises:
         ServiceError: what was expected and what came.
@@ -148,11 +171,17 @@ async def decode_files(
 ) -> Floats:
     """Files to model input [N, H, W, C] in 0-1, in a thread that stops once nobody waits for it.
 
+    Args:
+        files: N, or 2 N for a model of two views.
+        facts: of the model.
+        rule: for pictures of other sizes than the model's.
+        service: has the thread.
+
     Raises:
         ServiceError: which file, and what is wrong with it, or that there is too much to do.
     """
     given_up = threading.Event()
-    if len(files) == 1 and is_quick(files[0].content, facts):
+    if len(files) == facts.views and all(is_quick(file.content, facts) for file in files):
         return decode_pictures(files, facts, rule, service.settings.max_pixels, given_up)
     try:
         with service.room_for(len(files)):
@@ -180,18 +209,23 @@ def decode_pictures(
     max_pixels: int,
     given_up: threading.Event,
 ) -> Floats:
-    """Files to model input [N, H, W, C] in 0-1. Blocks.
+    """Files, N or 2 N for a model of two views, to model input [N, H, W, C] in 0-1. Blocks.
 
     Raises:
         ServiceError: which file, and what is wrong with it.
         DeadlineExceededError: `given_up` was set; looked at before each file.
     """
-    pixels = np.empty((len(uploads), facts.height, facts.width, facts.channels), np.float32)
+    views = facts.views
+    pixels = np.empty((len(uploads) // views, facts.height, facts.width, facts.channels), np.float32)
+    pictures: list[Image.Image] = []  # the views of one image
     for index, upload in enumerate(uploads):
         if given_up.is_set():
             raise errors.DeadlineExceededError(f"given up after {index} of {len(uploads)} images")
         try:
-            pixels[index] = to_input(read_picture(upload.content, max_pixels), facts, rule)
+            pictures.append(read_picture(upload.content, max_pixels))
+            if len(pictures) == views:
+                pixels[index // views] = views_to_input(pictures, facts, rule)
+                pictures.clear()
         except PictureError as error:
             name = f" ({shown(upload.filename)})" if upload.filename else ""
             raise _as_service_error(error, f"image {index + 1} of {len(uploads)}{name}: {error}") from None
@@ -209,8 +243,8 @@ def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Fl
         pixels = read_array(content, facts)
     except ArrayError as error:
         raise errors.WrongArrayError(str(error)) from None
-    if len(pixels) > settings.max_images_per_request:
-        raise _too_many_images(len(pixels), settings)
+    if len(pixels) * facts.views > settings.max_images_per_request:
+        raise _too_many_images(len(pixels) * facts.views, settings)
     return pixels
 
 
@@ -240,6 +274,8 @@ def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
         return errors.PictureTooLargeError(detail)
     if isinstance(error, UnsupportedPicture):
         return errors.UnsupportedPictureError(detail)
+    if isinstance(error, MismatchedViews):
+        return errors.NoPairError(detail)
     return errors.UnreadablePictureError(detail)
 
 
@@ -269,8 +305,9 @@ async def _image_files(request: Request, settings: Settings) -> list[Upload]:
     return uploads
 
 
-def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[ReconstructFields, bytes | None]:
+def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[ReconstructFields, list[Upload]]:
     fields: dict[str, Any] = {}
+    pictures: list[Upload] = []
     for name, value in parts:
         if name not in ReconstructRequest.model_fields:
             known = ", ".join(ReconstructRequest.model_fields)
@@ -280,27 +317,31 @@ def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[Reconstruc
         if isinstance(value, str) == (name == "image"):
             expected = "a file" if name == "image" else "text, not a file"
             raise InvalidFieldError(f"the field {name} must be {expected}")
-        if isinstance(value, str) and name in JSON_FIELDS:
-            fields[name] = parse_json(value, f"the field {name}")
+        if isinstance(value, Upload):
+            pictures.append(value)
         else:
-            fields[name] = value
-    picture = fields.pop("image", None)
+            fields[name] = parse_json(value, f"the field {name}") if name in JSON_FIELDS else value
     checked = _validated(ReconstructFields, fields, "the form")
-    if (picture is None) == (checked.pose is None):
+    if bool(pictures) == (checked.pose is not None):
         raise InvalidFieldError("give either image (a file) or pose and label")
-    return checked, picture.content if picture else None
+    return checked, pictures
 
 
-def _reconstruct_json(body: bytes) -> tuple[ReconstructFields, bytes | None]:
+def _reconstruct_json(body: bytes) -> tuple[ReconstructFields, list[Upload]]:
     given = parse_json(body, "the body")
     if not isinstance(given, dict):
         raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")
     checked = _validated(ReconstructRequest, given, "the body")
     if not isinstance(checked, ReconstructRequest) or checked.image is None:
-        return checked, None
+        return checked, []
+    files = [checked.image] if isinstance(checked.image, str) else checked.image
+    return checked, [Upload(None, _from_base64(file)) for file in files]
+
+
+def _from_base64(file: str) -> bytes:
     try:
         # Line breaks are how base64 commands write it.
-        return checked, b64decode(checked.image.encode().translate(None, SPACE), validate=True)
+        return b64decode(file.encode().translate(None, SPACE), validate=True)
     except (binascii.Error, ValueError) as error:
         raise MalformedBodyError(f"image must be the base64 of a picture's file: {error}") from None
 

@@ -29,6 +29,8 @@ def _json_field(name: str) -> dict[str, Any]:
 
 CLASSIFY_BODY: dict[str, Any] = {
     "requestBody": {
+        "description": "A model of two views takes consecutive files as pairs, the left view first, or an "
+        "array [N, H, W, 2].",
         "required": True,
         "content": {
             "multipart/form-data": {
@@ -45,16 +47,36 @@ CLASSIFY_BODY: dict[str, Any] = {
         },
     }
 }
+RECONSTRUCT_EXAMPLES: dict[str, Any] = {
+    "one picture, three dimensions swept": {
+        "value": {"image": "<base64 file>", "sweep": {"dimensions": [0, 1, 2], "step": 0.05}}
+    },
+    "a pair of views, one number of the pose changed": {
+        "value": {
+            "image": ["<base64 left file>", "<base64 right file>"],
+            "perturbations": [{"dimension": 15, "delta": 0.5}],
+        }
+    },
+    "a pose of 4 x 4, row by row": {
+        "value": {"pose": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], "label": "car"}
+    },
+}
 RECONSTRUCT_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"$ref": REFERENCE.format(model="ReconstructRequest")}},
+            "application/json": {
+                "schema": {"$ref": REFERENCE.format(model="ReconstructRequest")},
+                "examples": RECONSTRUCT_EXAMPLES,
+            },
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
                     "properties": {
-                        "image": FILE,
+                        "image": {
+                            "oneOf": [FILE, {"type": "array", "items": FILE, "minItems": 2, "maxItems": 2}],
+                            "description": "one file, or two for a model of two views, the left one first",
+                        },
                         "label": {"type": "string"},
                         "model": {"type": "string"},
                         "version": {"type": "integer", "minimum": 1},

@@ -20,7 +20,7 @@ PALETTE = (
 
 
 def to_png(pixels: Floats) -> bytes:
-    """A PNG file of pixels [H, W, C] in 0-1; 1 channel makes it grey, 3 RGB."""
+    """A PNG file of pixels [H, W, C] in 0-1; 1 channel makes it grey, 3 RGB, 2 grey views side by side."""
     file = BytesIO()
     _picture(pixels).save(file, "PNG")
     return file.getvalue()
@@ -33,6 +33,7 @@ def to_base64_pngs(pictures: Floats) -> list[str]:
 
 def to_png_grid(pictures: Floats, columns: int) -> bytes:
     """Pictures [P, H, W, C] in 0-1 row by row in one PNG, pixel for pixel, nothing between them."""
+    pictures = _views_side_by_side(pictures)
     _, height, width, channels = pictures.shape
     rows = pictures.reshape(-1, columns, height, width, channels)
     return to_png(rows.transpose(0, 2, 1, 3, 4).reshape(-1, columns * width, channels))
@@ -41,7 +42,8 @@ def to_png_grid(pictures: Floats, columns: int) -> bytes:
 def brightness(pictures: Floats) -> Floats:
     """How bright the PNG files of pictures [P, H, W, C] are, [P, H, W] in 0-1, in steps of 1/255.
 
-    A coloured pixel's is its luma (ITU-R BT.601), as Pillow converts to grey.
+    A coloured pixel's is its luma (ITU-R BT.601), as Pillow converts to grey. Of pairs of views W is twice as
+    wide, as they stand side by side.
     """
     grey = [np.asarray(_picture(pixels).convert("L"), np.float32) for pixels in pictures]
     return np.stack(grey) / np.float32(255)
@@ -61,5 +63,13 @@ def colour_of(index: int) -> str:
 
 def _picture(pixels: Floats) -> Image.Image:
     """Pixels [H, W, C] in 0-1 as a picture of 8 bits, grey or RGB."""
-    levels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    levels = np.rint(np.clip(_views_side_by_side(pixels), 0, 1) * 255).astype(np.uint8)
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
+
+
+def _views_side_by_side(pixels: Floats) -> Floats:
+    """Pairs of views [..., H, W, 2] as pictures [..., H, 2 W, 1], the left one left; others as they are."""
+    if pixels.shape[-1] != 2:
+        return pixels
+    *leading, width, views = pixels.shape
+    return np.moveaxis(pixels, -1, -2).reshape(*leading, views * width, 1)

@@ -1,5 +1,6 @@
 """What /reconstruct answers: a pose, perturbed or swept, decoded into pictures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -47,9 +48,16 @@ class Reconstructions:
 
 
 async def reconstruct(
-    served: Served, fields: ReconstructFields, picture: bytes | None, rule: Preprocess, service: Service
+    served: Served, fields: ReconstructFields, files: Sequence[Upload], rule: Preprocess, service: Service
 ) -> Reconstructions:
     """Decode the pose that was given, or the picture's, as often as the perturbations ask for.
+
+    Args:
+        served: the model.
+        fields: what is asked.
+        files: the picture's, one for each view; none where a pose is given.
+        rule: for a picture of another size than the model's.
+        service: decodes the files.
 
     Raises:
         ServiceError: what was expected and what came.
@@ -60,7 +68,7 @@ async def reconstruct(
     pose = None if fields.pose is None else _given_pose(fields.pose, manifest)
     variants, columns = plan(fields, pose_size(manifest), service.settings.max_reconstructions)
     if pose is None or wanted is None:  # a given pose has a label: the fields were checked
-        files = [Upload(None, picture or b"")]
+        _check_views(files, manifest)
         pixels = await decode_files(files, manifest.preprocessing, rule, service)
         probabilities, poses = await served.encode(pixels)  # [1, J], [1, J, D]
         wanted = int(probabilities[0].argmax()) if wanted is None else wanted
@@ -158,6 +166,13 @@ def _class_index(label: str | None, manifest: Manifest) -> int | None:
             f"label {shown(label)} is no class of {manifest.model}; the classes are {names}"
         )
     return manifest.class_names.index(label)
+
+
+def _check_views(files: Sequence[Upload], manifest: Manifest) -> None:
+    if len(files) != manifest.views:
+        one, pair = "one picture as image", "a pair of views as image, two files, the left view first"
+        expected = pair if manifest.views == 2 else one
+        raise InvalidFieldError(f"{manifest.model} takes {expected}; got {len(files)}")
 
 
 def _given_pose(pose: list[float], manifest: Manifest) -> Floats:

@@ -6,12 +6,16 @@ passing ten poses of 16 numbers per image through pydantic costs more than class
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-# Poses have lengths below 1; beyond this bound lie only mistakes, and float32 overflows.
+from service.errors import shown
+
+# Vector poses have lengths below 1, the numbers of matrix poses a few units; beyond this bound lie only
+# mistakes, and float32 overflows.
 LARGEST = 1e6
 # More than any pose has; with fail_fast a list of millions of mistakes is told at its first.
 MOST = 4096
+VIEWS = 2  # of a pair
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Preprocess = Annotated[
     Literal["auto", "off"],
@@ -126,10 +130,27 @@ class ReconstructFields(_StrictRequest):
         return self
 
 
+def _one_file_or_two(given: Any) -> Any:
+    """As pydantic would check it, in one message and not in one for each of the kinds."""
+    is_pair = isinstance(given, list) and len(given) == VIEWS and all(isinstance(one, str) for one in given)
+    if given is None or isinstance(given, str) or is_pair:
+        return given
+    raise ValueError(
+        "must be the base64 of a picture's file, or for a model of two views a list of two; "
+        f"got {shown(given)}"
+    )
+
+
 class ReconstructRequest(ReconstructFields):
     """JSON body of /reconstruct: `image`, or `pose` and `label`."""
 
-    image: str | None = Field(default=None, description="base64 of a picture's file")
+    image: Annotated[
+        str | Annotated[list[str], Field(min_length=VIEWS, max_length=VIEWS)] | None,
+        BeforeValidator(_one_file_or_two),
+    ] = Field(
+        default=None,
+        description="base64 of a picture's file; for a model of two views a list of two, the left one first",
+    )
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -138,22 +159,36 @@ class ReconstructRequest(ReconstructFields):
         return self
 
 
+PoseShape = Annotated[list[int] | None, Field(description="when poses are not vectors", examples=[[4, 4]])]
+
+
 class ClassAnswer(BaseModel):
     """One class: each on its own, so the probabilities of an image need not sum to 1."""
 
     label: str
-    probability: float = Field(description="length of the class's capsule, 0-1")
+    probability: float = Field(description="length of the class's capsule, or its activation, 0-1")
     pose: list[float] = Field(description="flat, row-major")
 
 
-class ClassifyResult(BaseModel):
-    """What was seen in one image."""
+Filename = Annotated[
+    str | None,
+    Field(
+        description="of a pair of views both names, the left one first",
+        examples=["7.png", "left.png, right.png"],
+    ),
+]
 
-    filename: str | None
+
+class ClassifyResult(BaseModel):
+    """What was seen in one image, or in a pair of views."""
+
+    filename: Filename
     label: str = Field(description="the most probable class")
     labels: list[str] = Field(description="as many of the best as the model expects objects per image")
     classes: list[ClassAnswer] = Field(description="by falling probability")
-    reconstruction: str | None = Field(default=None, description="base64 PNG, when asked for")
+    reconstruction: str | None = Field(
+        default=None, description="base64 PNG, when asked for; of a pair both views side by side"
+    )
 
 
 class ClassifyAnswer(BaseModel):
@@ -161,7 +196,7 @@ class ClassifyAnswer(BaseModel):
 
     model: str
     version: int
-    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    pose_shape: PoseShape = None
     results: list[ClassifyResult]
 
 
@@ -177,9 +212,9 @@ class SegmentObject(ClassAnswer):
 
 
 class SegmentResult(BaseModel):
-    """The objects in one image."""
+    """The objects in one image, or in a pair of views; of a pair every picture is both side by side."""
 
-    filename: str | None
+    filename: Filename
     overlay: str = Field(
         description="base64 PNG: the reconstructions in their colours, added up; yellow is where red and "
         "green overlap"
@@ -192,7 +227,7 @@ class SegmentAnswer(BaseModel):
 
     model: str
     version: int
-    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    pose_shape: PoseShape = None
     results: list[SegmentResult]
 
 
@@ -201,7 +236,7 @@ class Reconstruction(BaseModel):
 
     perturbations: list[Perturbation]
     pose: list[float] = Field(description="flat, row-major, as decoded")
-    image: str = Field(description="base64 PNG")
+    image: str = Field(description="base64 PNG; of a pair both views side by side")
 
 
 class ReconstructAnswer(BaseModel):
@@ -209,7 +244,7 @@ class ReconstructAnswer(BaseModel):
 
     model: str
     version: int
-    pose_shape: list[int] | None = Field(default=None, description="when poses are not vectors")
+    pose_shape: PoseShape = None
     label: str
     reconstructions: list[Reconstruction]
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 from tiny_bundle import (
+    PAIRS,
     SIDE,
     decoder_model,
     encoder_model,
@@ -228,16 +229,24 @@ def test_a_graph_with_weights_in_another_file_is_refused(bundle):
         load(bundle)
 
 
-def test_a_model_of_two_views_is_refused_for_that(bundle):
-    rewrite_manifest(bundle, views=2)
-    with pytest.raises(BundleError, match="2 views"):
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_of_two_views_without_a_channel_for_each_is_refused(bundle, channels):
+    facts = read_manifest(bundle).preprocessing.model_copy(update={"channels": channels})
+    rewrite_manifest(bundle, views=2, preprocessing=facts)
+    with pytest.raises(BundleError, match=f"views is 2 .*channels is {channels}; a pair of 2 views has 2"):
         load(bundle)
 
 
 def test_a_model_of_one_view_and_two_channels_is_refused_for_that(bundle):
-    manifest = read_manifest(bundle)
-    rewrite_manifest(bundle, preprocessing=manifest.preprocessing.model_copy(update={"channels": 2}))
+    rewrite_manifest(bundle, preprocessing=PAIRS)
     with pytest.raises(BundleError, match=r"channels is 2; .* 1 channel \(grey\) or 3"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("changes", [{"placement": "digit"}, {"polarity": "light-on-dark"}])
+def test_a_rule_that_may_treat_the_views_of_a_pair_differently_is_refused(bundle, changes):
+    rewrite_manifest(bundle, views=2, preprocessing=PAIRS.model_copy(update=changes))
+    with pytest.raises(BundleError, match="polarity any, and placement fit or centre-crop; got"):
         load(bundle)
 
 

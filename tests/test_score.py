@@ -387,9 +387,9 @@ def test_when_rows_go_to_stdout_bad_files_are_told_on_stderr_or_where_errors_say
 
 def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits):
     engine = load_engine(models / "tiny" / "1", "tiny", Placement("cpu", 32, models / "cache"))
-    facts = engine.manifest.preprocessing.model_copy(update={"channels": 2})  # which nothing can make
+    facts = engine.manifest.preprocessing.model_copy(update={"channels": 4})  # which nothing can make
     engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
-    chosen, query = Chosen("tiny", 1, CLASSES, ""), Query(None, None, None, "auto", poses=False)
+    chosen, query = Chosen("tiny", 1, CLASSES, "", 1), Query(None, None, None, "auto", poses=False)
     picture = Loaded("0.png", (digits / "0" / "0.png").read_bytes())
     (outcome,) = asyncio.run(LocalScorer(engine, chosen, query, 50_000_000).score([picture]))
     assert isinstance(outcome, Skipped)

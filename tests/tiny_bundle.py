@@ -15,6 +15,9 @@ SIDE = 28
 CLASSES = ("0", "1", "2")
 SAMPLES = 8
 
+DIGITS = Preprocessing(height=SIDE, width=SIDE, polarity="light-on-dark", placement="digit")
+PAIRS = Preprocessing(height=SIDE, width=SIDE, channels=2, placement="centre-crop", crop_share=2 / 3)
+
 Shape = tuple[int | None, ...]
 
 
@@ -28,7 +31,10 @@ def write_bundle(
     classes: tuple[str, ...] = CLASSES,
     channels: int = 1,
 ) -> Path:
-    """Write the bundle `<model>/<version>` as which the folder is named; returns the folder."""
+    """Write the bundle `<model>/<version>` as which the folder is named; returns the folder.
+
+    Two channels are the views of a pair, of which the encoder weighs each in its own way.
+    """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     classes_count, size = len(classes), math.prod(pose_shape)
@@ -58,11 +64,10 @@ def write_bundle(
         class_names=classes,
         objects_per_image=objects_per_image,
         pose_shape=pose_shape,
+        views=2 if channels == 2 else 1,
         graphs=graphs,
         samples=File(file="samples.npz", sha256=digest(samples.read_bytes())),
-        preprocessing=Preprocessing(
-            height=SIDE, width=SIDE, channels=channels, polarity="light-on-dark", placement="digit"
-        ),
+        preprocessing=PAIRS if channels == 2 else DIGITS.model_copy(update={"channels": channels}),
         opset=20,
         parity=Parity(
             max_abs_error=0, tolerance=1e-5, batch_sizes=(1,), routing_iterations=(1,), images="noise"

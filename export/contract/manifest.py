@@ -71,10 +71,14 @@ class Graph(File):
 class Preprocessing(_Fact):
     """How a picture becomes the model's input; `export.contract.preprocess` carries it out.
 
+    The views of a pair differ by where things stand in them, and a model may see depth by that. So a rule
+    that moves or inverts a picture by what it finds in it, and might do otherwise to the other view, is for
+    one view only.
+
     Attributes:
         height: rows of the model's input.
         width: columns of the model's input.
-        channels: 1 for grey, 3 for RGB, 2 for a stereo pair of grey views.
+        channels: 1 for grey, 3 for RGB, 2 for the grey views of a stereo pair, the left one first.
         polarity: `light-on-dark` inverts pictures whose border is lighter than their ink; `any` never does.
         placement: `digit` fits the ink box into 20/28 of the frame and centres it by mass, as MNIST was
             made; `fit` shows the whole picture, padded; `centre-crop` fills the frame.
@@ -88,6 +92,20 @@ class Preprocessing(_Fact):
     polarity: Literal["light-on-dark", "any"] = "any"
     placement: Literal["digit", "fit", "centre-crop"] = "fit"
     crop_share: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def views(self) -> Literal[1, 2]:
+        """How many pictures make one input."""
+        return 2 if self.channels == 2 else 1
+
+    @model_validator(mode="after")
+    def _treats_both_views_alike(self) -> Self:
+        if self.views == 2 and (self.polarity, self.placement == "digit") != ("any", False):
+            raise ValueError(
+                "the two views of a pair need polarity any, and placement fit or centre-crop; got "
+                f"{self.polarity} and {self.placement}"
+            )
+        return self
 
 
 class Parity(_Fact):
@@ -111,11 +129,18 @@ class Metric(_Fact):
 
 
 class Manifest(_Fact):
-    """Everything about a bundle that its reader relies on."""
+    """Everything about a bundle that its reader relies on.
+
+    Attributes:
+        architecture: the length of a capsule of `capsnet`, below 1, is its probability; one of
+            `matrix-capsnet` has an activation beside its pose.
+        pose_shape: of one class's pose, [16] or [4, 4]; the graphs have it flat, row-major.
+        views: pictures of one object that make one input: 2 for a stereo pair.
+    """
 
     schema_version: Literal[1] = 1
     model: ModelName
-    architecture: Literal["capsnet"]
+    architecture: Literal["capsnet", "matrix-capsnet"]
     parameters: dict[str, Any]
     parameter_count: int
     class_names: tuple[str, ...] = Field(min_length=1)
@@ -137,6 +162,15 @@ class Manifest(_Fact):
             raise ValueError("graphs must hold an encoder")
         if len(set(self.class_names)) != len(self.class_names):
             raise ValueError(f"class names must differ, got {self.class_names}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_channel_for_each_view(self) -> Self:
+        if self.views != self.preprocessing.views:
+            raise ValueError(
+                f"views is {self.views} and preprocessing.channels is {self.preprocessing.channels}; a pair "
+                "of 2 views has 2 channels, one view is a picture of 1 channel (grey) or 3 (RGB)"
+            )
         return self
 
 

@@ -44,6 +44,10 @@ class PictureTooLarge(PictureError):  # noqa: N818
     """More pixels than allowed."""
 
 
+class MismatchedViews(PictureError):  # noqa: N818
+    """Two pictures that are no views of one pair."""
+
+
 def read_picture(content: bytes, max_pixels: int) -> Image.Image:
     """Decode the first frame of an image file, upright and opaque.
 

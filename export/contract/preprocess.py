@@ -1,5 +1,6 @@
 """A picture becomes the model's input: the one implementation for training on folders and for serving."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -8,14 +9,45 @@ from PIL import Image, ImageOps
 
 from export.contract.ink import find_ink, is_dark_on_light, place_ink
 from export.contract.manifest import Preprocessing
+from export.contract.pictures import MismatchedViews
 
 INK_SIDE_PIXELS = 512  # ink is looked for at this resolution; more only costs time
 
+Rule = Literal["auto", "off"]
 
-def to_input(
-    picture: Image.Image, facts: Preprocessing, rule: Literal["auto", "off"] = "auto"
+
+def views_to_input(
+    pictures: Sequence[Image.Image], facts: Preprocessing, rule: Rule = "auto"
 ) -> NDArray[np.float32]:
-    """Turn a picture into the model's input.
+    """Turn the views of one object, `facts.views` pictures, into the model's input.
+
+    Each goes through the same rule, see `to_input`, and the rules for pairs treat pictures of one size alike.
+
+    Args:
+        pictures: one, or the left and the right one of a pair, of the same size.
+        facts: as for `to_input`; as is the rule.
+        rule: `auto` or `off`.
+
+    Returns:
+        float32 [H, W, C], 0-1; of a pair the left view is the first channel.
+
+    Raises:
+        MismatchedViews: the views of a pair have different sizes.
+    """
+    assert len(pictures) == facts.views, f"{len(pictures)} pictures for {facts.views} views"
+    first, last = pictures[0], pictures[-1]
+    if first.size != last.size:
+        raise MismatchedViews(
+            f"the right view is {last.width}x{last.height}, and the left one before it "
+            f"{first.width}x{first.height}; both views of a pair have the same size"
+        )
+    if facts.views == 1:
+        return to_input(first, facts, rule)
+    return np.concatenate([to_input(picture, facts, rule) for picture in pictures], axis=2)
+
+
+def to_input(picture: Image.Image, facts: Preprocessing, rule: Rule = "auto") -> NDArray[np.float32]:
+    """Turn a picture into the model's input, or into its channel of it, for one view of a pair.
 
     A picture of the model's size is only converted to its channels, so that a data set's images give the
     data set's answers. Any other one goes through the model's polarity and placement.
@@ -26,19 +58,19 @@ def to_input(
         rule: `off` resizes a picture of another size and does nothing else.
 
     Returns:
-        float32 [H, W, C], 0-1.
+        float32 [H, W, C], 0-1; of one view of a pair C is 1.
     """
-    size = (facts.width, facts.height)
+    size, channels = (facts.width, facts.height), facts.channels // facts.views
     if picture.size == size:
-        return _values(picture, facts.channels)
+        return _values(picture, channels)
     if rule == "off":
-        return _values(_resized(picture, size), facts.channels)
+        return _values(_resized(picture, size), channels)
     if facts.placement == "digit":
         return _digit(picture, facts)
     is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture)
     upright = ImageOps.invert(picture) if is_inverted else picture
     place = _fit if facts.placement == "fit" else _centre_crop
-    return _values(place(upright, facts), facts.channels)
+    return _values(place(upright, facts), channels)
 
 
 def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:

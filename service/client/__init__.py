@@ -36,7 +36,7 @@ from service.client.base import DEFAULT_URL
 from service.client.blocking import CapsnetClient
 from service.client.errors import CapsnetError, UnreachableError
 from service.client.jobs import Sweep
-from service.client.pictures import Picture, Pictures
+from service.client.pictures import Pair, Picture, Pictures
 from service.client.steps import Retry
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Model",
     "ModelVersion",
     "Outcome",
+    "Pair",
     "Picture",
     "Pictures",
     "Pinned",

@@ -29,7 +29,7 @@ class ClassScore:
 
     Attributes:
         label: the class's name.
-        probability: its capsule's length, 0-1; each class on its own, they need not sum to 1.
+        probability: its capsule's length or activation, 0-1; each class on its own, so they may sum to more.
         pose: [D], or of the model's pose shape where that is no vector.
     """
 
@@ -43,11 +43,11 @@ class Classification:
     """What was seen in one image.
 
     Attributes:
-        filename: the picture's, None where it has none.
+        filename: the picture's, of a pair both names, None where it has none.
         label: the most probable class.
         labels: as many of the best as the model expects objects per image.
         classes: by falling probability, all of them or the top k.
-        reconstruction: the best class decoded, uint8 [H, W, C]; None unless asked for.
+        reconstruction: the best class decoded, uint8 [H, W, C], of a pair side by side; None unless asked.
     """
 
     filename: str | None
@@ -63,10 +63,10 @@ class SegmentedObject:
 
     Attributes:
         label: its class.
-        probability: its capsule's length, 0-1.
+        probability: its capsule's length or activation, 0-1.
         pose: [D], or of the model's pose shape where that is no vector.
         colour: in the overlay, such as "#ff0000".
-        reconstruction: the object alone, uint8 [H, W, C].
+        reconstruction: the object alone, uint8 [H, W, C], of a pair side by side.
         mask: the pixels that belong to it, bool [H, W]; a pixel may belong to several objects.
     """
 
@@ -83,7 +83,7 @@ class Segmentation:
     """The objects in one image.
 
     Attributes:
-        filename: the picture's, None where it has none.
+        filename: the picture's, of a pair both names, None where it has none.
         objects: by falling probability.
         overlay: the reconstructions in their colours, added up, uint8 [H, W, 3].
     """
@@ -109,7 +109,7 @@ class Reconstruction:
     Attributes:
         perturbations: what was added to the pose, by dimension; empty for the plain one.
         pose: as decoded, [D], or of the model's pose shape where that is no vector.
-        picture: uint8 [H, W, C].
+        picture: uint8 [H, W, C], the views of a pair side by side.
     """
 
     perturbations: Mapping[int, float]

@@ -66,7 +66,8 @@ class CapsnetClient(BaseClient[httpx.Client]):
         Args:
             pictures: a path, bytes, a file opened in binary mode or an array [H, W]; several of those; or an
                 array [N, H, W] or [N, H, W, C] (uint8 0-255, float32 0-1, of the model's size). Any number:
-                they are sent in several requests where need be.
+                they are sent in several requests where need be. For a model of two views each is a
+                Pair(left, right) of files, or the views are the C of an array.
             top_k: the k most probable classes; all of them by default.
             reconstruction: also decode the best class of each picture.
             model: its name; by default the service's default model.
@@ -142,7 +143,7 @@ class CapsnetClient(BaseClient[httpx.Client]):
         """Pictures decoded from a pose, or from the pose that an image has.
 
         Args:
-            image: as `classify` takes one, but no float32 array.
+            image: as `classify` takes one, a Pair among them, but no float32 array.
             pose: instead of an image; of any shape, with as many numbers as the model's poses have.
             label: the class to decode; needed with a pose, by default an image's most probable.
             perturbations: numbers to add to the pose by dimension, all at once: one picture.

@@ -74,6 +74,21 @@ def not_understood(answer: httpx.Response, reason: str) -> CapsnetError:
     )
 
 
+def other_views(answer: httpx.Response, detail: str) -> CapsnetError:
+    """The error of a 200 to files that the service has not taken for the views that they are.
+
+    It cannot know: an even number of pictures for a model of two views are pairs to it. Of an odd number it
+    says the same.
+    """
+    return CapsnetError(
+        httpx.codes.UNPROCESSABLE_ENTITY,
+        "/problems/invalid-field",
+        "A field or parameter is wrong",
+        detail,
+        request_id(answer),
+    )
+
+
 def request_id(answer: httpx.Response) -> str | None:
     """What the service calls this request in its log."""
     header: str | None = answer.headers.get("x-request-id")

@@ -28,7 +28,7 @@ from service.client.answers import (
     to_reconstructions,
     to_segmentations,
 )
-from service.client.errors import CapsnetError, not_understood
+from service.client.errors import CapsnetError, not_understood, other_views
 from service.client.pictures import (
     REQUEST_IMAGES,
     Picture,
@@ -40,7 +40,7 @@ from service.client.pictures import (
     in_requests,
     load,
     load_or_say,
-    picture_file,
+    picture_files,
 )
 from service.client.steps import Call, Job, Params, params
 
@@ -157,7 +157,17 @@ def _halve(uploads: Sequence[Upload], query: Params) -> Job[list[Outcome]]:
 
 def _one_each(came: httpx.Response, parse: Parse[R], uploads: Sequence[Upload]) -> Answer[R]:
     names = [upload.filename for upload in uploads]
-    return read_json(came, lambda body: parse(body, names))
+
+    def parse_checked(body: Any) -> Answer[R]:
+        results = len(body["results"])
+        if results == 2 * len(names):
+            raise other_views(came, f"{body['model']} takes one view of each image; got pairs")
+        if 2 * results == len(names):
+            expected = "two views of each image, as Pair(left, right)"
+            raise other_views(came, f"{body['model']} takes {expected}; got single pictures")
+        return parse(body, names)
+
+    return read_json(came, parse_checked)
 
 
 def batches_of(pictures: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -200,7 +210,7 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
         changes["sweep"] = sweep.as_json()
     if image is not None and pose is None:
         form = {name: orjson.dumps(value).decode() for name, value in changes.items()}
-        return {"data": {**fields, **form}, "files": {"image": picture_file(load(image))}}
+        return {"data": {**fields, **form}, "files": [("image", file) for file in picture_files(load(image))]}
     if pose is None or image is not None:
         given = "neither" if pose is None else "both"
         raise ValueError(f"give either image, or pose and label; got {given}")

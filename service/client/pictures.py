@@ -18,31 +18,53 @@ REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB unless told other
 UNNAMED = "picture"  # a part without a file name is no file
 
 Array = NDArray[Any]
-Picture = str | os.PathLike[str] | bytes | BinaryIO | Array
-"""A file's path, its bytes or the file opened in binary mode; or an array [H, W] or [H, W, C], uint8 0-255 or
-float32 0-1, of the model's size."""
+File = str | os.PathLike[str] | bytes | BinaryIO
+"""A file's path, its bytes or the file opened in binary mode."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The two views of one object for a model that takes pairs, such as a stereo camera's pictures."""
+
+    left: File
+    right: File
+
+
+Picture = File | Array | Pair
+"""A file or a pair of them; or an array [H, W] or [H, W, C], uint8 0-255 or float32 0-1, of the model's size,
+where the two views of a pair are C."""
 Pictures = Picture | Iterable[Picture]
 """One picture, several, or an array of them, [N, H, W] or [N, H, W, C]."""
+
+NamedFile = tuple[str | None, bytes]  # the name is None where it has none
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A picture in memory: a file's bytes, or an array. The file's name is None where it has none."""
+    """A picture in memory: one file, the two of a pair, or an array."""
 
     picture: Picture
-    filename: str | None
-    content: bytes | Array
+    content: tuple[NamedFile, ...] | Array
+
+    @property
+    def filename(self) -> str | None:
+        """The file's name, of a pair both, as in "left.png, right.png"; None where there is none."""
+        if isinstance(self.content, tuple):
+            return ", ".join(name for name, _ in self.content if name) or None
+        return None
 
     @property
     def size_bytes(self) -> int:
         """What it adds to a request."""
-        return len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
+        if isinstance(self.content, tuple):
+            return sum(len(content) for _, content in self.content)
+        return self.content.nbytes
 
     @property
     def kind(self) -> object:
-        """The same for pictures that may share a request: files, or arrays that can be stacked."""
-        if isinstance(self.content, bytes):
-            return "file"
+        """The same for pictures that may share a request: files, pairs, or arrays that can be stacked."""
+        if isinstance(self.content, tuple):
+            return len(self.content)
         return self.content.shape, self.content.dtype
 
 
@@ -63,6 +85,8 @@ def each_picture(pictures: Pictures) -> Iterable[Picture]:
     """The pictures one by one."""
     if isinstance(pictures, np.ndarray):
         return [pictures] if pictures.ndim == 2 else iter(pictures)
+    if isinstance(pictures, Pair):
+        return [pictures]
     if isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(pictures, "read"):
         return [cast(Picture, pictures)]
     return pictures  # a file can be iterated, too: by lines
@@ -77,20 +101,9 @@ def load(picture: Picture) -> Upload:
         TypeError: it is none of what a picture may be.
     """
     if isinstance(picture, np.ndarray):
-        return Upload(picture, None, _checked_array(picture))
-    if isinstance(picture, bytes | bytearray | memoryview):
-        return Upload(picture, None, bytes(picture))
-    if isinstance(picture, str | os.PathLike):
-        path = Path(picture)
-        return Upload(picture, _sendable(path.name), path.read_bytes())
-    if not hasattr(picture, "read"):
-        kinds = "a path, bytes, a file opened in binary mode or a numpy array"
-        raise TypeError(f"a picture must be {kinds}, got {type(picture).__name__}")
-    content = picture.read()
-    if isinstance(content, str):
-        raise ValueError("the file is opened as text; open it in binary mode: open(path, 'rb')")  # noqa: TRY004  # its type is right
-    name = getattr(picture, "name", None)  # a number for files opened by their descriptor
-    return Upload(picture, _sendable(Path(name).name) if isinstance(name, str) else None, content)
+        return Upload(picture, _checked_array(picture))
+    files = (picture.left, picture.right) if isinstance(picture, Pair) else (picture,)
+    return Upload(picture, tuple(_read_file(file) for file in files))
 
 
 def load_or_say(picture: Picture) -> Upload | Unread:
@@ -124,8 +137,8 @@ def body_of(uploads: Sequence[Upload]) -> dict[str, Any]:
     files: list[tuple[str, tuple[str, bytes]]] = []
     arrays: list[Array] = []
     for upload in uploads:
-        if isinstance(upload.content, bytes):
-            files.append(("images", (upload.filename or UNNAMED, upload.content)))
+        if isinstance(upload.content, tuple):
+            files += [("images", (name or UNNAMED, content)) for name, content in upload.content]
         else:
             arrays.append(upload.content)
     if files:
@@ -135,22 +148,43 @@ def body_of(uploads: Sequence[Upload]) -> dict[str, Any]:
     return {"content": file.getvalue(), "headers": {"Content-Type": "application/x-npy"}}
 
 
-def picture_file(upload: Upload) -> tuple[str, bytes]:
-    """The name and bytes of one file, where a route takes no arrays: uint8 is written as PNG.
+def picture_files(upload: Upload) -> list[tuple[str, bytes]]:
+    """Names and bytes of the files, one for each view, where a route takes no arrays: uint8 becomes PNG.
 
     Raises:
         ValueError: the array is float32, which no PNG holds as it is.
     """
     content = upload.content
-    if isinstance(content, bytes):
-        return upload.filename or UNNAMED, content
+    if isinstance(content, tuple):
+        return [(name or UNNAMED, file) for name, file in content]
     if content.dtype != np.uint8:
         raise ValueError(
             f"the array is {content.dtype}; expected uint8 (0-255), or take infer and decode for float32"
         )
+    views = np.moveaxis(content, 2, 0) if content.shape[2:] in {(1,), (2,)} else [content]
+    return [(UNNAMED, _as_png(view)) for view in views]
+
+
+def _as_png(levels: Array) -> bytes:
     file = BytesIO()
-    Image.fromarray(content[:, :, 0] if content.shape[2:] == (1,) else content).save(file, "PNG")
-    return UNNAMED, file.getvalue()
+    Image.fromarray(levels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _read_file(file: File) -> NamedFile:
+    if isinstance(file, bytes | bytearray | memoryview):
+        return None, bytes(file)
+    if isinstance(file, str | os.PathLike):
+        path = Path(file)
+        return _sendable(path.name), path.read_bytes()
+    if not hasattr(file, "read"):
+        kinds = "a path, bytes, a file opened in binary mode, a Pair of those or a numpy array"
+        raise TypeError(f"a picture must be {kinds}, got {type(file).__name__}")
+    content = file.read()
+    if isinstance(content, str):
+        raise ValueError("the file is opened as text; open it in binary mode: open(path, 'rb')")  # noqa: TRY004  # its type is right
+    name = getattr(file, "name", None)  # a number for files opened by their descriptor
+    return _sendable(Path(name).name) if isinstance(name, str) else None, content
 
 
 def _checked_array(array: Array) -> Array:

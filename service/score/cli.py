@@ -32,10 +32,16 @@ EXAMPLES = """examples:
   capsnet-score digits/ --out scores.csv --resume               go on after a crash, or begin
   capsnet-score digits/ --out scores.csv --url http://gpu:8001  a service elsewhere
   capsnet-score digits/ --out scores.csv --local                no service: the model runs in this process
+  capsnet-score 1_left.png 1_right.png --model matrix-capsnet-toys
+                                                                one stereo pair, one row
 
 Folders, archives and patterns give files with picture suffixes whose names do not begin with a dot; folders
 sorted, archives in their own order. A file named itself is taken whatever its suffix. Rows of Parquet files
 are called set.parquet#12; files in archives scans.zip/a/7.png.
+
+For a model of two views two neighbours in that order are a pair, the left view first, as in a folder of
+1_left.png, 1_right.png, 2_left.png, ...; a pair has one row, called by both names. An odd number of pictures
+is an error.
 
 Pictures without a row and the reasons go to scores.csv.errors.jsonl beside the table (to stderr when rows go
 to stdout). scores.csv.run.json tells how far a run is and what it was asked; --resume needs the same pictures

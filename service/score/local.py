@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
-from export.contract.preprocess import to_input
+from export.contract.preprocess import views_to_input
 from service.bundles import find_bundles
 from service.engine import Engine, load_engine
 from service.providers import DeviceError, Placement
@@ -69,8 +69,9 @@ class LocalScorer:
         if isinstance(picture, Skipped):
             return picture
         try:
-            opened = read_picture(picture.content, self.max_pixels)
-            return to_input(opened, self.engine.manifest.preprocessing, self.query.preprocess)
+            files = [picture.content] if picture.right is None else [picture.content, picture.right]
+            opened = [read_picture(content, self.max_pixels) for content in files]
+            return views_to_input(opened, self.engine.manifest.preprocessing, self.query.preprocess)
         except PictureError as error:
             return Skipped(picture.name, str(error))
         except Exception as error:  # a fault of ours costs this picture its row, not the job its end
@@ -114,7 +115,8 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
     manifest = engine.manifest
-    chosen = Chosen(model, version, manifest.class_names, manifest.graphs["encoder"].sha256)
+    encoder = manifest.graphs["encoder"].sha256
+    chosen = Chosen(model, version, manifest.class_names, encoder, manifest.views)
     check_top_k(query, chosen)
     yield LocalScorer(engine, chosen, query, settings.max_pixels)
 

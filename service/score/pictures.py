@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import PurePath
+from typing import TypeVar
 
-from service.score.query import Loaded, Skipped
+from service.score.query import Loaded, ScoreError, Skipped
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB unless told otherwise
+
+
+T = TypeVar("T")
 
 
 class UnreadablePictureError(Exception):
@@ -55,19 +60,25 @@ def unreadable(name: str, reason: str) -> Picture:
     return Picture(name, read)
 
 
-def in_batches(pictures: Iterator[Picture], size: int, file_bytes: int) -> Iterator[list[Loaded | Skipped]]:
+def in_batches(
+    pictures: Iterator[Picture], size: int, file_bytes: int, views: int = 1
+) -> Iterator[list[Loaded | Skipped]]:
     """The pictures, read, in lists of `size`, or of fewer where their files are large.
 
     Args:
         pictures: taken and read one after the other.
-        size: pictures in a batch, at most.
+        size: pictures in a batch, at most, or pairs of them.
         file_bytes: the largest file that is read, in bytes.
+        views: 2 makes one of two neighbours, the left view first.
+
+    Raises:
+        ScoreError: the last one is left without a neighbour.
     """
     batch: list[Loaded | Skipped] = []
     held_bytes = 0
-    for picture in pictures:
-        loaded = _load(picture, file_bytes)
-        size_bytes = len(loaded.content) if isinstance(loaded, Loaded) else 0
+    each = (_load(picture, file_bytes) for picture in pictures)
+    for loaded in each if views == 1 else starmap(_paired, in_pairs(each)):
+        size_bytes = loaded.size_bytes if isinstance(loaded, Loaded) else 0
         if batch and held_bytes + size_bytes > BATCH_BYTES:
             yield batch
             batch, held_bytes = [], 0
@@ -78,6 +89,46 @@ def in_batches(pictures: Iterator[Picture], size: int, file_bytes: int) -> Itera
             batch, held_bytes = [], 0
     if batch:
         yield batch
+
+
+def in_pairs(views: Iterator[T]) -> Iterator[tuple[T, T]]:
+    """Neighbours as pairs; a pair's second is asked for only after its first.
+
+    Raises:
+        ScoreError: the last one is left without a neighbour.
+    """
+    for left in views:
+        right = next(views, None)
+        if right is None:
+            raise unpaired("an odd number")
+        yield left, right
+
+
+def unpaired(came: str) -> ScoreError:
+    """The error of pictures that are no pairs."""
+    return ScoreError(
+        "the model takes two views of each image: pictures in pairs, each left view just before its right "
+        f"one; got {came} of pictures, and so one too few or too many somewhere among them"
+    )
+
+
+def row_names(pictures: Iterator[Picture], views: int) -> Iterator[str]:
+    """What the pictures' rows are called, of a pair by both its names."""
+    names = (picture.name for picture in pictures)
+    return names if views == 1 else starmap(_pair_name, in_pairs(names))
+
+
+def _paired(left: Loaded | Skipped, right: Loaded | Skipped) -> Loaded | Skipped:
+    name = _pair_name(left.name, right.name)
+    if isinstance(left, Skipped):
+        return Skipped(name, f"{left.name}: {left.reason}")
+    if isinstance(right, Skipped):
+        return Skipped(name, f"{right.name}: {right.reason}")
+    return Loaded(name, left.content, right.content)
+
+
+def _pair_name(left: str, right: str) -> str:
+    return f"{left}, {right}"
 
 
 def _load(picture: Picture, file_bytes: int) -> Loaded | Skipped:

@@ -26,12 +26,17 @@ class Query:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The version that answers the query: the same for all rows, even if a newer one is published."""
+    """The version that answers the query: the same for all rows, even if a newer one is published.
+
+    Attributes:
+        views: pictures of which one row is made.
+    """
 
     model: str
     version: int
     class_names: Sequence[str]
     encoder_sha256: str
+    views: int
 
 
 class Capsule(NamedTuple):
@@ -44,10 +49,16 @@ class Capsule(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A picture on its way: what it is called, and its file's bytes."""
+    """A picture on its way: what it is called, and its file's bytes; of a pair also the right view's."""
 
     name: str
     content: bytes
+    right: bytes | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        return len(self.content) + len(self.right or b"")
 
 
 @dataclass(frozen=True)

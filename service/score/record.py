@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.score.pictures import Picture
+from service.score.pictures import Picture, row_names
 from service.score.query import ScoreError
 from service.score.table import Format, to_bytes
 
@@ -32,6 +32,7 @@ class Asked(BaseModel):
     format: Format
     image_column: str | None
     id_column: str | None
+    views: int = 1
 
 
 class Record(BaseModel):
@@ -39,7 +40,7 @@ class Record(BaseModel):
 
     Attributes:
         asked: what decides its rows.
-        pictures: done, with a row or without.
+        pictures: done, with a row or without; a pair of views counts once.
         labels: how many rows each label has.
         names_sha256: of the names of the pictures done, see `NamesHash`.
         rows_bytes: length of the table, or of the rows that wait to become Parquet.
@@ -126,8 +127,8 @@ def skip_done(pictures: Iterator[Picture], record: Record, out: str) -> NamesHas
         ScoreError: they are not those of then.
     """
     names, found = NamesHash(), 0
-    for picture in islice(pictures, record.pictures):
-        names.add(picture.name)
+    for name in islice(row_names(pictures, record.asked.views), record.pictures):
+        names.add(name)
         found += 1
     if found == record.pictures and names.hexdigest() == record.names_sha256:
         return names

@@ -6,19 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from service.client import (
     AsyncCapsnetClient,
     CapsnetError,
     ClassScore,
     Failed,
     ModelVersion,
+    Pair,
     Retry,
     Scored,
     UnreachableError,
 )
-from service.pictures import to_png
 from service.score.query import (
     Batch,
     Capsule,
@@ -38,7 +36,6 @@ from service.score.query import (
 KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can read its command lines
 UNAUTHORIZED = 401
 UNBOUNDED = sys.maxsize  # attempts: time alone decides
-BLANK = to_png(np.zeros((8, 8, 1), np.float32))
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class HttpScorer:
             ScoreError: the service is gone, or does not answer this question any more.
         """
         seen = self.client.classify_many(
-            [picture.content for picture in batch if isinstance(picture, Loaded)],
+            [_to_send(picture) for picture in batch if isinstance(picture, Loaded)],
             top_k=self.query.top_k,
             model=self.chosen.model,
             version=self.chosen.version,
@@ -123,13 +120,18 @@ async def _choose(client: AsyncCapsnetClient, query: Query) -> Chosen:
     loaded = _loaded(versions)
     if not loaded or query.version not in {None, *loaded}:
         # Some are loaded for the first request alone; this is one, and has the service say what is wrong.
-        await client.classify(BLANK, model=model, version=query.version)
+        await client.pin(model, query.version)
         versions = await _versions(client, model)
         loaded = _loaded(versions)
     version = query.version or max(loaded)
     manifest = versions[version].manifest
     assert manifest is not None  # as it is loaded
-    return Chosen(model, version, manifest["class_names"], manifest["graphs"]["encoder"]["sha256"])
+    encoder = manifest["graphs"]["encoder"]["sha256"]
+    return Chosen(model, version, manifest["class_names"], encoder, manifest["views"])
+
+
+def _to_send(picture: Loaded) -> bytes | Pair:
+    return picture.content if picture.right is None else Pair(picture.content, picture.right)
 
 
 async def _default_model(client: AsyncCapsnetClient) -> str:

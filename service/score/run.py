@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.client import DEFAULT_URL
 from service.score.output import Destination, choose_destination, find_record, open_output
-from service.score.pictures import Picture, in_batches
+from service.score.pictures import Picture, in_batches, unpaired
 from service.score.query import Batch, Chosen, Outcome, Query, ScoreError
 from service.score.record import Asked, NamesHash, Record, skip_done
 from service.score.remote import HttpScorer, open_service
@@ -83,10 +83,12 @@ async def _score(options: argparse.Namespace, job: Job) -> tuple[Record, float]:
     async with _open_scorer(options, _query(options, job.before)) as scorer:
         columns = Columns(scorer.chosen.class_names, options.poses)
         asked = _asked(options, scorer.chosen, job.destination)
+        views = scorer.chosen.views
+        _check_pairs(job.sources, views)
         opened = open_output(job.destination, asked, columns, job.before, job.names)
-        with opened as output, progress_bar(job.sources, job.destination, job.done_before) as bar:
+        with opened as output, progress_bar(job.sources, job.destination, job.done_before, views) as bar:
             began_s = time.monotonic()
-            batches = in_batches(job.left, options.batch, read_settings().max_body_bytes)
+            batches = in_batches(job.left, options.batch, read_settings().max_body_bytes, views)
             async with aclosing(in_order(scorer.score, batches, options.concurrency)) as done:
                 async for outcomes in done:
                     output.write(outcomes)
@@ -117,7 +119,18 @@ def _asked(options: argparse.Namespace, chosen: Chosen, destination: Destination
         format=destination.format,
         image_column=options.image_column,
         id_column=options.id_column,
+        views=chosen.views,
     )
+
+
+def _check_pairs(sources: Sources, views: int) -> None:
+    """Pictures that can be counted make pairs, if they have to; of others their end tells.
+
+    Raises:
+        ScoreError: one would be left, and nobody knows which.
+    """
+    if views == 2 and sources.are_countable() and (count := sources.count()) % 2:
+        raise unpaired(f"{count}, an odd number")
 
 
 def _open_scorer(

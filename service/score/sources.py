@@ -60,6 +60,10 @@ class Sources:
         """Whether the pictures can be counted without reading them."""
         return not self.files_from and not any(_is_container(path) for path in self.paths)
 
+    def count(self) -> int:
+        """How many pictures there are, of which only the names are looked at if they are countable."""
+        return sum(1 for _ in self.pictures())
+
     def _expand(self, argument: str) -> Iterable[Picture]:
         path = Path(argument)
         if argument and path.exists():  # before patterns: a file may be called [7].png

@@ -14,11 +14,12 @@ from service.score.sources import Sources
 LABELS_SHOWN = 12
 
 
-def progress_bar(sources: Sources, destination: Destination, done: int) -> "tqdm[Any]":
-    """A bar on a terminal, unless the rows go to one as well; only for a bar are the pictures counted."""
+def progress_bar(sources: Sources, destination: Destination, done: int, views: int) -> "tqdm[Any]":
+    """A bar on a terminal, unless the rows go to one as well; pairs of views count once."""
     shown = sys.stderr.isatty() and not (destination.out is None and sys.stdout.isatty())
-    total = sum(1 for _ in sources.pictures()) if shown and sources.are_countable() else None
-    return tqdm(total=total, initial=done, unit=" pictures", file=sys.stderr, disable=not shown)
+    total = sources.count() // views if shown and sources.are_countable() else None
+    unit = " pictures" if views == 1 else " pairs"
+    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=not shown)
 
 
 def report(outcomes: Iterable[Outcome]) -> None:

@@ -19,7 +19,8 @@ from PIL import Image
 from tiny_bundle import SIDE, write_bundle
 
 ADMIN_KEY = "admin"
-MODELS = ("tiny", "tiny-decoder", "colour", "spare")  # colour has no decoder; only spare is ever unloaded
+# colour has no decoder; only spare is ever unloaded
+MODELS = ("tiny", "tiny-decoder", "colour", "stereo", "spare")
 LIMIT_S = 30  # no request takes a hundredth of it; what takes longer hangs
 # Small, so that they are reached.
 LIMITS = {
@@ -116,6 +117,7 @@ def fuzzed_service(folder: Path) -> Iterator[FuzzedService]:
     models = folder / "models"
     write_bundle(models / "tiny" / "1")
     write_bundle(models / "colour" / "1", seed=1, channels=3, decoder=False)
+    write_bundle(models / "stereo" / "1", seed=3, channels=2, pose_shape=(2, 2))
     write_bundle(models / "spare" / "1", seed=2)
     settings = {"default_model": "tiny", "admin_key": ADMIN_KEY, "log_level": "warning", "rescan_s": 0}
     with live_process(models, folder / "log", **settings, **LIMITS) as process:

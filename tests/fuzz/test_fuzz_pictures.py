@@ -17,9 +17,25 @@ from export.contract.pictures import MIN_SIDE_PIXELS
 FILES = pictures() | damaged_pictures()
 ODD_QUERIES = ("?%ff=%00", "?model=" + "x" * 5000, "?top_k=1&top_k=1", "?version=0&version=", "?&&&")
 QUERIES = {
-    "/classify": ("", "", "?model=colour", "?top_k=2&preprocess=off", "?reconstruction=true", "?top_k=99"),
-    "/segment": ("", "?k=1", "?k=3&preprocess=off", "?k=4", "?model=tiny&version=1", "?model=colour"),
-    "/reconstruct": ("", "", "?preprocess=off", "?model=tiny&version=1", "?version=2"),
+    "/classify": (
+        "",
+        "",
+        "?model=colour",
+        "?model=stereo",
+        "?top_k=2&preprocess=off",
+        "?reconstruction=true",
+        "?top_k=99",
+    ),
+    "/segment": (
+        "",
+        "?k=1",
+        "?k=3&preprocess=off",
+        "?k=4",
+        "?model=tiny&version=1",
+        "?model=colour",
+        "?model=stereo",
+    ),
+    "/reconstruct": ("", "", "?preprocess=off", "?model=tiny&version=1", "?version=2", "?model=stereo"),
 }
 
 

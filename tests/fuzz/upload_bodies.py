@@ -30,7 +30,7 @@ ODD_HEADERS = (
     *('Content-Disposition: form-data; name="images"', "Content-Disposition: attachment"),
 )
 ODD_DTYPES = ("<f2", "<f8", "<i4", "<c8", "|b1", "|S3", "<U2", "<M8[s]", "|O", "|V4", "nonsense")
-SHAPES = ((1, 28, 28), (2, 28, 28, 1), (1, 28, 28, 3))
+SHAPES = ((1, 28, 28), (2, 28, 28, 1), (1, 28, 28, 2), (1, 28, 28, 3))
 ODD_SHAPES = (
     *((28, 28), (9, 28, 28), (0, 28, 28), (1, 28, 29), (), (1,) * 40),
     *((-1, 28, 28), (2**62, 28, 28), (10**30,), (1.5,), "nonsense"),
@@ -95,7 +95,8 @@ def reconstructions(draw: Draw, files: st.SearchStrategy[bytes]) -> bytes:
     numbers = st.floats(-1, 1) | st.sampled_from([0.0, 0.25, 1e6, -1e6, 1e-6])
     fields: dict[str, Any] = {"pose": draw(st.lists(numbers, min_size=4, max_size=4)), "label": "1"}
     if draw(st.booleans()):
-        fields = {"image": base64.b64encode(draw(files)).decode()}
+        views = [base64.b64encode(draw(files)).decode() for _ in range(mostly(draw, 1, [2, 2, 3]))]
+        fields = {"image": views if len(views) > 1 else views[0]}
     what = draw(st.sampled_from(["plain", "perturbations", "sweep"]))
     if what == "perturbations":
         dimensions = draw(st.lists(DIMENSIONS, max_size=4))
