@@ -28,6 +28,7 @@ from export.contract.manifest import (
 )
 from export.coupling import fold_coupling
 from export.evaluate import evaluate_encoder
+from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import model_card
 from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
@@ -37,14 +38,15 @@ from training.data.folder import find_again
 from training.data.load import facts_of
 from training.examples import Examples, training_examples
 from training.metrics import Errors
-from training.models.capsnet import CapsNet
 
 SAMPLES = 8
 SAMPLES_FILE = "samples.npz"
 SAMPLES_SEED = 8
 PROBABILITY = (0.0, 1.0)
 PIXEL = (0.0, 1.0)
-POSE = (-1.0, 1.0)  # a capsule's length is below 1
+# Of a pose's elements: a CapsNet's capsule is shorter than 1, a matrix has no bound.
+POSE = {"capsnet": (-1.0, 1.0), "matrix-capsnet": None}
+PARALLAX = 1 / 12  # of a sample's views, in image widths
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Exported:
 
     config: RunConfig
     progress: checkpoint.Progress
-    model: CapsNet
+    model: CapsuleNetwork
     graphs: Graphs
     crop_share: float
     parity_error: float
@@ -130,15 +132,14 @@ def _export(run: Path, root: Path, images: Path | None) -> Exported:
     )
 
 
-def _capsule_network(run: Path, best: Path) -> CapsNet:
+def _capsule_network(run: Path, best: Path) -> CapsuleNetwork:
     """The network of a run's checkpoint, on the CPU, if it is one that bundles are made of."""
     model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
-    if not isinstance(model, CapsNet):
+    if not isinstance(model, CapsuleNetwork):
         raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
-            f"{run} is a {model.config.architecture}; a bundle is made of a capsule network"
+            f"{run} is a {model.config.architecture}, which has no poses; a bundle is made of a network of "
+            "capsules, capsnet or matrix-capsnet"
         )
-    if model.config.image_channels == 2:
-        raise ValueError(f"{run} takes stereo pairs; a bundle is made of a network for grey or RGB pictures")
     return model
 
 
@@ -160,16 +161,20 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
 def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
     """What describes the graphs and samples that have been written into the folder."""
     config, model = exported.config, exported.model
-    facts = facts_of(config.data)
+    facts, architecture = facts_of(config.data), model.config.architecture
     return Manifest(
         model=name,
-        architecture="capsnet",
+        architecture=architecture,
         parameters=asdict(fold_coupling(model).config),  # as the graph has it
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
         class_names=facts.class_names,
         objects_per_image=config.data.objects_per_image,
-        pose_shape=(model.config.class_dim,),
-        graphs={role: _describe(folder, role, graph) for role, graph in exported.graphs.by_role().items()},
+        pose_shape=pose_shape(model),
+        views=2 if model.config.image_channels == 2 else 1,
+        graphs={
+            role: _describe(folder, role, graph, POSE[architecture])
+            for role, graph in exported.graphs.by_role().items()
+        },
         samples=File(file=SAMPLES_FILE, sha256=sha256_of(folder / SAMPLES_FILE)),
         preprocessing=Preprocessing(
             height=model.config.image_size,
@@ -182,9 +187,9 @@ def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
         opset=OPSET,
         parity=Parity(
             max_abs_error=exported.parity_error,
-            tolerance=parity.TOLERANCE,
+            tolerance=parity.TOLERANCE[architecture],
             batch_sizes=parity.BATCH_SIZES,
-            routing_iterations=parity.ROUTING_ITERATIONS,
+            routing_iterations=parity.ROUTING_ITERATIONS[architecture],
             images=f"{config.data.name}, held out",
         ),
         metrics=_metrics(exported.test, config.data, name),
@@ -193,11 +198,12 @@ def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
     )
 
 
-def _describe(folder: Path, role: str, graph: onnx.ModelProto) -> Graph:
+def _describe(folder: Path, role: str, graph: onnx.ModelProto, pose: tuple[float, float] | None) -> Graph:
+    """A graph that has been written, with the range of a pose's elements."""
     ranges = {
         "pixels": PIXEL,
         "probabilities": PROBABILITY,
-        "poses": POSE,
+        "poses": pose,
         "mask": (0.0, 1.0),
         "reconstruction": PIXEL,
     }
@@ -236,13 +242,18 @@ def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
 
 
 def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]:
-    """Digits that the repository draws, so many laid over each other: [8, size, size, channels], 0 to 1."""
+    """Digits that the repository draws, so many laid over each other: [8, size, size, channels], 0 to 1.
+
+    Of two channels, a stereo pair, the second shows them a little further left.
+    """
     rng = np.random.default_rng(SAMPLES_SEED)
     labels = np.arange(SAMPLES)
     drawn = draw_digits(labels, rng, size).astype(np.int64)
     for other in range(1, objects):
         drawn += draw_digits((labels + other) % 10, rng, size)
     pixels = drawn.clip(max=255).astype(np.float32) / np.float32(255)
+    if channels == 2:
+        return np.stack([pixels, np.roll(pixels, -round(PARALLAX * size), axis=2)], axis=3)
     return pixels[..., None].repeat(channels, axis=3)
 
 

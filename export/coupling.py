@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 
+from export.graph import CapsuleNetwork
 from training.models.capsnet import CapsNet
 
 
-def fold_coupling(model: CapsNet) -> CapsNet:
-    """Put the constant that PrimaryCapsules scale their convolution by into its weights.
+def fold_coupling(model: CapsuleNetwork) -> CapsuleNetwork:
+    """Put the constant that a CapsNet's PrimaryCapsules scale their convolution by into its weights.
 
     Args:
         model: with a primary coupling or without.
@@ -17,7 +18,7 @@ def fold_coupling(model: CapsNet) -> CapsNet:
         A network whose configuration has no primary coupling. It shares all other weights with the model,
         and is the model itself if that has none.
     """
-    if not model.config.primary_coupling:
+    if not isinstance(model, CapsNet) or not model.config.primary_coupling:
         return model
     weights = model.state_dict()
     weights["primary_caps.conv.weight"] = model.primary_caps.conv.scaled_weight().detach()

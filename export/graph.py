@@ -4,8 +4,19 @@
 
 from torch import Tensor, nn
 
-from training.models.capsnet import CapsNet, lengths
+from training.models.capsnet import CapsNet
 from training.models.decoder import Decoder
+from training.models.matrix_capsnet import MatrixCapsNet
+from training.models.matrix_capsules import MATRIX_SIDE, POSE
+
+CapsuleNetwork = CapsNet | MatrixCapsNet
+
+
+def pose_shape(model: CapsuleNetwork) -> tuple[int, ...]:
+    """What the D numbers of a class capsule's pose are, row by row."""
+    if isinstance(model, CapsNet):
+        return (model.config.class_dim,)
+    return (POSE,) if model.config.vector_poses else (MATRIX_SIDE, MATRIX_SIDE)
 
 
 class EncoderGraph(nn.Module):
@@ -14,15 +25,14 @@ class EncoderGraph(nn.Module):
     input_names = ("pixels",)
     output_names = ("probabilities", "poses")
 
-    def __init__(self, model: CapsNet):
+    def __init__(self, model: CapsuleNetwork):
         super().__init__()
         self.model = model
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Images [N, H, W, C], float32, 0 to 1, to probabilities [N, J] and poses [N, J, D]."""
         channels_first = pixels.permute(0, 3, 1, 2)
-        poses = self.model(channels_first)
-        probabilities = lengths(poses)
+        poses, probabilities = self.model.classify(channels_first)
         return probabilities, poses
 
 

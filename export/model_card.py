@@ -22,11 +22,22 @@ MADE_OF = {
     "multimnist": "pairs of digits of the mnist training set",
     "shifted-mnist": "digits of the mnist training set",
     "cifar10-jpeg": "cifar10 training set, a copy that went through JPEG",
-    "toys": "stereo pairs of toys that the repository renders",
+    "toys": "stereo pairs of toys that the repository renders, instances 4, 6, 7, 8 and 9 of each category",
+    "smallnorb": "smallnorb training set, instances 4, 6, 7, 8 and 9 of each category",
     "images": "pictures of one's own, in a folder per class",
 }
 
+PAPERS = {
+    "capsnet": "A CapsNet with {:,} parameters, as in *Dynamic Routing Between Capsules*\n"
+    "(Sabour, Frosst, Hinton 2017)",
+    "matrix-capsnet": "Matrix capsules with {:,} parameters, as in *Matrix Capsules with EM Routing*\n"
+    "(Hinton, Sabour, Frosst 2018)",
+}
+EACH_ALONE = "each class stands on its own, so they need not sum to 1."
+PROPORTIONS = "a share of what is assigned to all classes, so they sum to 1."
+
 _CENTRED = "Trained on objects of one data set, each alone, centred and light on a plain dark ground."
+_PAIRS = "and measured on five others. A single picture, shown to it twice, is no such pair."
 LIMITS = {
     "mnist": _CENTRED,
     "drawn": _CENTRED,
@@ -37,8 +48,10 @@ LIMITS = {
     "cifar10": "Trained on small photographs of one object that fills most of the picture.",
     "cifar10-jpeg": "Trained on small photographs of one object that fills most of the picture.",
     "svhn": "Trained on photographs of house numbers, cut out around one digit; its neighbours may show.",
-    "smallnorb": "Trained on grey stereo pairs of toys on a plain ground.",
-    "toys": "Trained on grey stereo pairs of rendered toys on a plain ground, none of them photographs.",
+    "smallnorb": "Trained on grey stereo pairs of five toys of each category, each alone on a plain ground, "
+    f"{_PAIRS}",
+    "toys": "Trained on grey stereo pairs of five rendered toys of each category, none of them photographs, "
+    f"each alone on a plain ground, {_PAIRS}",
     "images": "Trained on the pictures of one folder and measured on others of the same: what those of a "
     "class have in common there, a ground or a light, may be what it goes by, and then it fails elsewhere.",
 }
@@ -58,11 +71,11 @@ def model_card(manifest: Manifest) -> str:
 
 
 def _summary(manifest: Manifest, config: RunConfig) -> list[str]:
+    paper = PAPERS[manifest.architecture].format(manifest.parameter_count)
     return [
         f"# {manifest.model}",
         "",
-        f"A CapsNet with {manifest.parameter_count:,} parameters, as in *Dynamic Routing Between Capsules*",
-        f"(Sabour, Frosst, Hinton 2017). {' '.join(_network(config))}",
+        f"{paper}. {' '.join(_network(config))}",
         "",
         *[
             f"**{metric.name.replace('_', ' ').capitalize()} {metric.value:.2f} %** ({metric.data}). "
@@ -81,18 +94,32 @@ def _summary(manifest: Manifest, config: RunConfig) -> list[str]:
 def _network(config: RunConfig) -> Iterator[str]:
     """The network in sentences, and how its weights came to be these."""
     model = config.model
-    assert isinstance(model, CapsNetConfig)  # no other network is exported
-    yield (
-        f"Conv1 with {model.conv_channels} channels, {model.primary_types} types of {model.primary_dim}-D "
-        f"primary capsules, {model.classes} class capsules of {model.class_dim} dimensions, "
-        f"{model.routing_iterations} routing iterations."
-    )
+    assert not isinstance(model, CnnConfig)  # which is never exported
+    yield from _capsnet(model) if isinstance(model, CapsNetConfig) else _matrix_capsnet(model)
     if model.decoder_hidden:
         yield f"The decoder's hidden layers have {' and '.join(map(str, model.decoder_hidden))} units."
     else:
         yield "It has no decoder."
     if model.standardise:
-        yield "The graph brings each image to zero mean and unit variance first."
+        yield f"The graph brings each {_input(model)} to zero mean and unit variance first."
+    if config.optimiser.weight_average:
+        yield (
+            "Its weights are a moving average of those that were trained, of which each step kept "
+            f"{config.optimiser.weight_average:g}."
+        )
+
+
+def _input(model: CapsNetConfig | MatrixCapsNetConfig) -> str:
+    return "stereo pair" if model.image_channels == 2 else "image"
+
+
+def _capsnet(model: CapsNetConfig) -> Iterator[str]:
+    """Layers of the first paper, and what they have that its own do not."""
+    yield (
+        f"Conv1 with {model.conv_channels} channels, {model.primary_types} types of {model.primary_dim}-D "
+        f"primary capsules, {model.classes} class capsules of {model.class_dim} dimensions, "
+        f"{model.routing_iterations} routing iterations."
+    )
     if model.learned_priors:
         yield "The routing logits that routing starts with are learned (Sec. 2)."
     if model.none_of_the_above:
@@ -104,11 +131,22 @@ def _network(config: RunConfig) -> Iterator[str]:
             "What PrimaryCapsules convolve is divided by the number of types (official code); in the graph "
             "this is in their weights."
         )
-    if config.optimiser.weight_average:
-        yield (
-            "Its weights are a moving average of those that were trained, of which each step kept "
-            f"{config.optimiser.weight_average:g}."
-        )
+
+
+def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
+    """Layers of the second paper, and which of its ablations this is."""
+    first, second = model.conv_caps_types
+    yield (
+        f"A convolution with {model.conv_channels} channels (A), {model.primary_types} types of primary "
+        f"capsules (B), {first} and {second} of convolutional capsules (C and D), {model.classes} class "
+        f"capsules, {model.routing_iterations} routing iterations."
+    )
+    if model.vector_poses:
+        yield "Poses are vectors of 16 that 16x16 matrices transform, not matrices (Table 1)."
+    if not model.coordinate_addition:
+        yield "Votes for the class capsules know nothing of where they come from (Table 1)."
+    if model.mixing_proportions:
+        yield "Activations are mixing proportions: shares of what is assigned to a layer's capsules (Sec. 5)."
 
 
 def _training(manifest: Manifest, config: RunConfig) -> list[str]:
@@ -118,7 +156,7 @@ def _training(manifest: Manifest, config: RunConfig) -> list[str]:
         "data": _data(config.data),
         "augmentation": _augmentation(config.data),
         "first weights": _first_weights(config),
-        "loss": _loss(config.loss, config.model),
+        "loss": _loss(config),
         "optimiser": f"Adam, {_rate(optimiser)}",
         "cooldown": _cooldown(optimiser),
         "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimiser.epochs} epochs, "
@@ -140,7 +178,8 @@ def _data(data: DataConfig) -> str:
     """Which images were trained on."""
     parts = [
         MADE_OF.get(data.name, f"{data.name} training set"),
-        f"{data.validation_images} images of it held out",
+        f"of a third of the {data.familiar}s alone" if data.familiar else "",
+        f"{data.validation_images} images of {'the test set' if data.familiar else 'it'} held out",
         f"at most {data.training_images} of the others trained on" if data.training_images else "",
         f"repeated to {data.epoch_images} an epoch" if data.epoch_images else "",
     ]
@@ -170,16 +209,31 @@ def _first_weights(config: RunConfig) -> str:
     return "random, as in the official code" if official else "random, PyTorch's"
 
 
-def _loss(loss: LossConfig, model: CapsNetConfig | MatrixCapsNetConfig | CnnConfig) -> str:
-    """What was minimised: a sum over classes, and over the pixels of each object."""
-    margin = (
-        f"margin loss (m+ {loss.present_margin:g}, m- {loss.absent_margin:g}, lambda {loss.absent_weight:g})"
-    )
-    if loss.margin_weight != 1:
-        margin = f"{loss.margin_weight:g} x {margin}"
-    if isinstance(model, CapsNetConfig) and model.decoder_hidden and loss.reconstruction_weight:
-        return f"{margin} + {loss.reconstruction_weight:g} x summed squared pixel error"
-    return margin
+def _loss(config: RunConfig) -> str:
+    """What was minimised: a sum over classes, over the pixels of each object, and over the weights."""
+    loss, model = config.loss, config.model
+    assert not isinstance(model, CnnConfig)
+    weight = "" if loss.margin_weight == 1 else f"{loss.margin_weight:g} x "
+    parts = [f"{weight}{_classification_loss(loss)}"]
+    if model.decoder_hidden and loss.reconstruction_weight:
+        parts.append(f"{loss.reconstruction_weight:g} x summed squared pixel error")
+    if config.optimiser.weight_decay:
+        parts.append(f"{config.optimiser.weight_decay:g} x half the squared weights")
+    return " + ".join(parts)
+
+
+def _classification_loss(loss: LossConfig) -> str:
+    match loss.classification:
+        case "margin":
+            margins = f"m+ {loss.present_margin:g}, m- {loss.absent_margin:g}, lambda {loss.absent_weight:g}"
+            return f"margin loss ({margins})"
+        case "spread":
+            first, last = loss.spread_margins
+            if loss.spread_schedule == "official":
+                return f"spread loss (margin from {first:g}, growing as in the official code)"
+            return f"spread loss (margin from {first:g} to {last:g}, growing linearly)"
+        case "cross-entropy":
+            return "cross entropy of the probabilities divided by their sum"
 
 
 def _rate(optimiser: OptimiserConfig) -> str:
@@ -219,16 +273,31 @@ def _percent(value: float | None) -> str:
 def _use(manifest: Manifest) -> list[str]:
     size = manifest.preprocessing
     polarity = "of any polarity" if size.polarity == "any" else size.polarity.replace("-", " ")
+    kind = "stereo pairs, the left view first," if manifest.views == 2 else "images"
+    is_matrix = manifest.architecture == "matrix-capsnet"
     return [
         "## Use",
         "",
-        f"Input: images float32 [N, {size.height}, {size.width}, {size.channels}], 0 to 1, {polarity}.",
-        f"Classes: {', '.join(manifest.class_names)}. A probability is the length of a class capsule:",
-        "each class stands on its own, so they need not sum to 1.",
+        f"Input: {kind} float32 [N, {size.height}, {size.width}, {size.channels}], 0 to 1, {polarity}.",
+        f"Classes: {', '.join(manifest.class_names)}. A probability is the "
+        f"{'activation' if is_matrix else 'length'} of a class capsule:",
+        PROPORTIONS if manifest.parameters.get("mixing_proportions") else EACH_ALONE,
+        *([_pose(manifest)] if is_matrix else []),
         f"PyTorch and ONNX Runtime agreed to {manifest.parity.max_abs_error:.1e} on images "
         f"({manifest.parity.images}).",
         "",
     ]
+
+
+def _pose(manifest: Manifest) -> str:
+    """What the numbers of a matrix capsule's pose are."""
+    if len(manifest.pose_shape) == 1:
+        return f"A pose is a vector of {manifest.pose_shape[0]} numbers, of any size."
+    rows, columns = manifest.pose_shape
+    matrix = f"A pose is a {rows}x{columns} matrix of numbers of any size, row by row."
+    if not manifest.parameters.get("coordinate_addition"):
+        return matrix
+    return f"{matrix} Elements 3 and 7 have in them where the object's parts are: row and column, 0 to 1."
 
 
 def _limits(config: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ letter: `class_caps/routing/c_2` are the coupling coefficients of the second ite
 
 import itertools
 import logging
+import math
 import re
 import warnings
 from collections import Counter
@@ -17,10 +18,12 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.fx.traceback import annotate_fn
 
 from export.coupling import fold_coupling
-from export.graph import DecoderGraph, EncoderGraph
-from training.models.capsnet import CapsNet
+from export.graph import CapsuleNetwork, DecoderGraph, EncoderGraph, pose_shape
+from export.translations import TRANSLATIONS
+from training.models import em
 
 OPSET = 20  # of the default domain; ONNX Runtime 1.17 and TensorRT 10 read it
 BATCH_AXIS = "batch"
@@ -28,7 +31,11 @@ TRACED_BATCH = 2  # 1 would be taken for a constant
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _STACK = "pkg.torch.onnx.stack_trace"
-_ASSIGNMENT = re.compile(r"\s*(\w+)(?:\s*:[^=]+)?\s*=[^=]")
+_FRAME = re.compile(r'File ".+", line \d+, in (\w+)\n *(.+)')
+_ASSIGNMENT = re.compile(r"(\w+)(?:\s*:[^=]+)?\s*=[^=]")
+# torch notes the line of a value in a module's `forward`, and in functions that are said to matter.
+for _function in (em.EMRouting.steps, em.EMRouting._fit, em._assign):
+    annotate_fn({})(_function)
 
 
 @dataclass(frozen=True)
@@ -44,23 +51,23 @@ class Graphs:
         return encoder | ({"decoder": self.decoder} if self.decoder is not None else {})
 
 
-def trace(model: CapsNet) -> Graphs:
+def trace(model: CapsuleNetwork) -> Graphs:
     """All graphs of a model."""
     return Graphs(trace_encoder(model), trace_decoder(model))
 
 
-def trace_encoder(model: CapsNet) -> onnx.ModelProto:
+def trace_encoder(model: CapsuleNetwork) -> onnx.ModelProto:
     """The encoder as an ONNX graph; it has the same nodes with a primary coupling and without."""
     size, channels = model.config.image_size, model.config.image_channels
     return to_onnx(EncoderGraph(fold_coupling(model)), (torch.rand(TRACED_BATCH, size, size, channels),))
 
 
-def trace_decoder(model: CapsNet) -> onnx.ModelProto | None:
+def trace_decoder(model: CapsuleNetwork) -> onnx.ModelProto | None:
     """The decoder as an ONNX graph, or None for a model without one."""
     if model.decoder is None:
         return None
-    classes = model.config.classes
-    example = (torch.rand(TRACED_BATCH, classes, model.config.class_dim), torch.rand(TRACED_BATCH, classes))
+    classes, elements = model.config.classes, math.prod(pose_shape(model))
+    example = (torch.rand(TRACED_BATCH, classes, elements), torch.rand(TRACED_BATCH, classes))
     return to_onnx(DecoderGraph(model.decoder), example)
 
 
@@ -89,8 +96,10 @@ def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> 
             output_names=graph.output_names,
             dynamic_shapes=(free_batch,) * len(example),
             opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
         )
     assert program is not None  # torch gives None only when it writes a file
+    drop_additions_of_nothing(program.model)
     name_values(program.model)
     _strip_metadata(program.model)
     proto = ir.to_proto(program.model)
@@ -98,6 +107,21 @@ def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> 
     proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     onnx.checker.check_model(proto, full_check=True)
     return proto
+
+
+def drop_additions_of_nothing(model: ir.Model) -> None:
+    """Remove what adds a constant 0 to all elements, as votes without coordinates do."""
+    for node in list(model.graph):
+        if node.op_type == "Add":
+            value, added = node.inputs
+            assert value is not None
+            assert added is not None
+            zeros = added.const_value if added.is_initializer() else None
+            if zeros is not None and value.shape == node.outputs[0].shape and not zeros.numpy().any():
+                node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+                model.graph.remove(node, safe=True)
+    for name in [name for name, weight in model.graph.initializers.items() if not weight.uses()]:
+        del model.graph.initializers[name]
 
 
 def name_values(model: ir.Model) -> None:
@@ -128,8 +152,16 @@ def name_values(model: ir.Model) -> None:
 
 
 def _place(node: ir.Node) -> tuple[str, str]:
-    """Module and source line that a node comes from; a loop's next turn comes after other lines."""
-    return _module(node), node.metadata_props.get(_STACK, node.op_type).rstrip().splitlines()[-1]
+    """Module and source line that a node comes from; a loop's next turn comes after other lines.
+
+    Of a module's functions that call each other it is the innermost line that assigns a variable.
+    """
+    line = ""
+    for function, code in reversed(_FRAME.findall(node.metadata_props.get(_STACK, ""))):
+        line = line if _ASSIGNMENT.match(line) else code
+        if function == "forward":
+            break
+    return _module(node), line or node.op_type
 
 
 def _module(node: ir.Node) -> str:
@@ -144,7 +176,8 @@ def _variable(node: ir.Node) -> str:
     module, line = _place(node)
     assigned = _ASSIGNMENT.match(line)
     parts = [module, assigned[1] if assigned else ""]
-    return "/".join(part for part in parts if part) or node.op_type.lower()
+    output = node.outputs[0].name if node.outputs[0].is_graph_output() else None
+    return "/".join(part for part in parts if part) or output or node.op_type.lower()
 
 
 def _literal_list(text: str) -> list[str]:
@@ -169,7 +202,7 @@ def _role(node: ir.Node, value: ir.Value) -> str:
     """What a constant is to the node that takes it first."""
     if node.op_type == "Reshape":
         return "shape"
-    if node.op_type in {"ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"}:
+    if node.op_type in {"ReduceMax", "ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"}:
         return "axes"
     return f"constant_{list(node.inputs).index(value)}"
 

@@ -71,7 +71,7 @@ def test_a_publisher_that_comes_second_takes_the_next_number(tmp_path):
 
 
 def test_nothing_is_published_when_the_gate_fails(tiny_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(parity, "TOLERANCE", 1e-12)
+    monkeypatch.setitem(parity.TOLERANCE, "capsnet", 1e-12)
     with pytest.raises(parity.ParityError):
         bundle.publish(tiny_run, tmp_path / "model", Path("data"))
     assert not (tmp_path / "model").exists()

@@ -132,5 +132,68 @@ def test_an_empty_image_is_a_limit_unless_a_stage_has_shown_some(tiny):
     assert row(card, "first weights") == "those of the stage before"
 
 
+def of_matrices(tiny: Manifest, config: RunConfig) -> Manifest:
+    """As of a bundle of that network."""
+    one_input = tiny.preprocessing.model_copy(
+        update={"height": 32, "width": 32, "channels": 2, "polarity": "any", "placement": "centre-crop"}
+    )
+    return tiny.model_copy(
+        update={
+            "architecture": "matrix-capsnet",
+            "parameters": asdict(config.model),
+            "pose_shape": (16,) if config.model.vector_poses else (4, 4),
+            "views": 2,
+            "preprocessing": one_input,
+        }
+    )
+
+
+def with_model(config: RunConfig, **changes) -> RunConfig:
+    return replace(config, model=replace(config.model, **changes))
+
+
+def test_matrix_capsules_are_told(tiny):
+    config = load_preset("matrix-toys")
+    card = card_of(of_matrices(tiny, config), config)
+    assert "as in *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018)" in card
+    assert "64 channels (A), 8 types of primary capsules (B), 16 and 16 of convolutional capsules" in card
+    assert "The decoder's hidden layers have 256 and 512 units." in card
+    assert "each stereo pair to zero mean and unit variance" in card
+    assert "stereo pairs, the left view first, float32 [N, 32, 32, 2]" in card
+    assert "A probability is the activation of a class capsule" in card
+    assert "A pose is a 4x4 matrix of numbers of any size, row by row." in card
+    assert row(card, "data").startswith("stereo pairs of toys that the repository renders, instances 4, 6, 7")
+    assert row(card, "loss") == (
+        "spread loss (margin from 0.2 to 0.9, growing linearly) + 0.0005 x summed squared pixel error"
+        " + 2e-07 x half the squared weights"
+    )
+    for absent in ("Table 1", "Sec. 5", "length of a class capsule"):
+        assert absent not in card
+
+
+def test_ablations_of_matrix_capsules_are_told(tiny):
+    config = with_model(
+        load_preset("matrix-toys"), vector_poses=True, mixing_proportions=True, coordinate_addition=False
+    )
+    config = replace(
+        config, loss=replace(config.loss, classification="cross-entropy", reconstruction_weight=0)
+    )
+    card = card_of(of_matrices(tiny, config), config)
+    assert "Poses are vectors of 16" in card
+    assert "A pose is a vector of 16 numbers" in card
+    assert "Votes for the class capsules know nothing of where they come from" in card
+    assert "so they sum to 1" in card
+    assert "4x4" not in card
+    assert row(card, "loss").startswith("cross entropy of the probabilities divided by their sum + 2e-07")
+
+
+def test_familiar_viewpoints_are_told(tiny):
+    config = load_preset("toys")
+    config = replace(config, data=replace(config.data, familiar="azimuth"))
+    data = row(card_of(tiny, config), "data")
+    assert "of a third of the azimuths alone" in data
+    assert "2430 images of the test set held out" in data
+
+
 def test_every_data_set_has_its_limits():
     assert set(LIMITS) == {*FACTS, "images"} - {"affnist"}  # which nothing is trained on

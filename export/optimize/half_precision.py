@@ -16,6 +16,7 @@ logits must not be. (With onnxruntime 1.31 the graph is moreover not valid where
 twice or two read the same one.)
 """
 
+import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 # Their first input's numbers come out as they went in; further inputs are shapes and axes.
 MOVES = frozenset({"Flatten", "Identity", "Relu", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+
+# A node that capsnet-export names so fits a Gaussian to votes.
+EM_ROUTING = re.compile(r"routing/mean(_\d+)?$")
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -64,8 +68,14 @@ def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
         model: a static float32 graph, opset 13 or later; it is not changed.
 
     Raises:
-        HalfPrecisionError: a weight is too large for float16; names it.
+        HalfPrecisionError: a weight is too large for float16; names it. Or the graph routes by EM, most of
+            whose products are distances and the variances that they are divided by.
     """
+    if any(EM_ROUTING.search(node.name) for node in model.graph.node):
+        raise HalfPrecisionError(
+            "EM routing divides by variances near 0, for which float16 is too coarse; "
+            "this model has to stay in float32"
+        )
     half = onnx.ModelProto()
     half.CopyFrom(model)
     graph = half.graph

@@ -11,6 +11,7 @@ it reaches: of every type, and at every position whose receptive field it lies i
 # N = K * I children of a parent, J parent types, H pose elements, Q parent positions that a child reaches
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,7 +103,11 @@ class ReceptiveFields(nn.Module):
 
     def seen(self, x: Tensor) -> Tensor:
         """What each parent sees: [B, S, I, ...] to [B, P, N, ...]."""
-        return x[:, self.inside].flatten(2, 3)
+        return self.at(x).flatten(2, 3)
+
+    def at(self, x: Tensor) -> Tensor:
+        """The same by position, [B, P, K, I, ...]."""
+        return _gather(x, self.inside)
 
     def over_parents(self, logs: Tensor) -> Tensor:
         """For each child in each field the log of a sum over all parent positions that the child reaches.
@@ -117,7 +122,7 @@ class ReceptiveFields(nn.Module):
         types = logs.shape[2] // self.inside.shape[1]
         places = logs.reshape(-1, fields, types)  # [B, P * K, I]
         places = F.pad(places, (0, 0, 0, 1), value=NOWHERE)
-        totals = places[:, self.reached].logsumexp(dim=2)  # [B, S, I]
+        totals = _gather(places, self.reached).logsumexp(dim=2)  # [B, S, I]
         return self.seen(totals)
 
     def equal_shares(self) -> Tensor:
@@ -167,14 +172,28 @@ class EMRouting(nn.Module):
         Returns:
             Parents at P positions of J types.
         """
+        for step in self.steps(votes, activations, fields):
+            _, mean, log_activations = step  # none but the last are kept
+        return Capsules(mean, log_activations.exp())
+
+    def steps(
+        self, votes: Tensor, activations: Tensor, fields: ReceptiveFields
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Route, and show each iteration; the arguments are those of `forward`.
+
+        Yields:
+            The assignments that an M-step begins with, [B, P, J, N], or in the first iteration [P, 1, N], the
+            same for all examples and types; then the parents' means [B, P, J, H] and log activations
+            [B, P, J] that it fits.
+        """
         types = votes.shape[3] // fields.inside.shape[1]
         assignments = self.initial_assignments(fields, types)[:, None]  # [P, 1, N]
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
             mean, variance, squares, log_activations = self._fit(mass, votes, iteration)
+            yield assignments, mean, log_activations
             if iteration < self.iterations - 1:
                 assignments = _assign(squares, variance, log_activations, fields)
-        return Capsules(mean, log_activations.exp())
 
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
         """Each child shared out equally to all parents that it reaches, [P, N]; the same for all types."""
@@ -209,11 +228,16 @@ class EMRouting(nn.Module):
         return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))
 
 
+def _gather(x: Tensor, places: Tensor) -> Tensor:
+    """What lies at places [M, Q] of x [B, S, ...], [B, M, Q, ...]: x[:, places], but a single ONNX node."""
+    return x.index_select(1, places.flatten()).unflatten(1, places.shape)
+
+
 def _assign(squares: Tensor, variance: Tensor, log_activations: Tensor, fields: ReceptiveFields) -> Tensor:
     """E-step: the share of each child that each parent gets, [B, P, J, N]; a child's sum to 1."""
     precision = (0.5 / variance).unsqueeze(4)  # [B, P, J, H, 1]
-    log_density = -(squares @ precision).squeeze(4) - 0.5 * (
-        variance.log().sum(dim=3, keepdim=True) + variance.shape[3] * math.log(2 * math.pi)
-    )
-    joint = log_activations.unsqueeze(3) + log_density  # [B, P, J, N]
-    return (joint - fields.over_parents(joint.logsumexp(dim=2)).unsqueeze(2)).exp()
+    log_norm = 0.5 * (variance.log().sum(dim=3, keepdim=True) + variance.shape[3] * math.log(2 * math.pi))
+    log_density = -(squares @ precision).squeeze(4) - log_norm  # [B, P, J, N]
+    joint = log_activations.unsqueeze(3) + log_density
+    totals = fields.over_parents(joint.logsumexp(dim=2))  # [B, P, N]
+    return (joint - totals.unsqueeze(2)).exp()

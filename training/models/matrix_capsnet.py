@@ -53,11 +53,14 @@ class MatrixCapsNet(nn.Module):
     def forward(self, pixels: Tensor) -> Capsules:
         """Images [B, C, H, W], 0 to 1, to class capsules: poses [B, J, 16] and activations [B, J]."""
         x = standardise(pixels) if self.config.standardise else pixels
-        capsules = self.primary_caps(rectified(self.conv, x))
+        features = rectified(self.conv, x)
+        capsules = self.primary_caps(features)
         for layer in self.conv_caps:
             capsules = layer(capsules)
-        poses, activations = self.class_caps(capsules)
-        return Capsules(poses.squeeze(1), activations.squeeze(1))
+        capsules = self.class_caps(capsules)
+        poses = capsules.poses.squeeze(1)
+        activations = capsules.activations.squeeze(1)
+        return Capsules(poses, activations)
 
     def classify(self, pixels: Tensor) -> Classified:
         """The same as poses and probabilities of the classes."""

@@ -76,18 +76,22 @@ class MatrixCapsules(nn.Module):
                 return self.forward(children)
         if self._can_be_fused(children.poses):
             return self._fused(children)
-        parents: Capsules = self.routing(
-            self.votes(children.poses), self.fields.seen(children.activations), self.fields
-        )
+        votes = self.votes(children.poses)
+        activations = self.fields.seen(children.activations)
+        parents: Capsules = self.routing(votes, activations, self.fields)
         return parents
 
     def votes(self, poses: Tensor) -> Tensor:
         """Children's poses [B, S, I, 16] to votes [B, P, J, N, 16]."""
         side = self.weight.shape[3]
-        seen = poses[:, self.fields.inside].unflatten(4, (-1, side))  # [B, P, K, I, rows, side]
-        places = self.weight.expand(self.fields.inside.shape[1], -1, -1, -1, -1)
-        votes = torch.einsum("bpkirm,kijmc->bpjkirc", seen, places)
+        seen = self.fields.at(poses).unflatten(4, (-1, side))  # [B, P, K, I, rows, side]
+        votes = torch.einsum("bpkirm,kijmc->bpjkirc", seen, self.matrices())
         return votes.flatten(5).flatten(3, 4) + self.offsets
+
+    def matrices(self) -> Tensor:
+        """Those of each child in a receptive field, [K, I, J, side, side]."""
+        places = self.fields.inside.shape[1]
+        return self.weight if len(self.weight) == places else self.weight.expand(places, -1, -1, -1, -1)
 
     def _can_be_fused(self, poses: Tensor) -> bool:
         """On a CPU, unless a graph is traced, or in one of the ablations."""
@@ -102,13 +106,11 @@ class MatrixCapsules(nn.Module):
     def _fused(self, children: Capsules) -> Capsules:
         from training.models import fused_em  # numba takes a second to import
 
-        fields, routing = self.fields, self.routing
-        seen, types = fields.inside.shape[1], children.poses.shape[2]
-        places = self.weight.expand(seen, -1, -1, -1, -1)
+        fields, routing, types = self.fields, self.routing, children.poses.shape[2]
         means, log_activations = fused_em.route(
             fields.seen(children.poses).transpose(2, 3),
             fields.seen(children.activations),
-            places.flatten(0, 1).flatten(2).permute(1, 2, 0),
+            self.matrices().flatten(0, 1).flatten(2).permute(1, 2, 0),
             self.offsets.T.contiguous(),
             (fields.inside[:, :, None] * types + torch.arange(types)).flatten(1),
             routing.initial_assignments(fields, types),
