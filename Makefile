@@ -33,6 +33,7 @@ fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly
 dev: $(VENV)/.dev ## install all that tests, benchmarks and experiments import
 
 experiments-quick: $(VENV)/.dev ## run the quick form of all experiments whose data is there, and join them into one page
+	@test -e "$${CAPSNET_DATA:-data}/toys" || $(VENV)/bin/capsnet-train make toys
 	$(VENV)/bin/capsnet-train experiment all --quick
 	$(VENV)/bin/capsnet-train report
 

@@ -199,6 +199,31 @@ def test_an_option_that_would_have_no_effect_is_an_error_that_names_it(name, opt
         from_dict({"data": {"name": name, option: value}})
 
 
+@pytest.mark.parametrize("loss", ["spread", "cross-entropy"])
+def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
+    values = {"loss": {"classification": loss}, "data": {"name": "multimnist"}}
+    with pytest.raises(
+        ValueError, match=rf'{loss} is for images of one object, multimnist shows 2; take "margin"'
+    ):
+        from_dict(values)
+
+
+def test_viewpoints_are_refused_where_nothing_is_known_of_them():
+    with pytest.raises(ValueError, match="familiar: mnist does not say from where its pictures were taken"):
+        from_dict({"data": {"familiar": "azimuth"}})
+
+
+@pytest.mark.parametrize(("name", "channels", "size"), [("mnist", 1, 28), ("cifar10", 3, 32)])
+def test_matrix_capsules_for_other_sets_have_the_architecture_for_smallnorb(name, channels, size):
+    """Sec. 5, Hinton et al. 2018: the same, but for 256 channels of the convolution on CIFAR-10."""
+    paper, other = load_preset("matrix-smallnorb"), load_preset(f"matrix-{name}")
+    expected = dataclasses.replace(paper.model, image_size=size, image_channels=channels, classes=10)
+    if name == "cifar10":
+        expected = dataclasses.replace(expected, conv_channels=256)
+    assert (other.model, other.loss) == (expected, paper.loss)
+    assert other.optimiser == dataclasses.replace(paper.optimiser, epochs=other.optimiser.epochs)
+
+
 def test_configurations_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().seed = 1  # type: ignore[misc]

@@ -89,6 +89,14 @@ def test_brightness_and_contrast_change_training_images_only(options):
     assert torch.equal(all_fixed(some), originals)
 
 
+@pytest.mark.parametrize("options", [{"max_brightness": 0.25}, {"contrast": (0.2, 1.8)}])
+def test_what_is_to_be_drawn_has_the_light_that_it_was_taken_in(options):
+    some = shown(max_shift_pixels=0, **options)
+    batch = some.draw(torch.arange(40), generator())
+    assert torch.equal(batch.objects.squeeze(1), some.images.pixels.float() / 255)
+    assert (batch.pixels != batch.objects.squeeze(1)).flatten(1).any(dim=1).all()
+
+
 def test_pictures_are_resized_once_for_all():
     some = shown(some=images(8, channels=2, size=96), resize_pixels=48, crop_pixels=32, max_shift_pixels=0)
     assert some.images.pixels.shape == (8, 2, 48, 48)

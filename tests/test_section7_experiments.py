@@ -19,7 +19,7 @@ from training import checkpoint
 from training.cli import main
 from training.data.cifar10 import CLASS_NAMES
 from training.data.files import MissingDataError
-from training.data.smallnorb import FILE_PREFIX
+from training.data.smallnorb import file_name
 from training.evaluation import evaluate
 from training.examples import evaluation_examples
 from training.experiments import cifar10, figure, smallnorb, svhn
@@ -82,7 +82,7 @@ def store_smallnorb(root: Path) -> None:
             shape = array.shape + (1,) * (3 - array.ndim)
             magic = 0x1E3D4C55 if array.dtype == np.uint8 else 0x1E3D4C54
             header = struct.pack(f"<II{len(shape)}I", magic, array.ndim, *shape)
-            file = root / "smallnorb" / f"{FILE_PREFIX[split]}-{kind}.mat.gz"
+            file = root / "smallnorb" / f"{file_name('smallnorb', split, kind)}.gz"
             file.write_bytes(gzip.compress(header + array.tobytes(), 1))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from training.data.smallnorb import (
-    FILE_PREFIX,
+    GRID,
     create_matrix,
     file_name,
     read_matrix,
@@ -41,7 +41,7 @@ def stored(root: Path, split: str = "train", ending: str = ".gz", **changed) -> 
     content = {"dat": pairs(), "cat": np.arange(COUNT, dtype=np.int32), "info": INFO} | changed
     for kind, array in content.items():
         plain = matrix(array)
-        path = folder / f"{FILE_PREFIX[split]}-{kind}.mat{ending}"
+        path = folder / (file_name("smallnorb", split, kind) + ending)
         path.write_bytes(gzip.compress(plain, 1) if ending else plain)
     return folder
 
@@ -103,7 +103,7 @@ def test_a_type_that_the_format_does_not_know_is_refused(tmp_path):
 
 
 def test_the_names_of_files_are_the_published_ones():
-    names = {file_name("smallnorb", split, kind) for split in FILE_PREFIX for kind in ("dat", "cat", "info")}
+    names = {file_name("smallnorb", split, kind) for split in GRID for kind in ("dat", "cat", "info")}
     assert names == {file.name.removesuffix(".gz") for file in SOURCES["smallnorb"].files}
 
 
@@ -117,7 +117,7 @@ def test_the_published_labels_are_a_matrix_of_the_categories_in_turn():
 
 def test_a_missing_file_names_file_folder_and_command(tmp_path):
     folder = stored(tmp_path)
-    (folder / f"{FILE_PREFIX['train']}-info.mat.gz").unlink()
+    (folder / f"{file_name('smallnorb', 'train', 'info')}.gz").unlink()
     with pytest.raises(FileNotFoundError, match=r"training-info.mat.gz nor .*download smallnorb") as error:
         read_split(folder, "train")
     assert str(folder) in str(error.value)
@@ -144,7 +144,7 @@ def test_a_damaged_matrix_is_refused_by_name_and_fault(tmp_path, content, fault)
 
 def test_a_gzip_stream_that_ends_early_is_truncated(tmp_path):
     folder = stored(tmp_path)
-    path = folder / f"{FILE_PREFIX['train']}-dat.mat.gz"
+    path = folder / f"{file_name('smallnorb', 'train', 'dat')}.gz"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"training-dat.mat.gz is truncated"):
         read_split(folder, "train")

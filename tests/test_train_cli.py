@@ -173,6 +173,8 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
     ("arguments", "message"),
     [
         (["fit", "--out", ""], "must be a folder, got an empty text"),
+        (["make", "toys", "--data", ""], "must be a folder, got an empty text"),
+        (["make", "toys", "--data", __file__], f"must be a folder, got {__file__}: {__file__} is a file"),
         (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
         (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
         (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),

@@ -118,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     experiment = commands.add_parser(
         "experiment",
         help="reproduce a table or a figure of the paper",
-        description="Reproduce a table or a figure of the paper:\n\n"
-        + "\n".join(f"  {name:<12} {title}" for name, title in EXPERIMENTS.items()),
+        description="Reproduce a table or a figure of the papers:\n\n"
+        + "\n".join(f"  {name:<13} {title}" for name, title in EXPERIMENTS.items()),
         epilog="Stopped at any moment, the same command goes on where it was.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -185,7 +185,10 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="one folder per data set (default: $CAPSNET_DATA, else data)"
+        "--data",
+        type=any_folder,
+        metavar="DIR",
+        help="one folder per data set (default: $CAPSNET_DATA, else data)",
     )
 
 

@@ -228,6 +228,10 @@ class DataConfig:
         epoch_images: an epoch shows so many, which fewer training images are repeated to; None: each once.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
             that has never seen an empty image may take it for one of its classes with confidence.
+        familiar: of `smallnorb` and `toys`; only a third of the azimuths, or of the elevations, is trained on
+            (Sec. 5.1, Hinton et al. 2018) and the others are measured on. Because the paper stops networks
+            when they are as good as each other under familiar viewpoints of the test set's toys, it is these
+            that the `validation_images` are taken from; nothing is held out of the training set then.
     """
 
     name: Literal[
@@ -256,6 +260,7 @@ class DataConfig:
     training_images: int | None = Field(default=None, ge=1)
     epoch_images: int | None = Field(default=None, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
+    familiar: Literal["azimuth", "elevation"] | None = None
 
     @property
     def objects_per_image(self) -> int:
@@ -268,6 +273,8 @@ class DataConfig:
         asked_for = [option for option in unused if getattr(self, option) not in (None, 0, (1, 1))]
         if asked_for:
             raise ValueError(f"{', '.join(asked_for)}: {self.name} knows no such change; leave it out")
+        if self.familiar and self.name not in ("smallnorb", "toys"):
+            raise ValueError(f"familiar: {self.name} does not say from where its pictures were taken")
         return self
 
 
@@ -313,6 +320,16 @@ class RunConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     started_from: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _refuse_a_loss_for_one_object_of_several(self) -> Self:
+        loss, objects = self.loss.classification, self.data.objects_per_image
+        if loss != "margin" and objects > 1:
+            raise ValueError(
+                f"loss.classification: {loss} is for images of one object, {self.data.name} shows {objects}; "
+                'take "margin"'
+            )
+        return self
+
 
 _ADAPTER = TypeAdapter(RunConfig)
 
@@ -352,7 +369,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Where in the nested dictionaries a fault is; pydantic adds the architecture to a model's."""
-    key, *rest = location
+    key, *rest = location or ("as a whole",)
     return ".".join(map(str, (key, *(rest[1:] if key == "model" and rest else rest))))
 
 

@@ -1,15 +1,17 @@
 """How well a network does on images that are always the same."""
 
-# J classes
+# N images, B batch, C channels, H and W height and width, J classes
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from training.config import LossConfig
 from training.examples import Batch, Examples
 from training.metrics import Errors, exact_errors, object_errors
+from training.models.baselines import BaselineCnn
 from training.models.build import Network
 from training.objective import look_at
 
@@ -69,3 +71,25 @@ def evaluate_batches(
     wrong, missed = errors.tolist()
     classification, reconstruction = (losses / images).tolist()
     return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)
+
+
+@torch.no_grad()
+def class_probabilities(model: Network, batches: Iterable[Tensor]) -> Tensor:
+    """What a network makes of images.
+
+    Args:
+        model: in evaluation mode.
+        batches: the images, each [B, C, H, W], 0 to 1.
+
+    Returns:
+        The probability of each class for every image, float32 [N, J], on the CPU.
+    """
+    device = next(model.parameters()).device
+    found = []
+    for pixels in batches:
+        shown = pixels.to(device)
+        if isinstance(model, BaselineCnn):
+            found.append(model.probabilities(model(shown)).float().cpu())
+        else:
+            found.append(model.classify(shown).probabilities.float().cpu())
+    return torch.cat(found)

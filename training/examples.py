@@ -3,7 +3,7 @@
 # N images, B batch, K objects per image, C channels, H and W height and width, J classes
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,7 @@ from training.data.folder import read_folder, refuse_changed
 from training.data.images import Images, hold_out
 from training.data.load import load_split
 from training.data.multimnist import PairMaker, Pairs
+from training.data.viewpoints import are_familiar
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Batch:
         pixels: the images, [B, C, H, W], 0 to 1.
         present: 1 where a class is in the image and 0 elsewhere, [B, J].
         masks: for each object 1 at its class, which is to be drawn, [B, K, J].
-        objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1.
+        objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1; in
+            the light it was taken in, however the brightness and contrast of `pixels` were changed.
     """
 
     pixels: Tensor
@@ -107,15 +109,16 @@ class SingleObjects:
         if config.flip:
             images = random_flip(images, generator)
         repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
-        pixels = to_pixels(random_shift(images, config.max_shift_pixels, generator, repeat_edges))
+        objects = to_pixels(random_shift(images, config.max_shift_pixels, generator, repeat_edges))
+        present = F.one_hot(batch.labels, self.classes).float()
+        if config.blank_share:
+            objects, present = blank_some(objects, present, config.blank_share, generator)
+        pixels = objects
         if config.max_brightness:
             pixels = random_brightness(pixels, config.max_brightness, generator)
         if config.contrast != (1, 1):
             pixels = random_contrast(pixels, *config.contrast, generator)
-        present = F.one_hot(batch.labels, self.classes).float()
-        if config.blank_share:
-            pixels, present = blank_some(pixels, present, config.blank_share, generator)
-        return Batch.of(pixels, present)
+        return replace(Batch.of(objects, present), pixels=pixels)
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
         """Every image, the same each time.
@@ -183,12 +186,16 @@ def examples(config: DataConfig, classes: int, images: Images) -> Examples:
 def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) -> Images:
     """The images of a data set, or of one's own folder, before anything is done to them.
 
+    Where a run is to know some viewpoints alone, these are `train`, and the other ones `test`.
+
     Raises:
         FileNotFoundError: a file is missing; names it and the command that downloads it.
         ValueError: there are to be one's own images, but from no folder, or the folder has changed since the
             run was started.
     """
     data, model = config.data, config.model
+    if data.familiar is not None:
+        return _seen(data, split, root, familiar=split == "train")
     if data.name != "images":
         return Images.of(load_split(data.name, split, root))
     if data.folder is None:
@@ -198,6 +205,13 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
     return Images.of(read_folder(folder, split, data.class_names, size, channels))
 
 
+def _seen(data: DataConfig, split: Literal["train", "test"], root: Path, familiar: bool) -> Images:
+    """What a split shows from familiar viewpoints, or from all others."""
+    assert data.familiar is not None
+    found = load_split(data.name, split, root)
+    return Images.of(found)[torch.from_numpy(are_familiar(found, data.familiar) == familiar)]
+
+
 def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples]:
     """What a run learns from, and what is held out of it for validation.
 
@@ -205,14 +219,23 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
         config: of the run.
         root: holds one folder per data set.
     """
-    images = load_images(config, "train", root)
-    train, validation = hold_out(images, config.data.validation_images, config.seed)
+    train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
         if not (train.labels == label).any():
             raise ValueError(f"all pictures of {name} would be held out: add some, or try another seed")
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
     return examples(config.data, classes, train), examples(config.data, classes, validation)
+
+
+def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
+    """Images to train on, and others to validate on: see `DataConfig.familiar` for where these are from."""
+    data, images = config.data, load_images(config, "train", root)
+    if data.familiar is None:
+        return hold_out(images, data.validation_images, config.seed)
+    known = _seen(data, "test", root, familiar=True)
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
+    return images, known[order[: data.validation_images]]
 
 
 def _repeated(images: Images, epoch_images: int | None) -> Images:

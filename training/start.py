@@ -96,4 +96,5 @@ def _held_out(config: RunConfig) -> dict[str, Any]:
         "the digest of the pictures' names": config.data.folder_digest,
         "the seed": config.seed,
         "validation_images": config.data.validation_images,
+        "familiar": config.data.familiar,
     }

@@ -24,7 +24,6 @@ CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
 SIZE = 96  # pixels, both ways
 NAME = "smallnorb"
 GRID = {"train": "5x46789x9x18x6x2x96x96-training", "test": "5x01235x9x18x6x2x96x96-testing"}
-FILE_PREFIX = {split: f"{NAME}-{grid}" for split, grid in GRID.items()}
 BROUGHT_BY: dict[str, Literal["download", "make"]] = {NAME: "download", "toys": "make"}
 TYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C51: np.dtype("<f4"),
@@ -79,7 +78,7 @@ def read_split(folder: Path, split: Literal["train", "test"], name: str = NAME) 
     refuse_outside(info, "azimuth", azimuth, 0, 34)
     refuse_outside(info, "lighting", lighting, 0, 5)
     return ToySplit(
-        images=np.ascontiguousarray(pairs.transpose(0, 2, 3, 1)),
+        images=pairs.transpose(0, 2, 3, 1),  # a view: 0.4 GB would be copied here, and back for the network
         labels=category,
         instance=instance,
         elevation_degrees=30 + 5 * elevation,
@@ -99,7 +98,7 @@ def read_matrix(path: Path) -> NDArray[Any]:
     Raises:
         ValueError: an unknown magic number, too short or too long; names the file.
     """
-    content = read_content(path)
+    content = _read_bytes(path)
     if len(content) < 8:
         raise ValueError(f"{path} is truncated: {len(content)} bytes, its header has at least 20")
     magic, dimensions = (int(word) for word in np.frombuffer(content, "<u4", 2))
@@ -119,6 +118,13 @@ def read_matrix(path: Path) -> NDArray[Any]:
         fault = "is truncated" if len(content) < expected else "has trailing bytes"
         raise ValueError(f"{path} {fault}: {len(content)} bytes; its header {list(shape)} makes {expected}")
     return np.frombuffer(content, TYPES[magic], offset=header_bytes).reshape(shape)
+
+
+def _read_bytes(path: Path) -> NDArray[np.uint8]:
+    """What a file holds, decompressed, in memory that may be written to, as torch wants it."""
+    if path.suffix != ".gz":
+        return np.fromfile(path, np.uint8)
+    return np.frombuffer(bytearray(read_content(path)), np.uint8)
 
 
 def create_matrix(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[Any]]:

@@ -5,7 +5,8 @@ A module here is an experiment if its name is in EXPERIMENTS. It has two plans, 
 `draw(rows, file)` the figure.
 """
 
-EXPERIMENTS = {  # all of Sabour et al. 2017
+EXPERIMENTS = {
+    # Sabour et al. 2017
     "table1": "Table 1: error on MNIST and MultiMNIST, by routing iterations and reconstruction",
     "perturb": "Figure 4: what each dimension of a digit's capsule means",
     "reconstruct": "Figure 3: reconstructions of right and of wrong answers",
@@ -17,4 +18,11 @@ EXPERIMENTS = {  # all of Sabour et al. 2017
     "smallnorb": "Section 7: smallNORB, toys that were never trained on",
     "svhn": "Section 7: SVHN, a smaller network",
     "samples": "Accuracy by the number of training examples, CapsNet and CNN",
+    # Hinton et al. 2018
+    "norb": "Matrix capsules, section 5: smallNORB and toys, by one crop and by several",
+    "norb-ablation": "Matrix capsules, table 1: iterations, poses, losses, coordinate addition",
+    "viewpoints": "Matrix capsules, table 2: viewpoints that were never trained on",
+    "attack": "Matrix capsules, section 6: adversarial examples, for capsules and the CNN",
+    "votes": "Matrix capsules, figure 2: distances of votes to the class capsules, by iteration",
+    "matrix-others": "Matrix capsules, section 5: MNIST and CIFAR-10",
 }

@@ -39,13 +39,16 @@ def saved(file: Path, columns: int = 1, rows: int = 1, height: float = HEIGHT_IN
         figure.savefig(file)
 
 
-def legend(axis: Any, entries: dict[str, tuple[str, str]]) -> None:
-    """A legend of markers: from text to (marker, colour)."""
+def legend(axis: Any, entries: dict[str, tuple[str, str]], above: bool = False) -> None:
+    """A legend of markers: from text to (marker, colour); above all axes where it could hide something."""
     lines = [
         Line2D([], [], color=colour, marker=marker, linestyle="", label=text)
         for text, (marker, colour) in entries.items()
     ]
-    axis.legend(handles=lines)
+    if above:
+        axis.figure.legend(handles=lines, loc="outside upper right", ncols=len(lines), frameon=False)
+    else:
+        axis.legend(handles=lines)
 
 
 def save_grid(

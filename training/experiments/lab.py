@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 from training import checkpoint, provenance
 from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig, RunConfig, differences
+from training.data.files import MissingDataError
 from training.evaluation import evaluate
-from training.examples import Examples, evaluation_examples, training_examples
+from training.examples import Examples, examples, load_images, training_examples
 from training.loop import Limits, Trainer
 from training.models.build import Network
 
@@ -127,9 +128,15 @@ class Lab:
             **trained.origin,
         }
 
-    def evaluation_examples(self, config: RunConfig) -> Examples:
-        """What a configuration's network is measured on, on the lab's device: it is made there, too."""
-        return evaluation_examples(config, self.root).to(self.device)
+    def evaluation_examples(self, config: RunConfig, most: int | None = None) -> Examples:
+        """What a configuration's network is measured on, on the lab's device: it is made there, too.
+
+        Args:
+            config: of the network.
+            most: the first so many of the test images; None takes all.
+        """
+        images = load_images(config, "test", self.root)[:most]
+        return examples(config.data, config.model.classes, images.to(self.device))
 
     def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
         """Write pictures for a figure into the experiment's folder; returns the file's name, for a row."""
@@ -163,6 +170,23 @@ class Lab:
                 raise KeyboardInterrupt
         model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
         return Trained(run, config, model, trainer.progress)
+
+
+def measure_each(sets: Iterable[str], measure: Callable[[str], None]) -> None:
+    """Measure on each data set that is there; of the others, say how to get them.
+
+    Raises:
+        MissingDataError: none is there.
+    """
+    missing = []
+    for data in (names := list(sets)):
+        try:
+            measure(data)
+        except MissingDataError as error:
+            tqdm.write(f"{data} is not measured: {error}")
+            missing.append(str(error))
+    if len(missing) == len(names):
+        raise MissingDataError("; or ".join(missing))
 
 
 def read_rows(out: Path) -> list[Row]:
@@ -217,7 +241,11 @@ def describe(config: RunConfig) -> str:
         epochs += f" of {data.epoch_images} images"
     if (enough := config.optimiser.stop_at_error_percent) is not None:
         epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
+    size = config.model.image_size
     images = f"{data.training_images or 'all'} training images of {data.name}"
+    if data.familiar:
+        images += f" under familiar viewpoints, by {data.familiar}"
+    images += f", shown as {size}x{size} pixels"
     return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
 
 
@@ -229,7 +257,8 @@ def _width(config: RunConfig) -> str:
         return f"{model.conv_channels} channels, {model.primary_types} capsule types and {decoder}"
     if isinstance(model, MatrixCapsNetConfig):
         types = _joined([model.primary_types, *model.conv_caps_types])
-        return f"{model.conv_channels} channels and {types} types of matrix capsules"
+        decoder = f" and a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
+        return f"{model.conv_channels} channels, {types} types of matrix capsules{decoder}"
     channels = _joined(block.channels for block in model.blocks)
     connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
     return f"{channels} channels{connected}"

@@ -5,16 +5,18 @@ from dataclasses import replace
 from training.config import CapsNetConfig, CnnConfig, MatrixCapsNetConfig, RunConfig
 
 NARROWER = 8  # convolutions, by this factor
-HALF = 2  # types of matrix capsules
 LESS_NARROW = 4  # capsule types and fully connected layers, the decoder's among them
+MATRIX_NARROWER, MATRIX_TYPES_FEWER = 4, 2  # of matrix capsules, channels and types
 VALIDATION_IMAGES = 1000
 BATCH_SIZE = 32  # few images make enough steps
 LEARNING_RATE = 0.002
 QUICK_FORM = (
     "**Quick form**, not the paper's: networks are trained on fewer images in fewer steps, and narrower, as "
     f"a rule 1/{NARROWER} of the channels and 1/{LESS_NARROW} of the capsule types and of the width of fully "
-    f"connected layers, the decoder's too; in batches of {BATCH_SIZE} images, not 128, at a learning rate of "
-    f"{LEARNING_RATE}, not 0.001; at most {VALIDATION_IMAGES:,} images are held out."
+    f"connected layers, the decoder's too, or of matrix capsules 1/{MATRIX_NARROWER} of the channels and "
+    f"1/{MATRIX_TYPES_FEWER} of the types; in batches of {BATCH_SIZE} images at a learning rate of "
+    f"{LEARNING_RATE}, whatever these are in the full form; at most {VALIDATION_IMAGES:,} images are held "
+    "out."
 )
 
 
@@ -56,9 +58,9 @@ def _narrower(
             first, second = model.conv_caps_types
             return replace(
                 model,
-                conv_channels=model.conv_channels // LESS_NARROW,
-                primary_types=model.primary_types // HALF,
-                conv_caps_types=(first // HALF, second // HALF),
+                conv_channels=model.conv_channels // MATRIX_NARROWER,
+                primary_types=model.primary_types // MATRIX_TYPES_FEWER,
+                conv_caps_types=(first // MATRIX_TYPES_FEWER, second // MATRIX_TYPES_FEWER),
                 decoder_hidden=tuple(width // LESS_NARROW for width in model.decoder_hidden),
             )
         case CnnConfig():

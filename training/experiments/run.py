@@ -206,4 +206,4 @@ def _refuse_several_processes() -> None:
 
 def _module(name: str) -> Any:
     """The experiment: FULL and QUICK plans, run(lab, plan), report(rows), draw(rows, file)."""
-    return import_module(f"training.experiments.{name}")
+    return import_module(f"training.experiments.{name.replace('-', '_')}")

@@ -1,0 +1,168 @@
+"""Sec. 5 of Hinton et al. 2018: error on toys that were never trained on, by one crop and by several."""
+
+# N images, J classes, W windows
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from training.config import RunConfig, load_preset
+from training.examples import SingleObjects
+from training.experiments import figure, markdown, stereo
+from training.experiments.lab import Lab, Row, measure_each, networks_of
+from training.experiments.quick import narrowed
+from training.experiments.stereo import SMALLNORB, TOYS, without_decoder
+from training.multi_crop import DISTANCES, window_probabilities
+
+CAPSULES, SMALL_CAPSULES, CNN = "matrix capsules", "small matrix capsules", "CNN"
+ONE, SEVERAL = "one crop", "several crops"
+PAPER = {  # error in percent on smallNORB, Sec. 5
+    (CAPSULES, ONE): 1.8,
+    (CAPSULES, SEVERAL): 1.4,
+    (SMALL_CAPSULES, ONE): 2.2,
+    (CNN, ONE): 5.2,
+}
+PAPERS_PARAMETERS = {CAPSULES: "310K", SMALL_CAPSULES: "68K", CNN: "4.2M"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of the experiment is done.
+
+    Attributes:
+        networks: for each data set some of CAPSULES, SMALL_CAPSULES and CNN.
+        seeds: of each network.
+        test_images: measured on the first so many; None takes all.
+    """
+
+    networks: dict[str, dict[str, RunConfig]]
+    seeds: tuple[int, ...]
+    test_images: int | None = None
+
+
+FULL = Plan(
+    {
+        SMALLNORB: {
+            CAPSULES: without_decoder("matrix-smallnorb"),
+            SMALL_CAPSULES: without_decoder("matrix-smallnorb-small"),
+            CNN: load_preset("smallnorb-cnn"),
+        },
+        TOYS: {SMALL_CAPSULES: without_decoder("matrix-toys"), CNN: load_preset("toys-cnn")},
+    },
+    (0, 1, 2),
+)
+QUICK = Plan(
+    {
+        SMALLNORB: {
+            SMALL_CAPSULES: narrowed(without_decoder("matrix-smallnorb-small"), 3000, 4),
+            CNN: narrowed(load_preset("smallnorb-cnn"), 3000, 4),
+        },
+        TOYS: {
+            SMALL_CAPSULES: narrowed(without_decoder("matrix-toys"), 3000, 4),
+            CNN: narrowed(load_preset("toys-cnn"), 3000, 4),
+        },
+    },
+    (0,),
+    test_images=1000,
+)
+
+
+def run(lab: Lab, plan: Plan) -> None:
+    """Train each network with each seed on each set that is there, and measure both errors."""
+    measure_each(plan.networks, partial(_run_on, lab, plan))
+
+
+def _run_on(lab: Lab, plan: Plan, data: str) -> None:
+    for seed in plan.seeds:
+        for method, config in plan.networks[data].items():
+            seeded = replace(config, seed=seed)
+            key: Row = {"data": data, "method": method, "seed": seed}
+            way = networks_of(seeded) | {"at_most": plan.test_images}
+            lab.measure(key, way, partial(_measure, lab, seeded, plan.test_images))
+
+
+def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
+    """Answers by the central crop, and by the mean over all windows."""
+    trained = lab.trained(config)
+    shown = lab.evaluation_examples(config, test_images)
+    assert isinstance(shown, SingleObjects)
+    found, labels = window_probabilities(trained.model, shown), shown.images.labels.cpu()  # [W, N, J], [N]
+    wrong = {ONE: found[0].argmax(dim=1) != labels, SEVERAL: found.mean(dim=0).argmax(dim=1) != labels}
+    return {
+        "error_percent": {crops: 100 * int(of.sum()) / len(labels) for crops, of in wrong.items()},
+        "images": len(labels),
+        **trained.origin,
+    }
+
+
+def report(rows: list[Row]) -> str:
+    """For each data set the errors of each network, the paper's beside them."""
+    return "\n".join(_report_on(data, [row for row in rows if row["data"] == data]) for data in _sets(rows))
+
+
+def _report_on(data: str, rows: list[Row]) -> str:
+    header = (data, "parameters", "test error, %", f"paper, {stereo.PAPERS}", "difference")
+    lines = [
+        (
+            f"{method}, {crops}",
+            _parameters(rows, method),
+            markdown.mean_and_deviation(ours := _errors(rows, data, method, crops)),
+            markdown.number(paper := PAPER.get((method, crops)), 1),
+            markdown.difference(ours, paper) if data == stereo.PAPERS else "",
+        )
+        for method in PAPERS_PARAMETERS
+        for crops in (ONE, SEVERAL)
+        if _errors(rows, data, method, crops)
+    ]
+    return f"{markdown.table(header, lines)}\n{_said(data, rows)}\n"
+
+
+def _parameters(rows: list[Row], method: str) -> str:
+    counts = {row["parameters"] for row in rows if row["method"] == method}
+    return f"{' or '.join(f'{count:,}' for count in sorted(counts))} (paper: {PAPERS_PARAMETERS[method]})"
+
+
+def _said(data: str, rows: list[Row]) -> str:
+    """What was measured on what."""
+    tested = " or ".join(f"{count:,}" for count in sorted({row["images"] for row in rows}))
+    said = [
+        f"Measured on {tested} test images of {data}, of toys that were not trained on. One crop is the "
+        f"central one; several are {4 * len(DISTANCES) + 1}: it and those {', '.join(map(str, DISTANCES))} "
+        "pixels away along the diagonals, as in the official code, whose probabilities are averaged.",
+        stereo.said_of(data),
+    ]
+    return " ".join(filter(None, said))
+
+
+def draw(rows: list[Row], file: Path) -> None:
+    """Both errors of every seed on each data set, beside the paper's."""
+    sets = _sets(rows)
+    with figure.saved(file, columns=len(sets)) as axes:
+        for axis, data in zip(axes, sets, strict=True):
+            _draw_on(axis, data, rows)
+        entries = {"ours, each seed": ("o", figure.OURS), f"paper, {stereo.PAPERS}": ("|", figure.PAPER)}
+        figure.legend(axes[0], entries, above=True)
+
+
+def _draw_on(axis: Any, data: str, rows: list[Row]) -> None:
+    methods = [method for method in PAPERS_PARAMETERS if _errors(rows, data, method, ONE)]
+    lines = [(method, crops) for method in methods for crops in (ONE, SEVERAL)]
+    for height, (method, crops) in enumerate(reversed(lines)):
+        errors = _errors(rows, data, method, crops)
+        axis.plot(errors, [height] * len(errors), "o", color=figure.OURS)
+        if paper := PAPER.get((method, crops)):
+            axis.plot([paper], [height], "|", color=figure.PAPER, markersize=18)
+    axis.set_yticks(range(len(lines)), [f"{method}, {crops}" for method, crops in reversed(lines)])
+    axis.set_ylim(-0.6, len(lines) - 0.4)
+    axis.set_xlim(left=0)
+    axis.set_xlabel(f"test error on {data}, %")
+
+
+def _sets(rows: list[Row]) -> list[str]:
+    """In the order in which they were measured."""
+    return list(dict.fromkeys(row["data"] for row in rows))
+
+
+def _errors(rows: list[Row], data: str, method: str, crops: str) -> list[float]:
+    return [row["error_percent"][crops] for row in rows if (row["data"], row["method"]) == (data, method)]
