@@ -121,12 +121,15 @@ def test_every_variant_is_measured_and_differs_from_the_whole_network(ablation):
 
 def test_variants_have_what_their_names_say():
     found = norb_ablation.variants(CAPSULES_CONFIG, CNN_CONFIG)
-    assert found[FULL_NETWORK] == CAPSULES_CONFIG
+    whole = replace(CAPSULES_CONFIG, model=replace(CAPSULES_CONFIG.model, routing_iterations=3))
+    assert found[FULL_NETWORK] == whole
     assert [found[f"{n} iterations"].model.routing_iterations for n in (2, 3, 5)] == [2, 3, 5]
     assert found["1 iteration"].model.routing_iterations == 1
     assert found["vectors, no coordinate addition"].model == replace(
-        CAPSULES_CONFIG.model, vector_poses=True, coordinate_addition=False
+        whole.model, vector_poses=True, coordinate_addition=False
     )
+    for name in ("margin loss", "cross entropy"):
+        assert found[name].model == whole.model
     assert found["margin loss"].loss.classification == "margin"
     assert found["cross entropy"].loss.classification == "cross-entropy"
     assert found["mixing proportions"].model.mixing_proportions

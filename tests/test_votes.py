@@ -18,8 +18,8 @@ from training.models.standardise import standardise
 
 
 def tiny():
-    config = narrowed(load_preset("matrix-toys"), 64, 1)
-    data = replace(config.data, resize_pixels=24, crop_pixels=20, validation_images=60)
+    config = narrowed(load_preset("matrix-smallnorb-small"), 64, 1)
+    data = replace(config.data, name="toys", resize_pixels=24, crop_pixels=20, validation_images=60)
     narrow = {"conv_channels": 4, "primary_types": 2, "conv_caps_types": (2, 3), "decoder_hidden": ()}
     return replace(config, model=replace(config.model, image_size=20, **narrow), data=data)
 

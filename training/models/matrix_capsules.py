@@ -11,7 +11,10 @@ from training.models.em import Capsules, EMRouting, ReceptiveFields
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
 MATRIX_SIDE = 4
 ROW, COLUMN = 3, 7  # the elements that a capsule's place is added to: the upper two of the last column
-VOTE_WEIGHT_STD = 0.5  # a vote is a sum of 4 products: as large as the pose that it is made of
+# At first a vote is about the child's own pose, whoever the parent: matrices are the identity and some noise.
+# From random ones routing begins with as many opinions as there are parents, and finds its way among these so
+# differently for the least change of a picture, at the latest in the third iteration, that little is learned.
+VOTE_WEIGHT_STD = 0.03
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
 
@@ -61,8 +64,8 @@ class MatrixCapsules(nn.Module):
         super().__init__()
         side = POSE if vector_poses else MATRIX_SIDE
         places = 1 if shared else fields.inside.shape[1]
-        std = VOTE_WEIGHT_STD * (MATRIX_SIDE / side) ** 0.5
-        self.weight = nn.Parameter(torch.randn(places, lower_types, len(routing.beta_u), side, side) * std)
+        noise = torch.randn(places, lower_types, len(routing.beta_u), side, side)
+        self.weight = nn.Parameter(torch.eye(side) + VOTE_WEIGHT_STD * noise)
         self.fields, self.routing = fields, routing
         offsets = torch.zeros(fields.inside.shape[1], lower_types, POSE)
         if coordinates is not None:
