@@ -24,9 +24,8 @@ from training import attacks
 from training.config import LossConfig, RunConfig, load_preset
 from training.data.load import FACTS
 from training.examples import Batch, Examples
-from training.experiments import figure, markdown
-from training.experiments.lab import Lab, Row, Trained, measure_each, networks_of
-from training.experiments.quick import narrowed
+from training.experiments import figure, markdown, stereo
+from training.experiments.lab import Lab, Row, Trained, data_sets, measure_each, networks_of
 from training.experiments.stereo import SMALLNORB, TOYS, said_of, without_decoder
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
@@ -71,18 +70,10 @@ FULL = Plan(
     epsilons=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
     bim_steps=10,
 )
-QUICK_IMAGES, QUICK_EPOCHS = 3000, 4  # trained on, as in `viewpoints` and `norb`
-
-
-def quick(*configs: RunConfig) -> dict[str, RunConfig]:
-    """The networks, narrowed."""
-    return networks(*(narrowed(config, QUICK_IMAGES, QUICK_EPOCHS) for config in configs))
-
-
 QUICK = Plan(
     {
-        SMALLNORB: quick(without_decoder("matrix-smallnorb-small"), CAPSNET_ON_SMALLNORB, CNN_ON_SMALLNORB),
-        TOYS: quick(*ON_TOYS),
+        data: networks(stereo.QUICK_CAPSULES[data], stereo.quick(capsnet), stereo.QUICK_CNN[data])
+        for data, capsnet in ((SMALLNORB, CAPSNET_ON_SMALLNORB), (TOYS, load_preset("toys")))
     },
     epsilons=(0.005, 0.02, 0.2),
     bim_steps=3,
@@ -263,11 +254,7 @@ def _strip(lab: Lab, models: dict[str, Network], shown: Examples, attack: Attack
 
 def report(rows: list[Row]) -> str:
     """For each data set what the paper says, the gradients, and every attack's numbers."""
-    return "\n".join(_report(rows, data) for data in _data_sets(rows)) + TEXT
-
-
-def _data_sets(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(row["data"] for row in rows))
+    return "\n".join(_report(rows, data) for data in data_sets(rows)) + TEXT
 
 
 def _report(rows: list[Row], data: str) -> str:
@@ -393,9 +380,9 @@ RIGHT, WRONG = "#7dff8a", "#ff7d7d"  # answers, on grey
 
 def draw(rows: list[Row], file: Path) -> None:
     """For each data set: untargeted and targeted, white and black box; below, the first image attacked."""
-    data_sets = _data_sets(rows)
-    with figure.saved(file, columns=2, rows=3 * len(data_sets)) as axes:
-        for data in data_sets:
+    sets = data_sets(rows)
+    with figure.saved(file, columns=2, rows=3 * len(sets)) as axes:
+        for data in sets:
             panels, axes = axes[: len(PANELS)], axes[len(PANELS) :]
             strips, axes = axes[:2], axes[2:]
             of_data = [row for row in rows if row["data"] == data]

@@ -22,7 +22,7 @@ from training.data.load import FACTS
 from training.evaluation import BATCH
 from training.examples import Examples, load_images
 from training.experiments import figure, markdown
-from training.experiments.lab import Lab, Row, Trained, networks_of, run_name
+from training.experiments.lab import Lab, Row, Trained, data_sets, networks_of, run_name
 from training.models.build import Network
 from training.models.capsnet import CapsNet, lengths
 
@@ -112,7 +112,7 @@ def _labels(lab: Lab, config: RunConfig) -> Tensor:
 
 def report(rows: list[Row], paper: Published) -> str:
     """For each data set, the error by the number of networks, and what was measured on what."""
-    lines = [line for data in _data_sets(rows) for line in _lines(data, _errors(rows, data), paper)]
+    lines = [line for data in data_sets(rows) for line in _lines(data, _errors(rows, data), paper)]
     if not lines:
         lines = [(f"{paper.data}, {_counted(paper.networks)}", "", str(paper.error_percent), "")]
     return f"{markdown.table(('', 'test error, %', 'paper', 'difference'), lines)}\n{_said(rows, paper)}\n"
@@ -136,7 +136,7 @@ def _lines(data: str, errors: dict[int, list[float]], paper: Published) -> list[
 def _said(rows: list[Row], paper: Published) -> str:
     """What was measured on what."""
     said = []
-    for data in _data_sets(rows):
+    for data in data_sets(rows):
         images = next(row["images"] for row in rows if row["data"] == data)
         said.append(f"Measured on the {images:,} test images of {data}.")
         if data != paper.data:
@@ -151,7 +151,7 @@ def _said(rows: list[Row], paper: Published) -> str:
 
 def draw(rows: list[Row], file: Path, paper: Published) -> None:
     """Error by the number of networks, and by class."""
-    colours = dict(zip(_data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
+    colours = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
     with figure.saved(file, columns=2) as (together, by_class):
         for data, colour in colours.items():
             _draw_together(together, _errors(rows, data), colour)
@@ -185,11 +185,6 @@ def _draw_classes(axis: Any, rows: list[Row], colour: str) -> None:
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     axis.set_xlabel("test error of one network, by class, %")
-
-
-def _data_sets(rows: list[Row]) -> list[str]:
-    """In the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows))
 
 
 def _errors(rows: list[Row], data: str) -> dict[int, list[float]]:

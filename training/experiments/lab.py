@@ -200,6 +200,11 @@ def read_rows(out: Path) -> list[Row]:
     return [_read_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
 
 
+def data_sets(rows: list[Row]) -> list[str]:
+    """What rows were measured on, in the order in which it was."""
+    return list(dict.fromkeys(row["data"] for row in rows))
+
+
 def _read_row(line: bytes, where: str) -> Row:
     """A row; every one has the command that found it."""
     try:

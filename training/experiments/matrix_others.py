@@ -9,7 +9,7 @@ from pathlib import Path
 
 from training.config import RunConfig, load_preset
 from training.experiments import cifar10, figure, markdown
-from training.experiments.lab import Lab, Row, measure_each, networks_of
+from training.experiments.lab import Lab, Row, data_sets, measure_each, networks_of
 from training.experiments.quick import narrowed
 
 PAPER = {"mnist": 0.44, "cifar10": 11.9}  # error in percent
@@ -56,7 +56,7 @@ def _run_on(lab: Lab, plan: Plan, data: str) -> None:
 def report(rows: list[Row]) -> str:
     """The errors, the paper's beside them."""
     header = ("", "parameters", "test error, %", "paper", "difference")
-    text = f"{markdown.table(header, [_line(rows, data) for data in _sets(rows)])}\n{_said(rows)}\n"
+    text = f"{markdown.table(header, [_line(rows, data) for data in data_sets(rows)])}\n{_said(rows)}\n"
     return f"{text}\n{cifar10.JPEG_COPY}\n" if _errors(rows, "cifar10-jpeg") else text
 
 
@@ -82,7 +82,7 @@ def _said(rows: list[Row]) -> str:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Errors of every seed beside the paper's."""
-    sets = _sets(rows)
+    sets = data_sets(rows)
     with figure.saved(file, columns=len(sets), height=1.6) as axes:
         for axis, data in zip(axes, sets, strict=True):
             errors = _errors(rows, data)
@@ -93,11 +93,6 @@ def draw(rows: list[Row], file: Path) -> None:
             axis.set_xlabel(f"test error on {data}, %")
         entries = {"ours, each seed": ("o", figure.OURS), "paper": ("|", figure.PAPER)}
         figure.legend(axes[0], entries, above=True)
-
-
-def _sets(rows: list[Row]) -> list[str]:
-    """In the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows))
 
 
 def _errors(rows: list[Row], data: str) -> list[float]:

@@ -2,7 +2,7 @@
 
 # N images, J classes, W windows
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 from training.config import RunConfig, load_preset
 from training.examples import SingleObjects
 from training.experiments import figure, markdown, stereo
-from training.experiments.lab import Lab, Row, measure_each, networks_of
-from training.experiments.quick import narrowed
+from training.experiments.lab import Lab, Row, data_sets, measure_each
 from training.experiments.stereo import SMALLNORB, TOYS, without_decoder
 from training.multi_crop import DISTANCES, window_probabilities
 
@@ -54,14 +53,8 @@ FULL = Plan(
 )
 QUICK = Plan(
     {
-        SMALLNORB: {
-            SMALL_CAPSULES: narrowed(without_decoder("matrix-smallnorb-small"), 3000, 4),
-            CNN: narrowed(load_preset("smallnorb-cnn"), 3000, 4),
-        },
-        TOYS: {
-            SMALL_CAPSULES: narrowed(without_decoder("matrix-toys"), 3000, 4),
-            CNN: narrowed(load_preset("toys-cnn"), 3000, 4),
-        },
+        data: {SMALL_CAPSULES: stereo.QUICK_CAPSULES[data], CNN: stereo.QUICK_CNN[data]}
+        for data in (SMALLNORB, TOYS)
     },
     (0,),
     test_images=1000,
@@ -74,12 +67,7 @@ def run(lab: Lab, plan: Plan) -> None:
 
 
 def _run_on(lab: Lab, plan: Plan, data: str) -> None:
-    for seed in plan.seeds:
-        for method, config in plan.networks[data].items():
-            seeded = replace(config, seed=seed)
-            key: Row = {"data": data, "method": method, "seed": seed}
-            way = networks_of(seeded) | {"at_most": plan.test_images}
-            lab.measure(key, way, partial(_measure, lab, seeded, plan.test_images))
+    stereo.measure_methods(lab, data, plan.networks[data], plan.seeds, plan.test_images, _measure)
 
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
@@ -98,7 +86,9 @@ def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
 
 def report(rows: list[Row]) -> str:
     """For each data set the errors of each network, the paper's beside them."""
-    return "\n".join(_report_on(data, [row for row in rows if row["data"] == data]) for data in _sets(rows))
+    return "\n".join(
+        _report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)
+    )
 
 
 def _report_on(data: str, rows: list[Row]) -> str:
@@ -137,7 +127,7 @@ def _said(data: str, rows: list[Row]) -> str:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Both errors of every seed on each data set, beside the paper's."""
-    sets = _sets(rows)
+    sets = data_sets(rows)
     with figure.saved(file, columns=len(sets)) as axes:
         for axis, data in zip(axes, sets, strict=True):
             _draw_on(axis, data, rows)
@@ -157,11 +147,6 @@ def _draw_on(axis: Any, data: str, rows: list[Row]) -> None:
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlim(left=0)
     axis.set_xlabel(f"test error on {data}, %")
-
-
-def _sets(rows: list[Row]) -> list[str]:
-    """In the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows))
 
 
 def _errors(rows: list[Row], data: str, method: str, crops: str) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 from training.config import LossConfig, MatrixCapsNetConfig, RunConfig, load_preset
 from training.evaluation import evaluate
 from training.experiments import figure, markdown, stereo
-from training.experiments.lab import Lab, Row, measure_each, networks_of
+from training.experiments.lab import Lab, Row, data_sets, measure_each
 from training.experiments.quick import narrowed
 from training.experiments.stereo import SMALLNORB, TOYS, without_decoder
 
@@ -80,12 +80,8 @@ def run(lab: Lab, plan: Plan) -> None:
 
 
 def _run_on(lab: Lab, plan: Plan, data: str) -> None:
-    for seed in plan.seeds:
-        for method, config in variants(*plan.networks[data]).items():
-            seeded = replace(config, seed=seed)
-            key: Row = {"data": data, "method": method, "seed": seed}
-            way = networks_of(seeded) | {"at_most": plan.test_images}
-            lab.measure(key, way, partial(_measure, lab, seeded, plan.test_images))
+    methods = variants(*plan.networks[data])
+    stereo.measure_methods(lab, data, methods, plan.seeds, plan.test_images, _measure)
 
 
 def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
@@ -122,7 +118,7 @@ def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
 
 def report(rows: list[Row]) -> str:
     """For each data set the errors of all variants, the paper's beside them."""
-    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in _sets(rows)]
+    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)]
     return "\n".join([*parts, TEXT])
 
 
@@ -151,7 +147,7 @@ def _report_on(data: str, rows: list[Row]) -> str:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Errors of every seed of each variant on each data set, beside the paper's."""
-    sets = _sets(rows)
+    sets = data_sets(rows)
     with figure.saved(file, columns=len(sets)) as axes:
         for axis, data in zip(axes, sets, strict=True):
             _draw_on(axis, data, [row for row in rows if row["data"] == data])
@@ -168,11 +164,6 @@ def _draw_on(axis: Any, data: str, rows: list[Row]) -> None:
     axis.set_yticks(range(len(methods)), methods)
     axis.set_xlim(left=0)
     axis.set_xlabel(f"test error on {data}, %")
-
-
-def _sets(rows: list[Row]) -> list[str]:
-    """In the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows))
 
 
 def _of(rows: list[Row], method: str) -> list[Row]:

@@ -4,9 +4,13 @@ smallNORB is the paper's and has to be downloaded; toys the repository makes. Wh
 experiment is carried out on both, and no number of one stands for the other.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
+from training.experiments.lab import Lab, Row, networks_of
+from training.experiments.quick import narrowed
 
 SMALLNORB, TOYS = "smallnorb", "toys"
 PAPERS = SMALLNORB  # the set that the paper's numbers are of
@@ -17,6 +21,38 @@ def without_decoder(preset: str) -> RunConfig:
     config = load_preset(preset)
     assert isinstance(config.model, MatrixCapsNetConfig)
     return replace(config, model=replace(config.model, decoder_hidden=()))
+
+
+QUICK_IMAGES, QUICK_EPOCHS = 3000, 4
+
+
+def quick(config: RunConfig) -> RunConfig:
+    """The quick form of a network; the same in all experiments, which share it."""
+    return narrowed(config, QUICK_IMAGES, QUICK_EPOCHS)
+
+
+QUICK_CAPSULES = {
+    SMALLNORB: quick(without_decoder("matrix-smallnorb-small")),
+    TOYS: quick(without_decoder("matrix-toys")),
+}
+QUICK_CNN = {SMALLNORB: quick(load_preset("smallnorb-cnn")), TOYS: quick(load_preset("toys-cnn"))}
+
+
+def measure_methods(
+    lab: Lab,
+    data: str,
+    methods: dict[str, RunConfig],
+    seeds: tuple[int, ...],
+    test_images: int | None,
+    find: Callable[[Lab, RunConfig, int | None], Row],
+) -> None:
+    """A row for each method and seed on a data set; `find` measures one on so many test images."""
+    for seed in seeds:
+        for method, config in methods.items():
+            seeded = replace(config, seed=seed)
+            key: Row = {"data": data, "method": method, "seed": seed}
+            way = networks_of(seeded) | {"at_most": test_images}
+            lab.measure(key, way, partial(find, lab, seeded, test_images))
 
 
 def said_of(data: str) -> str:

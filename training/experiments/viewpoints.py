@@ -25,8 +25,7 @@ from training.data.viewpoints import FAMILIAR_DEGREES, degrees
 from training.evaluation import BATCH, class_probabilities
 from training.examples import examples
 from training.experiments import figure, markdown, stereo
-from training.experiments.lab import Lab, Row, measure_each, networks_of
-from training.experiments.quick import narrowed
+from training.experiments.lab import Lab, Row, data_sets, measure_each, networks_of
 from training.experiments.stereo import SMALLNORB, TOYS, without_decoder
 
 Along = Literal["azimuth", "elevation"]
@@ -80,14 +79,8 @@ FULL = Plan(
 )
 QUICK = Plan(
     {
-        SMALLNORB: {
-            CAPSULES: narrowed(without_decoder("matrix-smallnorb-small"), 3000, 4),
-            CNN: narrowed(load_preset("smallnorb-cnn"), 3000, 4),
-        },
-        TOYS: {
-            CAPSULES: narrowed(without_decoder("matrix-toys"), 3000, 4),
-            CNN: narrowed(load_preset("toys-cnn"), 3000, 4),
-        },
+        data: {CAPSULES: stereo.QUICK_CAPSULES[data], CNN: stereo.QUICK_CNN[data]}
+        for data in (SMALLNORB, TOYS)
     },
     (0,),
     test_images=2000,
@@ -166,7 +159,7 @@ def _measure(lab: Lab, config: RunConfig, plan: Plan) -> Row:
 
 def report(rows: list[Row]) -> str:
     """For each data set both errors of the matched networks, and how they came to be matched."""
-    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in _sets(rows)]
+    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)]
     return "\n".join([*parts, UNVERIFIED, TEXT])
 
 
@@ -253,7 +246,7 @@ def _reached(row: Row) -> bool:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Error by azimuth and by elevation of matched networks, familiar viewpoints shaded."""
-    sets = _sets(rows)
+    sets = data_sets(rows)
     with figure.saved(file, columns=2, rows=len(sets)) as axes:
         for row, data in enumerate(sets):
             for axis, along in zip(axes[2 * row : 2 * row + 2], ALONG, strict=True):
@@ -288,11 +281,6 @@ def _draw_on(axis: Any, data: str, along: Along, rows: list[Row]) -> None:
 def _place(angle: int) -> int:
     """On the axis: familiar azimuths, which lie around 0, side by side."""
     return angle - 360 if angle >= 300 else angle
-
-
-def _sets(rows: list[Row]) -> list[str]:
-    """In the order in which they were measured."""
-    return list(dict.fromkeys(row["data"] for row in rows))
 
 
 def _of(rows: list[Row], along: Along, method: str) -> list[Row]:
