@@ -163,6 +163,51 @@ def test_with_another_network_or_plan_no_row_is_left_of_what_was_before(lab, tmp
     assert {row["images"] for row in copy.rows()} == {10}
 
 
+def test_stopped_after_the_first_row_of_another_plan_the_report_and_the_figure_are_of_that_alone(
+    lab, models, tmp_path
+):
+    class Stopped(Lab):
+        def trained(self, config):
+            if self.rows() and self.rows()[-1]["epsilons"] == [0.1]:
+                raise KeyboardInterrupt
+            return super().trained(config)
+
+    stopped = Stopped(tmp_path, lab.networks, lab.root, lab.device)
+    (tmp_path / "rows.jsonl").write_bytes((lab.out / "rows.jsonl").read_bytes())
+    with pytest.raises(KeyboardInterrupt):
+        attack.run(stopped, replace(PLAN, epsilons=(0.1,)))
+    assert [row["epsilons"] for row in stopped.rows()] == [[0.1]]
+    attack.report(stopped.rows())
+    attack.draw(stopped.rows(), tmp_path / "figure.png")
+
+
+def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(lab, models, tmp_path):
+    """A CNN that is blind on one eye, and capsules that training asks for no margin."""
+
+    cnn = replace(NETWORKS[CNN], model=replace(NETWORKS[CNN].model, standardise=False))
+
+    class Crippled(Lab):
+        def trained(self, config):
+            trained = super().trained(config)
+            if config == cnn:
+                with torch.no_grad():
+                    next(iter(trained.model.parameters()))[:, 1] = 0
+            return trained
+
+    capsules = replace(NETWORKS[MATRIX], loss=replace(NETWORKS[MATRIX].loss, spread_margins=(1e-6, 1e-6)))
+    networks = NETWORKS | {MATRIX: capsules, CNN: cnn}
+    plan = replace(PLAN, networks={"toys": networks}, epsilons=(0.1,), bim_steps=1)
+    crippled = Crippled(tmp_path, lab.networks, lab.root, lab.device)
+    attack.run(crippled, plan)
+    rows = {row["method"]: row for row in crippled.rows() if row["measured"] == "gradient"}
+    assert rows[CNN]["zero_percent"] == pytest.approx(50, abs=2)
+    assert rows[CNN]["images_without_percent"] == 0
+    assert rows[MATRIX]["accuracy_percent"] > 0
+    unasked = rows[MATRIX]["images_without_in_training_percent"]
+    assert unasked == pytest.approx(rows[MATRIX]["accuracy_percent"])
+    assert rows[MATRIX]["images_without_percent"] < unasked
+
+
 def test_without_any_data_both_sets_are_named_with_what_brings_them(tmp_path):
     lab = Lab(tmp_path / "out", tmp_path / "networks", tmp_path, torch.device("cpu"))
     with pytest.raises(MissingDataError, match=r"(?s)download smallnorb.*make toys"):
@@ -180,12 +225,15 @@ def gradient_row(method, size, zeros):
         "images_without_in_training_percent": 50.0,
         "mean_size": size,
         "median_size": size,
-    }
+    } | HOW
 
 
 def attack_row(source, percent, targeted=False):
     row = {"measured": "attack", "data": "toys", "attack": FGSM, "targeted": targeted, "source": source}
-    return row | {"epsilons": [0.1, 0.2], "classes": 5, "images": 9, "percent": percent}
+    return row | {"epsilons": [0.1, 0.2], "classes": 5, "percent": percent} | HOW
+
+
+HOW = {"images": 9, "at_most": 9, "bim_steps": 5}
 
 
 ROWS = [
@@ -205,6 +253,8 @@ def test_the_report_has_what_the_paper_says_beside_what_is_so():
     assert "| 2 | 2.0 |" in text
     assert "| CNN, another CNN | 58.0 | 38.0 |" in text
     assert "toys is not smallnorb" in text
+    assert "Attacked are the first 9 test images of toys" in text
+    assert "BIM takes 5 steps of 0.25 epsilon" in text
 
 
 def test_the_report_of_a_part_has_what_is_there():

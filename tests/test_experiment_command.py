@@ -1,6 +1,7 @@
 """`capsnet-train experiment all`: every experiment whose data is there."""
 
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,30 @@ def test_an_experiment_that_fails_for_another_reason_ends_all_with_its_error(tmp
             file = tmp_path / "data" / "mnist" / f"{prefix}-{kind}-ubyte.gz"
             file.write_bytes(gzip.compress(b"no IDX file"))
     assert status(*all_quick(tmp_path)) == 2
-    assert "is not an IDX file" in capsys.readouterr().err
+    assert re.search("table1 ends with an error:\n.* is not an IDX file", capsys.readouterr().err)
+
+
+def on(folder: Path, name: str, data: str) -> list[object]:
+    folders = ["--data", folder / "data", "--out", folder / "out", "--networks", folder / "networks"]
+    return ["experiment", name, "--quick", "--device", "cpu", "--on", data, *folders]
+
+
+def test_on_carries_out_the_part_on_one_data_set_alone(tmp_path, capsys):
+    """Neither is there: the message is about the one that was asked for."""
+    assert status(*on(tmp_path, "norb", "toys")) == 2
+    printed = capsys.readouterr().err
+    assert "capsnet-train make toys" in printed
+    assert "smallnorb" not in printed
+
+
+def test_a_part_that_an_experiment_has_not_is_refused_with_those_it_has(tmp_path, capsys):
+    assert status(*on(tmp_path, "norb", "mnist")) == 2
+    assert "norb has no part on mnist; it has one on each of smallnorb, toys" in capsys.readouterr().err
+    assert status(*on(tmp_path, "svhn", "mnist")) == 2
+    assert "svhn has no part on mnist; it has no parts by data set" in capsys.readouterr().err
+    assert status(*on(tmp_path, "all", "mnist")) == 2
+    assert "--on mnist goes with one experiment, not with all" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_experiments_without_data_are_not_in_the_joint_page(tmp_path, capsys):

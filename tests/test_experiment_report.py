@@ -97,7 +97,7 @@ def test_the_report_says_how_its_rows_came_about(report, folder, drawn_mnist_roo
 def test_the_quick_form_says_what_is_narrower_and_fewer(report):
     assert "**Quick form**" in report
     assert f"in batches of {BATCH_SIZE} images at a learning rate of {LEARNING_RATE}" in report
-    assert "mnist with 4 channels, 1 capsule types and a decoder of 8, 64 training images of mnist" in report
+    assert "mnist with 4 channels, 1 capsule types, 3 iterations of routing and a decoder of 8, 64 " in report
     assert "mnist-cnn with 4 channels and fully connected layers of 8, 64 training images" in report
 
 

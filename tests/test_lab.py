@@ -70,6 +70,13 @@ def test_what_is_measured_on_more_images_is_measured_anew(lab):
     assert found(lab) == [2]
 
 
+def test_so_are_all_rows_that_were_measured_on_fewer_with_the_same_network(lab):
+    for method in "abc":
+        measure(lab, {"method": method}, CONFIG, f"{method} of 1", images=1)
+    measure(lab, {"method": "a"}, CONFIG, "a of 2", images=2)
+    assert found(lab) == ["a of 2"], "stopped here, the report would be of two plans"
+
+
 def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(lab):
     measure(lab, {"method": "a"}, CONFIG, 1)
     file = lab.out / "rows.jsonl"
@@ -84,5 +91,6 @@ def test_a_setting_names_all_that_the_quick_form_changes():
     text = describe(CONFIG)
     for part in ("256 channels", "32 capsule types", "decoder of 512-1024", "batches of 128", "rate 0.001"):
         assert part in text
+    assert "3 iterations of routing" in text
     cooled = replace(CONFIG, optimiser=replace(CONFIG.optimiser, cooldown_epochs=3))
     assert "falls to 0 over the last 3 epochs" in describe(cooled)

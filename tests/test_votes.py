@@ -158,3 +158,13 @@ def test_the_figure_has_a_row_for_all_images_and_one_for_each_example(lab, row, 
     assert areas(tmp_path / "figure.png", figure.OURS) >= 3
     with Image.open(tmp_path / "figure.png") as image:
         assert image.height == round(2.4 * figure.DPI) * (1 + len(row["examples"]))
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_networks_of_two_and_three_iterations_are_reported_and_drawn_together(last, row, tmp_path):
+    three = row | {"examples": []}
+    two = three | {"data": "smallnorb"} | {name: row[name][:2] for name in ("complete", "probability")}
+    both = [two, three] if last else [three, two]
+    assert [votes.report(both).count(f"\n| {t} |") for t in (1, 2, 3)] == [2, 2, 1]
+    votes.draw(both, tmp_path / "figure.png")
+    assert areas(tmp_path / "figure.png", figure.OURS) >= 5

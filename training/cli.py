@@ -133,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="at most 8 minutes on two cores: narrower networks, fewer images"
     )
     experiment.add_argument(
+        "--on",
+        metavar="DATA",
+        help="where an experiment has a part for each of several data sets, the part on this one alone, "
+        "such as toys",
+    )
+    experiment.add_argument(
         "--out",
         type=any_folder,
         metavar="DIR",
@@ -276,6 +282,8 @@ def _experiment(options: argparse.Namespace) -> int:
         out = options.out or EXPERIMENTS_FOLDER / _form(options.name, options.quick)
         _carry_out(options.name, out, options)
         return 0
+    if options.on:
+        raise ValueError(f"--on {options.on} goes with one experiment, not with {ALL_EXPERIMENTS}")
     from training.experiments.run import MeasuredInPartError
 
     in_part: list[str] = []
@@ -286,6 +294,9 @@ def _experiment(options: argparse.Namespace) -> int:
         except MissingDataError as error:
             print(f"{name}: {error}", file=sys.stderr)
             (in_part if isinstance(error, MeasuredInPartError) else skipped).append(name)
+        except (ValueError, OSError):
+            print(f"{name} ends with an error:", file=sys.stderr)
+            raise
     if in_part:
         print(f"measured in part, as some of their data is not there: {', '.join(in_part)}")
     if skipped:
@@ -306,7 +317,7 @@ def _carry_out(name: str, out: Path, options: argparse.Namespace) -> None:
 
     lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
     try:
-        report = carry_out(name, lab, options.quick)
+        report = carry_out(name, lab, options.quick, options.on)
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on where {name} was")
         raise

@@ -1,8 +1,8 @@
 """Section 6 of Hinton et al. 2018: adversarial examples, for both capsule networks and the CNN.
 
-All test images are attacked (training/attacks.py), whether or not they were named right before. In a white
-box the network that was attacked is shown the result; in a black box another one is, which the attack knew
-nothing of. Targeted attacks go, as the paper's, for each class in turn, on all images.
+Images are attacked (training/attacks.py) whether or not they were named right before. In a white box the
+network that was attacked is shown the result; in a black box another one is, which the attack knew nothing
+of. Targeted attacks go, as the paper's, for each class in turn, on all images.
 """
 
 # B batch, A aims (classes as targets, or the right one), E epsilons, C channels, H and W height and width
@@ -157,10 +157,10 @@ Shown = Callable[[], Examples]
 
 def _measure_gradient(networks: Networks, shown: Shown, config: RunConfig) -> Row:
     """Size of the gradients that an untargeted attack begins with, and how many of them are exactly 0."""
-    trained = networks(config)
+    images, trained = shown(), networks(config)
     climbed = attacks.with_widest_margins(config.loss)
     right, without, zeros, sizes = [], [], [], []
-    for batch in shown().fixed(BATCH):
+    for batch in images.fixed(BATCH):
         labels = batch.present.argmax(dim=1)
         found = attacks.gradient(trained.model, batch.pixels, labels, climbed).flatten(1)
         in_training = attacks.gradient(trained.model, batch.pixels, labels, config.loss).flatten(1)
@@ -262,7 +262,17 @@ def _report(rows: list[Row], data: str) -> str:
     gradients = {row["method"]: row for row in of_data if row["measured"] == "gradient"}
     made = [row for row in of_data if row["measured"] == "attack"]
     parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made)]
-    return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts)
+    return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts) + f"\n{_how(data, of_data[0])}\n"
+
+
+def _how(data: str, row: Row) -> str:
+    """How much of the experiment was done."""
+    count, steps = row["images"], row["bim_steps"]
+    which = f"the first {count:,}" if row["at_most"] else f"all {count:,}"
+    return (
+        f"Attacked are {which} test images of {data} as the networks see them, cropped and resized; BIM "
+        f"takes {steps} steps of {attacks.BIM_REACH / steps:.3g} epsilon."
+    )
 
 
 def _gradient_table(gradients: dict[str, Row]) -> str:
@@ -362,8 +372,8 @@ def _orders(smaller: Row, larger: Row) -> str:
 
 TEXT = """
 Epsilon is how much a pixel may change, of the whole range from black to white; whether the paper's is counted
-before or after its pictures are brought to unit variance is not said. Pixels stay between 0 and 1. All test
-images count, also those that were named wrong before. The success rate of a targeted attack is the share of
+before or after its pictures are brought to unit variance is not said. Pixels stay between 0 and 1. Images
+that were named wrong before count, too. The success rate of a targeted attack is the share of
 all images that are taken for the target, mean over all classes as targets, as in the paper: without any
 change it is that of chance. What is climbed is each network's training loss, its margins as far apart as they
 can be: with those of training, the images of the fifth column have no gradient at all, and would be safe from

@@ -89,7 +89,8 @@ class Lab:
         """A row of the experiment: what it found before in the same way, or else what it finds now.
 
         A row that was found in another way came of another plan. It goes when the new one is written, and so
-        does whatever else was measured on networks like its own: numbers of two plans never stand together.
+        does what else was measured on networks like its own and in another way: numbers of two plans never
+        stand together.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
@@ -105,8 +106,12 @@ class Lab:
         row = key | way | find() | {"command": provenance.command_line()}
         rows = self.rows()  # as they are now
         outdated = [other for other in rows if _has(other, key)]
-        kinds = {other.get("kind") for other in outdated} - {row["kind"]}
-        kept = [other for other in rows if other not in outdated and other.get("kind") not in kinds]
+        kinds = {other.get("kind") for other in outdated}
+        kept = [
+            other
+            for other in rows
+            if other not in outdated and (other.get("kind") not in kinds or _of_one_plan(other, way))
+        ]
         self.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(each) + "\n" for each in [*kept, row])
         checkpoint.write_atomically(self.out / ROWS, lines)
@@ -119,8 +124,9 @@ class Lab:
             config: of the network, which is trained if it has not been.
             versions: how often each image is shown, see `examples.fixed`.
         """
+        shown = self.evaluation_examples(config)
         trained = self.trained(config)
-        found = evaluate(trained.model, self.evaluation_examples(config), config.loss, versions)
+        found = evaluate(trained.model, shown, config.loss, versions)
         return {
             "error_percent": found.error_percent,
             "object_error_percent": found.object_error_percent,
@@ -222,6 +228,11 @@ def _has(row: Row, values: Row) -> bool:
     return all(name in row and row[name] == value for name, value in values.items())
 
 
+def _of_one_plan(row: Row, way: Row) -> bool:
+    """Whether nothing says otherwise; networks of several seeds belong together."""
+    return all(row.get(name, value) == value for name, value in way.items() if name != "network")
+
+
 def networks_of(*configs: RunConfig) -> Row:
     """What a row says of the networks that it is measured on, by which it is told whether these have changed.
 
@@ -255,18 +266,28 @@ def describe(config: RunConfig) -> str:
 
 
 def _width(config: RunConfig) -> str:
-    """Of all layers that the quick form narrows."""
+    """Of all layers that the quick form narrows, and how it is routed."""
     model = config.model
     if isinstance(model, CapsNetConfig):
         decoder = f"a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else "no decoder"
-        return f"{model.conv_channels} channels, {model.primary_types} capsule types and {decoder}"
+        return (
+            f"{model.conv_channels} channels, {model.primary_types} capsule types, "
+            f"{_iterations(model.routing_iterations)} and {decoder}"
+        )
     if isinstance(model, MatrixCapsNetConfig):
         types = _joined([model.primary_types, *model.conv_caps_types])
-        decoder = f" and a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
-        return f"{model.conv_channels} channels, {types} types of matrix capsules{decoder}"
+        decoder = f", a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
+        return (
+            f"{model.conv_channels} channels, {types} types of matrix capsules{decoder} and "
+            f"{_iterations(model.routing_iterations)} with lambda {model.inverse_temperature:g}"
+        )
     channels = _joined(block.channels for block in model.blocks)
     connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
     return f"{channels} channels{connected}"
+
+
+def _iterations(count: int) -> str:
+    return f"{count} iteration{'' if count == 1 else 's'} of routing"
 
 
 def _joined(numbers: Iterable[int]) -> str:

@@ -36,13 +36,8 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
-def settings(rows: Sequence[Row]) -> str:
-    """What the networks of these rows are and have seen, each kind once."""
-    return "; ".join(dict.fromkeys(row["setting"] for row in rows if "setting" in row))
-
-
 def origins(rows: Sequence[Row]) -> str:
-    """How the rows came about: commands, seeds, hardware, and the hours of the networks they are of."""
+    """How the rows came about: networks, commands, seeds, hardware and hours."""
     networks = {row["network"]: row for row in rows if "network" in row}.values()
     hours = sum(row["hours"] for row in networks)
     facts = {
@@ -52,7 +47,10 @@ def origins(rows: Sequence[Row]) -> str:
         "hardware": _list(row["hardware"] for row in networks),
         "source commit": _list(row["source_commit"] for row in networks),
     }
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n"
+    settings = dict.fromkeys(row["setting"] for row in networks if "setting" in row)
+    lines = [*(f"- network: {setting}" for setting in settings)]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _list(values: Iterable[str]) -> str:

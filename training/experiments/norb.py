@@ -72,8 +72,8 @@ def _run_on(lab: Lab, plan: Plan, data: str) -> None:
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
     """Answers by the central crop, and by the mean over all windows."""
-    trained = lab.trained(config)
     shown = lab.evaluation_examples(config, test_images)
+    trained = lab.trained(config)
     assert isinstance(shown, SingleObjects)
     found, labels = window_probabilities(trained.model, shown), shown.images.labels.cpu()  # [W, N, J], [N]
     wrong = {ONE: found[0].argmax(dim=1) != labels, SEVERAL: found.mean(dim=0).argmax(dim=1) != labels}

@@ -111,8 +111,9 @@ def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
 
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
+    shown = lab.evaluation_examples(config, test_images)
     trained = lab.trained(config)
-    found = evaluate(trained.model, lab.evaluation_examples(config, test_images), config.loss)
+    found = evaluate(trained.model, shown, config.loss)
     return {"error_percent": found.error_percent, "images": found.images, **trained.origin}
 
 
@@ -122,9 +123,10 @@ def report(rows: list[Row]) -> str:
     return "\n".join([*parts, TEXT])
 
 
-TEXT = f"""All but what a line names is as in "{FULL_NETWORK}": 4x4 matrices as poses, spread loss, coordinate
-addition, activations by eq. 2. The paper's text gives the errors of {", ".join(IN_ITS_TEXT[:-1])} and {CNN};
-the others, marked *, stand in its table 1, are quoted from memory, and have not been checked against it.
+TEXT = f"""In matrix capsules all but what a line names is as in "{FULL_NETWORK}": 4x4 matrices as poses,
+spread loss, coordinate addition, activations by eq. 2. The paper's text gives the errors of
+{", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, stand in its table 1, are quoted from memory,
+and have not been checked against it.
 """
 
 

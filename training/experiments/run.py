@@ -18,6 +18,7 @@ from torch import distributed
 
 from training import checkpoint
 from training.data.files import MissingDataError
+from training.data.load import FACTS
 from training.experiments import EXPERIMENTS, markdown
 from training.experiments.lab import ROWS, Lab, Row, read_rows
 from training.experiments.quick import QUICK_FORM
@@ -45,29 +46,33 @@ class Claim:
     finished: bool = False
 
 
-def carry_out(name: str, lab: Lab, quick: bool) -> Path:
+def carry_out(name: str, lab: Lab, quick: bool, on: str | None = None) -> Path:
     """Measure what has not been measured yet, then write the report.
 
     Args:
         name: a key of EXPERIMENTS.
         lab: where; its `out` may hold rows of the same form of the experiment.
         quick: the form for minutes of a CPU, not the paper's.
+        on: a data set that a part of the experiment is for; that part alone. None carries out all.
 
     Returns:
         The report, Markdown.
 
     Raises:
-        ValueError: `out` holds another experiment, or the other form of it, or what it holds is damaged;
-            another command is at work in it; or torchrun has started several processes.
+        ValueError: it has no such part; `out` holds another experiment, or the other form of it, or what
+            it holds is damaged; another command is at work in it; or torchrun has started several processes.
         MissingDataError: there is no data for it.
         MeasuredInPartError: there is none for the rest of it; the report of what there is has been written.
     """
     _refuse_several_processes()
+    experiment = _module(name)
+    plan = experiment.QUICK if quick else experiment.FULL
+    if on is not None:
+        plan = _part(name, plan, on)
     with _locked(lab.out):
         claim = _claim(lab.out, name, quick)
-        experiment = _module(name)
         try:
-            experiment.run(lab, experiment.QUICK if quick else experiment.FULL)
+            experiment.run(lab, plan)
         except MissingDataError as missing:
             if not lab.rows():
                 _give_up(lab.out)
@@ -76,6 +81,15 @@ def carry_out(name: str, lab: Lab, quick: bool) -> Path:
             raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
         _write_claim(lab.out, replace(claim, finished=True))
         return write_report(lab.out)
+
+
+def _part(name: str, plan: Any, data: str) -> Any:
+    """Of a plan what is done on one data set."""
+    sets = [key for key in getattr(plan, "networks", {}) if key in FACTS]
+    if data not in sets:
+        there = f"one on each of {', '.join(sets)}" if sets else "no parts by data set"
+        raise ValueError(f"{name} has no part on {data}; it has {there}")
+    return replace(plan, networks={data: plan.networks[data]})
 
 
 def write_report(out: Path) -> Path:
@@ -96,7 +110,7 @@ def write_report(out: Path) -> Path:
 
 def section(claim: Claim, rows: list[Row]) -> str:
     """Tables of an experiment, and how they came about."""
-    form = f"{QUICK_FORM} Here: {markdown.settings(rows)}.\n\n" if claim.quick else ""
+    form = f"{QUICK_FORM}\n\n" if claim.quick else ""
     part = "" if claim.finished else IN_PART
     return f"{part}{form}{_module(claim.experiment).report(rows)}\n{markdown.origins(rows)}"
 

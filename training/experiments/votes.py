@@ -8,6 +8,7 @@ these sum up to 1.
 # B batch, J classes, N votes for each class, T iterations, K bins of all distances, C channels, H and W
 # height and width
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,8 +110,9 @@ def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
         In each iteration, for the right class and as a mean over the wrong ones: `complete`, what share of
         the votes goes there from which distance, [T][2][K], and `probability`, [T][2]; and the `examples`.
     """
+    images = lab.evaluation_examples(config, plan.images)
     trained = lab.trained(config)
-    model, images = trained.model, lab.evaluation_examples(config, plan.images)
+    model = trained.model
     assert isinstance(model, MatrixCapsNet)
     zoom = _zoom(model, images)
     totals, labels, answers = [], [], []
@@ -227,7 +229,8 @@ def _report(row: Row) -> str:
     return f"""On **{row["data"]}**, mean over {row["images"]:,} test images. {said_of(row["data"])}
 
 {markdown.table(HEADER, lines)}
-Near is what is nearer than {row["zoom"]:.3g}, as a half of the votes are in the first iteration.
+Near is what is nearer than {row["zoom"]:.3g}, as a half of the votes are in the first iteration, by the first
+{min(BATCH, row["images"])} images.
 """
 
 
@@ -254,16 +257,26 @@ human that are routed right, as the paper's, and one that is not.
 
 def draw(rows: list[Row], file: Path) -> None:
     """A column for each iteration: all images at all distances, then single ones, zoomed in."""
-    iterations = len(rows[0]["probability"])
+    columns = max(len(row["probability"]) for row in rows)
     lines = sum(1 + len(row["examples"]) for row in rows)
-    with figure.saved(file, columns=iterations, rows=lines, height=2.4) as axes:
+    with figure.saved(file, columns=columns, rows=lines, height=2.4) as axes:
         places = iter(axes)
         for row in rows:
-            for t in range(iterations):
-                _draw_complete(next(places), row, t)
+            for axis, t in _iterations(places, columns, row):
+                _draw_complete(axis, row, t)
             for example in row["examples"]:
-                for t in range(iterations):
-                    _draw_example(next(places), file.parent, row, example, t)
+                for axis, t in _iterations(places, columns, row):
+                    _draw_example(axis, file.parent, row, example, t)
+
+
+def _iterations(places: Iterator[Any], columns: int, row: Row) -> Iterator[tuple[Any, int]]:
+    """The next line of the figure and what is drawn in it; with fewer iterations some stay blank."""
+    for t in range(columns):
+        axis = next(places)
+        if t < len(row["probability"]):
+            yield axis, t
+        else:
+            axis.set_axis_off()
 
 
 def _draw_complete(axis: Any, row: Row, t: int) -> None:
