@@ -6,10 +6,13 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +24,9 @@ from training.data.load import FACTS, load_split
 from training.data.smallnorb import CLASS_NAMES, file_name
 from training.data.sources import SOURCES
 from training.data.toys.conditions import Conditions
-from training.data.toys.make import make
+from training.data.toys.make import make, usable_cores
 from training.data.toys.parts import ball
-from training.data.toys.renderer import nearest
+from training.data.toys.renderer import RAYS_PER_SIDE, nearest, shade, surface
 from training.data.toys.studio import LIGHTINGS, cameras, photograph, taken
 from training.data.toys.studio import toy as new_toy
 from training.examples import training_examples
@@ -32,8 +35,22 @@ FEW = Conditions(train=(4,), test=(0,), elevations=(0, 6), azimuths=(0, 9), ligh
 PAIRS = 5 * 1 * 2 * 2 * 2
 ALL_TOYS = list(itertools.product(range(5), range(10)))
 KINDS = ("dat", "cat", "info")
+COMMAND = ("-m", "training.cli", "make", "toys", "--data")
+TEN_TOYS = """
+import sys
+from pathlib import Path
+from training.data.toys.conditions import Conditions
+from training.data.toys.make import make
+make(Path(sys.argv[1]), Conditions(train=(4,), test=(0,)), processes=2)
+"""
 toy = functools.cache(new_toy)
-TRAIN_DIGEST = "a9889df293db487156449f2ce6f4b7449e5772c24379e4e9f0fa24c04c251a8d"
+# Of the pictures that results were measured on.
+FEW_DIGESTS = {
+    "train": "a9889df293db487156449f2ce6f4b7449e5772c24379e4e9f0fa24c04c251a8d",
+    "test": "9f53d72735f7b01818b079ff48760c010273b3c438cbe1ac472f3664daca963d",
+}
+TOYS_DIGEST = "4b4746475570e90e61e6d295a3c0cc80f3bc293b4444a6b19929dd7598f86bee"
+LIGHTINGS_DIGEST = "3a9fb8ec55da27aad51a916a0ab90377f51b2c4e63c8c01e47d0feaa67c4085e"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +69,23 @@ def digest(folder: Path, split: str) -> str:
     for kind in KINDS:
         content.update((folder / file_name("toys", split, kind)).read_bytes())
     return content.hexdigest()
+
+
+@contextmanager
+def at_work(root: Path, *program: str) -> Iterator[tuple["subprocess.Popen[bytes]", bytes]]:
+    """What makes a set, its first pictures taken, and what it has said; killed, workers too, in the end."""
+    command = [sys.executable, *program, str(root)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as running:
+        assert running.stderr
+        said = b""
+        try:
+            while not re.search(rb" [1-9]\d*/\d+ ", said):
+                said += (more := os.read(running.stderr.fileno(), 1000))
+                assert more, said
+            yield running, said
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
 
 
 def test_there_are_as_many_pairs_as_in_smallnorb_under_the_same_conditions():
@@ -124,7 +158,23 @@ def test_the_same_bytes_come_out_whatever_the_number_of_processes(root, tmp_path
 
 def test_the_pictures_are_the_ones_that_results_were_measured_on(root):
     """Whoever changes a toy, a lamp or the grain makes another data set; its results need another name."""
-    assert digest(root / "toys", "train") == TRAIN_DIGEST
+    assert {split: digest(root / "toys", split) for split in ("train", "test")} == FEW_DIGESTS
+
+
+def test_every_toy_is_the_one_that_results_were_measured_on():
+    """Small pictures from three sides in the light from everywhere, as shadows take most of the time."""
+    content = hashlib.sha256()
+    for category, instance in ALL_TOYS:
+        subject = toy(category, instance)
+        sides = [cameras(subject.middle, azimuth, 30, 32 * RAYS_PER_SIDE)[0] for azimuth in (40, 160, 280)]
+        light = np.array([[[shade(surface(subject.solids, rays), [])[0] for rays in sides]]])
+        content.update(taken(1500 * light, np.random.default_rng(0)).tobytes())
+    assert content.hexdigest() == TOYS_DIGEST
+
+
+def test_every_lighting_is_the_one_that_results_were_measured_on():
+    pictures = taken(photograph(toy(3, 0), 60, [45], range(6)), np.random.default_rng(0))
+    assert hashlib.sha256(pictures.tobytes()).hexdigest() == LIGHTINGS_DIGEST
 
 
 def test_another_half_turn_shows_another_side():
@@ -293,17 +343,45 @@ def test_what_a_killed_process_left_is_no_obstacle_and_no_data(tmp_path):
     assert not (tmp_path / "toys.part").exists()
 
 
-def test_the_command_leaves_nothing_when_it_is_interrupted(tmp_path):
-    command = [sys.executable, "-m", "training.cli", "make", "toys", "--data", str(tmp_path)]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE)
-    while not list(tmp_path.glob("toys.part/*-testing-dat.mat")):
-        assert running.poll() is None
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert b"Traceback" not in said
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_leaves_nothing_when_it_is_stopped(tmp_path, number):
+    with at_work(tmp_path, *COMMAND) as (running, said):
+        running.send_signal(number)
+        said += running.communicate(timeout=60)[1]  # ends when no worker can say more
+        assert running.returncode == 130
+        assert b"Traceback" not in said
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_comes_again_does_not_cut_the_tidying_up_short(tmp_path):
+    with at_work(tmp_path, "-c", TEN_TOYS) as (running, _):
+        while running.poll() is None:
+            os.killpg(running.pid, signal.SIGTERM)  # as `timeout` does, but more often
+            time.sleep(0.001)
+        running.communicate(timeout=60)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    with at_work(tmp_path, "-c", TEN_TOYS) as (running, _):
+        running.kill()
+        running.communicate(timeout=60)  # ends when no worker can say more
+
+
+def test_there_is_a_worker_for_each_core_that_may_be_used():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert usable_cores() == len(allowed)
+
+
+@pytest.mark.parametrize("name", ["train", "test", "elevations", "azimuths", "lightings"])
+def test_conditions_under_which_there_is_no_picture_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is empty"):
+        Conditions(**{name: ()})
 
 
 def test_toys_are_trained_on_as_smallnorb_is(root):

@@ -7,11 +7,15 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
+from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -48,12 +52,12 @@ class Sitting:
 
 
 def make(root: Path, conditions: Conditions | None = None, processes: int | None = None) -> Path:
-    """Make the data set; it appears when it is whole, or not at all.
+    """Make the data set; it appears when it is whole, or not at all. To be called in the main thread.
 
     Args:
         root: holds one folder per data set.
         conditions: what is photographed; all if not given.
-        processes: that work at it; one per core if not given. The files are the same whatever their number.
+        processes: that work at it; one per usable core if not given. The files do not depend on it.
 
     Returns:
         The data set's folder.
@@ -62,16 +66,22 @@ def make(root: Path, conditions: Conditions | None = None, processes: int | None
         FileExistsError: it is there already.
         ValueError: another process is making it.
         OSError: the disk has no room for it.
+        KeyboardInterrupt: SIGINT or SIGTERM came.
     """
     conditions = conditions or Conditions()
     folder = root / NAME
     _refuse_another(folder)
-    with _unfinished(root / f"{NAME}.part") as part:
+    with _interrupted_by_signals(), _unfinished(root / f"{NAME}.part") as part:
         _refuse_full_disk(root, conditions)
-        _fill(part, conditions, processes or os.cpu_count() or 1)
+        _fill(part, conditions, processes or usable_cores())
         _refuse_another(folder)
         part.replace(folder)
     return folder
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; a container or a batch system may have lent it a few only."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fill(part: Path, conditions: Conditions, processes: int) -> None:
@@ -122,17 +132,29 @@ def _carried_out(sittings: list[Sitting], processes: int) -> Generator[NDArray[n
     """The pictures of each sitting in turn, with progress; left early, the workers are stopped at once."""
     fresh = multiprocessing.get_context("spawn")  # a fork could inherit a lock that a thread of ours holds
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, fresh, _leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(processes, fresh, _depend_on_the_parent) as pool:
         try:
-            yield from tqdm(pool.map(_sit, sittings), NAME, len(sittings), unit=" views", mininterval=1)
-        except BaseException:  # the pool would wait for what they are at, and a second Ctrl-C would lose them
+            # Not `map`: left early it cancels, and Python 3.11 fails to end a pool of what is cancelled.
+            waiting = deque(pool.submit(_sit, sitting) for sitting in sittings)
+            for _ in tqdm(sittings, NAME, unit=" views", mininterval=1):
+                yield waiting.popleft().result()
+        except BaseException:  # the pool would wait for what they are at
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
             raise
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _depend_on_the_parent() -> None:
+    """Leave Ctrl-C to the parent of this worker, and end soon after it: killed, it could not say so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent, "a worker has a parent"
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)  # not sys.exit: the main thread waits for work that no one is left to send
 
 
 def _sit(sitting: Sitting) -> NDArray[np.uint8]:
@@ -141,6 +163,28 @@ def _sit(sitting: Sitting) -> NDArray[np.uint8]:
     seen = photograph(sitting.subject, 20 * sitting.azimuth, elevations, sitting.conditions.lightings)
     seed = (SEED, sitting.category, sitting.instance, sitting.azimuth)
     return taken(seen, np.random.default_rng(seed))
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as SIGINT does; what comes after it cannot cut the tidying up short.
+
+    `timeout`, for one, sends its signal twice: to the command and to the group that it is in.
+    """
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in previous:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
