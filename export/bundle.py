@@ -189,7 +189,7 @@ def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
             max_abs_error=exported.parity_error,
             tolerance=parity.TOLERANCE[architecture],
             batch_sizes=parity.BATCH_SIZES,
-            routing_iterations=parity.ROUTING_ITERATIONS[architecture],
+            routing_iterations=parity.iterations_compared(model),
             images=f"{config.data.name}, held out",
         ),
         metrics=_metrics(exported.test, config.data, name),

@@ -147,6 +147,17 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
         yield "Votes for the class capsules know nothing of where they come from (Table 1)."
     if model.mixing_proportions:
         yield "Activations are mixing proportions: shares of what is assigned to a layer's capsules (Sec. 5)."
+    if model.official_routing:
+        yield "Routing is the official code's where that is not the paper's."
+    here, usual = (
+        (of.inverse_temperature, of.class_temperature_share)
+        for of in (model, MatrixCapsNetConfig("matrix-capsnet"))
+    )
+    if here != usual:
+        yield (
+            f"Lambda of Eq. 2 grows towards {here[0]:g}, for the class capsules towards "
+            f"{here[0] * here[1]:g}; in the official code towards {usual[0]:g} and {usual[0] * usual[1]:g}."
+        )
 
 
 def _training(manifest: Manifest, config: RunConfig) -> list[str]:
@@ -205,7 +216,12 @@ def _augmentation(data: DataConfig) -> str:
 def _first_weights(config: RunConfig) -> str:
     if config.started_from:
         return "those of the stage before"
-    official = isinstance(config.model, CapsNetConfig) and config.model.official_initialisation
+    model = config.model
+    if isinstance(model, MatrixCapsNetConfig):
+        if model.official_routing:
+            return "of capsule layers as in the official code, all others random, PyTorch's"
+        return "matrices the identity and some noise, all others random, PyTorch's"
+    official = isinstance(model, CapsNetConfig) and model.official_initialisation
     return "random, as in the official code" if official else "random, PyTorch's"
 
 

@@ -24,6 +24,7 @@ from export.coupling import fold_coupling
 from export.graph import CapsuleNetwork, DecoderGraph, EncoderGraph, pose_shape
 from export.translations import TRANSLATIONS
 from training.models import em
+from training.models.matrix_capsules import MatrixCapsules
 
 OPSET = 20  # of the default domain; ONNX Runtime 1.17 and TensorRT 10 read it
 BATCH_AXIS = "batch"
@@ -34,7 +35,7 @@ _STACK = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File ".+", line \d+, in (\w+)\n *(.+)')
 _ASSIGNMENT = re.compile(r"(\w+)(?:\s*:[^=]+)?\s*=[^=]")
 # torch notes the line of a value in a module's `forward`, and in functions that are said to matter.
-for _function in (em.EMRouting.steps, em.EMRouting._fit, em._assign):
+for _function in (MatrixCapsules._routed, em.EMRouting.steps, em.EMRouting._fit, em._assign):
     annotate_fn({})(_function)
 
 

@@ -107,10 +107,17 @@ class Sweep(_StrictRequest):
         return self
 
 
+def _flat(given: Any) -> Any:
+    """As it comes, unless it is nested: what is wrong with that is not the type of its first number."""
+    if isinstance(given, list) and given and isinstance(given[0], list):
+        raise ValueError(f"a pose is flat, a matrix row by row; got list of {len(given)} lists")
+    return given
+
+
 class ReconstructFields(_StrictRequest):
     """Fields of /reconstruct beside the picture; in multipart the lists and numbers are JSON."""
 
-    pose: list[Number] | None = Field(
+    pose: Annotated[list[Number] | None, BeforeValidator(_flat)] = Field(
         default=None, max_length=MOST, fail_fast=True, description="a flat pose; needs a label"
     )
     label: str | None = Field(default=None, description="class to decode; default: the most probable")
@@ -136,7 +143,7 @@ def _one_file_or_two(given: Any) -> Any:
     if given is None or isinstance(given, str) or is_pair:
         return given
     raise ValueError(
-        "must be the base64 of a picture's file, or for a model of two views a list of two; "
+        "must be the base64 of a picture's file, or for a model of two views a list of two such texts; "
         f"got {shown(given)}"
     )
 

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -205,6 +206,43 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
     with pytest.raises(
         ValueError, match=rf'{loss} is for images of one object, multimnist shows 2; take "margin"'
     ):
+        from_dict(values)
+
+
+def test_the_official_matrix_capsules_differ_in_routing_margins_and_rate_alone():
+    paper, official = load_preset("matrix-smallnorb"), load_preset("matrix-smallnorb-official")
+    margins = {"spread_margins": (0.2, 0.99), "spread_schedule": "official"}
+    assert official == dataclasses.replace(
+        paper,
+        preset="matrix-smallnorb-official",
+        model=dataclasses.replace(paper.model, official_routing=True),
+        loss=dataclasses.replace(paper.loss, **margins),
+        optimiser=dataclasses.replace(paper.optimiser, learning_rate=0.01),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": {"spread_margins": [0.9, 0.2]}}, "spread_margins: they grow, got 0.9 and then 0.2"),
+        (
+            {"loss": {"classification": "cross-entropy"}, "data": {"blank_share": 0.1}},
+            "blank_share: of an image without an object there is no cross-entropy",
+        ),
+        (
+            {
+                "model": {
+                    "architecture": "matrix-capsnet",
+                    "official_routing": True,
+                    "mixing_proportions": True,
+                }
+            },
+            "official_routing has activations by Eq. 2",
+        ),
+    ],
+)
+def test_what_cannot_go_together_is_refused(values, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         from_dict(values)
 
 

@@ -79,6 +79,10 @@ def test_what_the_first_one_measures_ends_the_run_in_both(runs):
     assert [(end["finished"], end["step"]) for end in ends(runs / "stopped")] == [(True, 5), (True, 5)]
 
 
+def test_matrix_capsules_without_betas_are_trained_by_two(runs):
+    assert [end["finished"] for end in ends(runs / "mixing")] == [True, True]
+
+
 def test_a_signal_to_one_process_stops_both_after_the_same_step(runs):
     assert [(end["interrupted"], end["step"]) for end in ends(runs / "interrupted")] == [(True, 3), (True, 3)]
     assert checkpoint.newest_checkpoint(runs / "interrupted").name == "step-00000003"

@@ -5,8 +5,15 @@ import math
 import pytest
 import torch
 
-from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
-from training.models.matrix_capsules import MatrixCapsules
+from training.models.em import (
+    OFFICIAL,
+    OFFICIAL_OF_CLASSES,
+    Capsules,
+    EMConstants,
+    EMRouting,
+    ReceptiveFields,
+)
+from training.models.matrix_capsules import AT_ONCE, MatrixCapsules
 
 SIZE, KERNEL, TYPES, PARENTS = 5, 3, 2, 3
 
@@ -17,8 +24,9 @@ def procedure_1(votes, activations, parents_of, routing):
     positions, types, children = len(votes), len(votes[0]), len(votes[0][0])
     everywhere = [(p, j) for p in range(positions) for j in range(types)]
     r = {(p, j, n): 1 / (types * len(parents_of[p, n])) for p, j in everywhere for n in range(children)}
+    mu = {(p, j, h): 0.0 for p, j in everywhere for h in range(16)}
     for t in range(routing.iterations):
-        mu, var, a = {}, {}, {}
+        before, mu, var, a = mu, {}, {}, {}
         for p, j in everywhere:  # M-step
             mass = [r[p, j, n] * activations[p][n] for n in range(children)]
             total = sum(mass)
@@ -27,10 +35,13 @@ def procedure_1(votes, activations, parents_of, routing):
                 mu[p, j, h] = sum(m * v for m, v in zip(mass, of_h, strict=True)) / (
                     total + constants.mass_floor
                 )
+                inertia = constants.mean_inertia  # the official code's
+                mu[p, j, h] = (1 - inertia) * mu[p, j, h] + inertia * before[p, j, h]
                 spread = sum(m * (v - mu[p, j, h]) ** 2 for m, v in zip(mass, of_h, strict=True))
                 var[p, j, h] = spread / (total + constants.mass_floor) + constants.variance_floor
             beta_u, beta_a = routing.beta_u[j].item(), routing.beta_a[j].item()
             cost = sum((beta_u + math.log(math.sqrt(var[p, j, h]))) * total for h in range(16))
+            cost *= constants.cost_scale  # the official code's
             lam = constants.inverse_temperature * (1 - constants.inverse_temperature_decay ** (t + 1))
             a[p, j] = 1 / (1 + math.exp(-lam * (constants.activation_cost * beta_a - cost)))
         if t + 1 == routing.iterations:
@@ -63,8 +74,9 @@ def same_child(fields, types):
 def layer(stride=1, iterations=3, seed=0, **options):
     torch.manual_seed(seed)
     routing = EMRouting(PARENTS, iterations, options.pop("constants", None), options.pop("mixing", False))
-    torch.nn.init.normal_(routing.beta_u)
-    torch.nn.init.normal_(routing.beta_a, std=0.01)
+    if not routing.mixing_proportions:
+        torch.nn.init.normal_(routing.beta_u)
+        torch.nn.init.normal_(routing.beta_a, std=0.01)
     return MatrixCapsules(ReceptiveFields.sliding(SIZE, KERNEL, stride), TYPES, routing, **options)
 
 
@@ -99,14 +111,44 @@ def test_it_is_the_papers_procedure(stride, iterations):
             torch.testing.assert_close(poses[0, p, j], mean, rtol=0, atol=1e-5, msg=how)
 
 
+@pytest.mark.parametrize("constants", [OFFICIAL, OFFICIAL_OF_CLASSES])
+def test_the_official_variant_is_the_procedure_with_inert_means_and_double_costs(constants):
+    routed, plain = layer(constants=constants), layer()
+    capsules = children(1)
+    votes = routed.votes(capsules.poses)[0].tolist()
+    seen = routed.fields.seen(capsules.activations)[0].tolist()
+    mu, a = procedure_1(votes, seen, same_child(routed.fields, TYPES), routed.routing)
+    assert not routed._can_be_fused(capsules.poses)
+    found = routed(capsules)
+    for (p, j), expected in a.items():
+        assert found.activations[0, p, j].item() == pytest.approx(expected, abs=1e-5)
+        mean = torch.tensor([mu[p, j, h] for h in range(16)])
+        torch.testing.assert_close(found.poses[0, p, j], mean, rtol=0, atol=1e-5)
+    assert (found.poses - plain(capsules).poses).abs().max() > 0.01
+    assert (found.activations - plain(capsules).activations).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("options", [{}, {"mixing": True}])
+def test_without_gradients_examples_are_routed_in_parts_with_the_same_result(options):
+    routed, capsules = layer(**options), children(2 * AT_ONCE + 3)
+    expected = routed(capsules)
+    with torch.no_grad():
+        for found, together in zip(routed(capsules), expected, strict=True):
+            torch.testing.assert_close(found, together)
+
+
+def test_of_no_examples_there_are_no_parents():
+    assert [len(found) for found in layer()(Capsules(*(part[:0] for part in children())))] == [0, 0]
+
+
 def assignments(layer, capsules):
-    """Those of the last M-step, [B, P, J, N]."""
+    """Those of every M-step, [B, P, J, N] each."""
     found = []
 
     class Watched(EMRouting):
-        def _fit(self, mass, votes, iteration):
+        def _fit(self, mass, *others):
             found.append(mass)
-            return super()._fit(mass, votes, iteration)
+            return super()._fit(mass, *others)
 
     layer.routing.__class__ = Watched
     everywhere = Capsules(capsules.poses, torch.ones_like(capsules.activations))
@@ -249,6 +291,24 @@ def test_a_hundred_thousand_random_draws_stay_finite():
             assert values.isfinite().all(), how
 
 
+def test_draws_at_positions_that_share_children_stay_finite():
+    torch.manual_seed(0)
+    routing = EMRouting(PARENTS, 3)
+    routed = MatrixCapsules(ReceptiveFields.sliding(3, 2, 1), TYPES, routing)
+    for _ in range(20):
+        torch.nn.init.normal_(routing.beta_u, std=3)
+        torch.nn.init.normal_(routing.beta_a, std=0.1)
+        scale = 10 ** (8 * torch.rand(200, 1, 1, 1) - 6)
+        activations = (3 * torch.rand(200, 9, TYPES) - 1).clamp(0, 1)
+        capsules = Capsules(
+            (scale * torch.randn(200, 9, TYPES, 16)).requires_grad_(), activations.requires_grad_()
+        )
+        for how, found in by_both(routed, capsules).items():
+            loss = found.poses.sum() + found.activations.sum()
+            for values in (*found, *torch.autograd.grad(loss, [*capsules, *routed.parameters()])):
+                assert values.isfinite().all(), how
+
+
 def test_no_iteration_is_an_error():
     with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
         EMRouting(2, 0)
@@ -276,6 +336,10 @@ def test_mixing_proportions_sum_to_one_over_the_layer():
     assert not routed._can_be_fused(children().poses)
     found = routed(children())
     torch.testing.assert_close(found.activations.sum(dim=(1, 2)), torch.ones(2))
+
+
+def test_mixing_proportions_have_no_parameters_that_nothing_learns():
+    assert [name for name, _ in layer(mixing=True).named_parameters()] == ["weight"]
 
 
 def test_an_ablation_with_vectors_has_a_vote_per_matrix():

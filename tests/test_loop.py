@@ -15,11 +15,20 @@ from safetensors.torch import load_file
 
 from training import checkpoint, loop
 from training.checkpoint import Progress
-from training.config import Block, CapsNetConfig, CnnConfig, DataConfig, OptimiserConfig, RunConfig
+from training.config import (
+    Block,
+    CapsNetConfig,
+    CnnConfig,
+    DataConfig,
+    LossConfig,
+    OptimiserConfig,
+    RunConfig,
+)
 from training.data.images import Images, hold_out
 from training.evaluation import evaluate
 from training.examples import SingleObjects, examples
 from training.loop import Limits, Trainer, TrainingDivergedError
+from training.models.build import build
 from training.step import Step
 
 ROOT = Path(__file__).parents[1]
@@ -329,6 +338,34 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
 def test_a_step_is_taken_at_the_decayed_rate(tmp_path):
     trainer, _ = fit(tmp_path)
     assert trainer.optimiser.param_groups[0]["lr"] == loop.learning_rate(CONFIG.optimiser, 9, per_epoch=5)
+
+
+def test_each_step_is_taken_with_its_margin_also_after_a_resume(tmp_path, monkeypatch):
+    margins = []
+    take = Step.__call__
+    monkeypatch.setattr(
+        Step,
+        "__call__",
+        lambda self, batch, rate, margin: margins.append(margin) or take(self, batch, rate, margin),
+    )
+    config = replace(CONFIG, loss=LossConfig(classification="spread", spread_margins=(0.2, 0.9)))
+    fit(tmp_path, config, Limits(max_minutes=1e-9))
+    assert 0 < len(margins) < 10
+    fit(tmp_path, config)
+    assert margins == pytest.approx(np.linspace(0.2, 0.9, 10))
+
+
+def test_what_is_nearer_than_a_wider_margin_costs_more():
+    config = LossConfig(classification="spread", spread_margins=(0.2, 0.9))
+    batch = next(shown().fixed(4))
+
+    def loss(*margin):
+        torch.manual_seed(0)
+        model = build(CONFIG.model)
+        return Step(model, config, 0.001)(batch, 0.001, *margin)[0].item()
+
+    assert loss(0.2) < loss(0.5) < loss(0.9)
+    assert loss() == loss(0.9), "as at the end of training"
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -83,6 +84,29 @@ def test_a_pixel_reaches_the_capsules_whose_receptive_field_it_lies_in_and_no_ot
         assert seen_along.nonzero().flatten().tolist() == [*range(4, 21)]
 
 
+def test_a_flat_picture_has_a_gradient():
+    pixels = torch.ones(1, 2, 20, 20, requires_grad=True)
+    [gradient] = torch.autograd.grad(build(replace(TINY, image_size=20))(pixels).poses.sum(), pixels)
+    assert gradient.isfinite().all()
+
+
+def test_the_official_variant_begins_with_the_official_codes_values():
+    """In its own terms: deviations 0.3 and 0.01; biases 0.5 and, of the classes, 2 and 1."""
+    torch.manual_seed(0)
+    model = build(load_preset("matrix-smallnorb-official").model)
+    for layer, deviation, sigma_bias, activation_bias in (
+        (model.conv_caps[0], 0.3, 0.5, 0.5),
+        (model.class_caps, 0.01, 2.0, 1.0),
+    ):
+        assert layer.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.05)  # truncated
+        assert layer.weight.abs().max() <= 2 * deviation
+        assert 0.5 * math.log(2 * math.pi * math.e) * sigma_bias == pytest.approx(
+            layer.routing.beta_u[0].item()
+        )
+        assert layer.routing.beta_a.tolist() == [-activation_bias] * len(layer.routing.beta_a)
+    assert model.class_caps.offsets.abs().sum(dim=0).nonzero().flatten().tolist() == [0, 1]
+
+
 def test_a_configuration_survives_its_file():
     config = RunConfig(model=SMALL, loss=LossConfig(classification="spread"))
     assert from_dict(to_dict(config)) == config
@@ -103,7 +127,7 @@ def test_the_margin_grows_linearly_over_the_training():
 
 
 def test_the_official_margin_is_a_sigmoid_of_the_step():
-    config = LossConfig(classification="spread", spread_schedule="official")
+    config = load_preset("matrix-smallnorb-official").loss
     assert spread_margin(config, 200_000, 10) == pytest.approx(0.2 + 0.79 / 2)
     assert spread_margin(config, 10**9, 10) == pytest.approx(0.99, abs=1e-3)
 
@@ -112,7 +136,9 @@ def test_the_cross_entropy_is_of_shares():
     activations, present = torch.tensor([[0.2, 0.6]]), torch.tensor([[0.0, 1.0]])
     assert proportion_loss(activations, present).item() == pytest.approx(-torch.tensor(0.75).log().item())
     zero = torch.zeros(1, 2, requires_grad=True)
-    assert proportion_loss(zero + 1e-30, present).isfinite()
+    loss = proportion_loss(zero, present)
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, zero)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +149,7 @@ def test_the_cross_entropy_is_of_shares():
         ("cross-entropy", {}),
         ("spread", {"vector_poses": True}),
         ("spread", {"mixing_proportions": True}),
+        ("spread", {"official_routing": True}),
     ],
 )
 def test_it_learns_to_tell_bright_bands_with_every_loss_and_in_every_ablation(tmp_path, loss, change):

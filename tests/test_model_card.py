@@ -158,6 +158,8 @@ def test_matrix_capsules_are_told(tiny):
     assert "as in *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018)" in card
     assert "64 channels (A), 8 types of primary capsules (B), 16 and 16 of convolutional capsules" in card
     assert "The decoder's hidden layers have 256 and 512 units." in card
+    assert "Lambda of Eq. 2 grows towards 0.02, for the class capsules towards 0.02; in the official" in card
+    assert row(card, "first weights") == "matrices the identity and some noise, all others random, PyTorch's"
     assert "each stereo pair to zero mean and unit variance" in card
     assert "stereo pairs, the left view first, float32 [N, 32, 32, 2]" in card
     assert "A probability is the activation of a class capsule" in card

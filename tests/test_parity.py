@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -5,7 +7,8 @@ import torch
 
 from export import parity
 from export.to_onnx import Graphs, trace
-from training.config import CapsNetConfig
+from training.config import CapsNetConfig, MatrixCapsNetConfig
+from training.models.build import build
 from training.models.capsnet import CapsNet
 
 TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
@@ -23,6 +26,18 @@ def model():
 @pytest.fixture(scope="module")
 def graphs(model):
     return trace(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TINY, (1, 2, 3, 5)),
+        (replace(TINY, routing_iterations=4), (1, 2, 3, 4, 5)),
+        (MatrixCapsNetConfig("matrix-capsnet", routing_iterations=2), (2,)),
+    ],
+)
+def test_the_own_number_of_iterations_is_always_compared(config, expected):
+    assert parity.iterations_compared(build(config)) == expected
 
 
 def pixels(count=32):

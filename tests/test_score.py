@@ -31,10 +31,10 @@ from service.engine import load_engine
 from service.providers import Placement
 from service.score import main
 from service.score.local import LocalScorer
-from service.score.pictures import Picture, in_batches
+from service.score.pictures import Picture, UnreadablePictureError, Upcoming, in_batches
 from service.score.query import Batch, Chosen, Loaded, Outcome, Query, Skipped
 from service.score.run import in_order
-from service.score.sources import walk
+from service.score.sources import in_folder
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -404,10 +404,13 @@ def test_when_no_picture_can_be_scored_the_status_is_2(service, tmp_path):
 def test_a_folder_that_vanishes_while_it_is_walked_is_reported(tmp_path):
     write_picture(tmp_path / "a.png", seed=0)
     write_picture(tmp_path / "b" / "c.png", seed=0)
-    found = walk(tmp_path)
-    assert next(found) == tmp_path / "a.png"
+    found = in_folder(tmp_path)
+    assert next(found).name == str(tmp_path / "a.png")
     shutil.rmtree(tmp_path / "b")
-    assert list(found) == [tmp_path / "b"]
+    (gone,) = found
+    assert gone.name == str(tmp_path / "b")
+    with pytest.raises(UnreadablePictureError, match="No such file"):
+        gone.read(1)
 
 
 # Paths
@@ -422,7 +425,8 @@ def test_folders_give_their_pictures_and_nothing_else(tmp_path):
     (tmp_path / ".hidden" / "7.png").touch()
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "a" / "round").symlink_to(tmp_path)
-    assert list(walk(tmp_path)) == [tmp_path / name for name in ("10.png", "9.JPEG", "a/y.tiff", "b/x.webp")]
+    names = ["10.png", "9.JPEG", "a/y.tiff", "b/x.webp"]
+    assert [found.name for found in in_folder(tmp_path)] == [str(tmp_path / name) for name in names]
 
 
 def test_a_pattern_reaches_into_subfolders(models, digits, tmp_path):
@@ -620,7 +624,7 @@ def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
         nonlocal taken
         for index in range(100):
             taken += 1
-            yield Picture(str(index), lambda _: b"")
+            yield Picture(str(index), lambda _: b"", source="folder")
 
     async def later_ones_first(batch: Batch) -> list[Outcome]:
         nonlocal running, most
@@ -632,7 +636,7 @@ def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
 
     async def names_of_all() -> list[str]:
         names: list[str] = []
-        async for outcomes in in_order(later_ones_first, in_batches(pictures(), 10, 1), 4):
+        async for outcomes in in_order(later_ones_first, in_batches(Upcoming(pictures()), 10, 1), 4):
             names += [outcome.name for outcome in outcomes]
             assert taken <= len(names) + 4 * 10
         return names

@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
+import tarfile
 import zipfile
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -10,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from live_service import live_service, settings_for
@@ -295,7 +301,12 @@ def test_a_model_is_given_as_many_views_as_it_takes(client, model, views, expect
 @pytest.mark.parametrize("image", [[], ["a"], ["a", "b", "c"], ["a", 1], 7, {"left": "a"}], ids=str)
 def test_an_image_in_json_is_one_file_or_two(client, image):
     answer = client.post("/reconstruct", json={"image": image})
-    assert_problem(answer, "invalid-field", "image: must be the base64", "a list of two", "got")
+    assert_problem(answer, "invalid-field", "image: must be the base64", "a list of two such texts", "got")
+
+
+def test_a_nested_pose_is_told_to_be_flat(client):
+    answer = client.post("/reconstruct", json={"pose": [[0.0] * 4] * 4, "label": "0"})
+    assert_problem(answer, "invalid-field", "a pose is flat, a matrix row by row; got list of 4 lists")
 
 
 def test_the_objects_of_a_pair_are_segmented_in_both_views(client):
@@ -408,13 +419,17 @@ def test_an_odd_number_of_pictures_is_an_error_before_a_row_is_written(models, t
     assert not out.exists()
 
 
-def test_an_archive_of_an_odd_number_of_pictures_is_an_error_at_its_end(models, tmp_path, capsys):
+def test_a_zip_archive_of_an_odd_number_of_pictures_is_an_error_before_a_row_is_written(
+    models, tmp_path, capsys
+):
     archive = tmp_path / "pairs.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for _, (name, content) in pair_files(0, 1)[:3]:
             file.writestr(name, content)
     assert score(archive, "--local", "--models", models, "--model", "stereo", "--batch", 1) == 2
-    assert "an odd number" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert f"{archive} gives 3, an odd number" in captured.err
+    assert captured.out == ""
 
 
 def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(models, tmp_path):
@@ -437,3 +452,179 @@ def test_a_run_over_pairs_goes_on_where_it_was_cut_off(models, tmp_path):
     assert score(*first, *common, "--out", out) == 0
     assert score(tmp_path / "pairs", *common, "--out", out, "--resume") == 0
     assert out.read_bytes() == whole.read_bytes()
+
+
+# capsnet-score on pairs from several sources
+
+
+def score_pairs(models: Path, out: Path, *arguments: object) -> int:
+    options = ("--local", "--models", models, "--model", "stereo", "--batch", 2, "--out", out)
+    return score(*arguments, *options)
+
+
+def written_tar(archive: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(archive, "w") as members:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            members.addfile(member, BytesIO(content))
+    return archive
+
+
+def views_of(*seeds: int) -> dict[str, bytes]:
+    """Files by their names: the views of each pair one after the other."""
+    return dict(part for _, part in pair_files(*seeds))
+
+
+def pair_names(place: Path, *seeds: int) -> list[str]:
+    return [f"{place}/{seed}_left.png, {place}/{seed}_right.png" for seed in seeds]
+
+
+def names_of_rows(out: Path) -> list[str]:
+    return [row["path"] for row in rows_of(out)]
+
+
+def errors_of(out: Path) -> dict[str, str]:
+    """The reasons of the pictures without a row, by their names."""
+    lines = out.with_name(f"{out.name}.errors.jsonl").read_text().splitlines()
+    return {error["path"]: error["reason"] for error in map(json.loads, lines)}
+
+
+def assert_pairs_are_scored(models: Path, out: Path, *seeds: int) -> None:
+    """The rows are those of these pairs, left views taken for left ones."""
+    for row, expected in zip(rows_of(out), encoded(models, *seeds)[0], strict=True):
+        np.testing.assert_allclose([float(row[name]) for name in CLASSES], expected, atol=1e-6)
+
+
+def test_two_folders_of_an_odd_number_each_make_no_pair_between_them(models, tmp_path, capsys):
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "scores.csv"
+    for folder in (a, b):
+        written_pairs(folder, 0, 1)[3].unlink()
+    assert score_pairs(models, out, a, b) == 2
+    assert f"{a} gives 3, an odd number, up to {a}/1_left.png" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_pair_never_spans_two_subfolders(models, tmp_path, capsys):
+    folder, out = tmp_path / "set", tmp_path / "scores.csv"
+    folder.mkdir()
+    written_pairs(folder / "even", 0)
+    for name in ("one", "two"):
+        written_pairs(folder / name, 1)[1].unlink()
+    assert score_pairs(models, out, folder) == 2
+    assert f"{folder}/one gives 1, an odd number" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_pictures_named_one_by_one_make_no_pair_across_folders(models, tmp_path, capsys):
+    paths = [path for name in ("a", "b") for path in written_pairs(tmp_path / name, 0, 1)[:3]]
+    assert score_pairs(models, tmp_path / "scores.csv", *paths) == 2
+    assert f"{tmp_path}/a gives 3, an odd number" in capsys.readouterr().err
+
+
+def test_the_pairs_of_a_list_are_its_neighbours_wherever_they_lie(models, tmp_path):
+    left, right = (tmp_path / name for name in ("left", "right"))
+    lines = []
+    for seed in range(3):
+        for folder, view in zip((left, right), pair(seed), strict=True):
+            folder.mkdir(exist_ok=True)
+            lines.append(folder / f"{seed}.png")
+            lines[-1].write_bytes(png(view))
+    listed, out = tmp_path / "pairs.txt", tmp_path / "scores.csv"
+    listed.write_text("".join(f"{line}\n" for line in lines))
+    assert score_pairs(models, out, "--files-from", listed) == 0
+    assert names_of_rows(out) == [f"{left}/{seed}.png, {right}/{seed}.png" for seed in range(3)]
+    assert_pairs_are_scored(models, out, 0, 1, 2)
+
+
+def test_a_list_of_an_odd_number_is_an_error_before_a_row_is_written(models, tmp_path, capsys):
+    paths = written_pairs(tmp_path / "pairs", 0, 1)
+    listed, out = tmp_path / "pairs.txt", tmp_path / "scores.csv"
+    listed.write_text("".join(f"{path}\n" for path in paths[:3]))
+    assert score_pairs(models, out, "--files-from", listed) == 2
+    assert f"the list {listed} gives 3, an odd number, up to {paths[2]}" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_list_of_an_odd_number_from_a_pipe_leaves_its_last_picture_without_a_row(models, tmp_path):
+    paths, out = written_pairs(tmp_path / "pairs", 0, 1), tmp_path / "scores.csv"
+    options = ["--local", "--models", models, "--model", "stereo", "--out", out, "--files-from", "-"]
+    command = [sys.executable, "-m", "service.score", *map(str, options)]
+    lines = "".join(f"{path}\n" for path in paths[:3])
+    ran = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
+    assert ran.returncode == 1, ran.stderr
+    assert names_of_rows(out) == pair_names(tmp_path / "pairs", 0)
+    ((name, reason),) = errors_of(out).items()
+    assert name == str(paths[2])
+    assert reason.startswith("has no other view: the list on stdin gives an odd number")
+
+
+def test_a_tar_archive_of_an_odd_number_leaves_its_last_picture_without_a_row_and_shifts_no_other(
+    models, tmp_path
+):
+    files = views_of(0, 1)
+    del files["1_right.png"]
+    archive, out = written_tar(tmp_path / "odd.tar", files), tmp_path / "scores.csv"
+    written_pairs(tmp_path / "pairs", 2, 3)
+    assert score_pairs(models, out, archive, tmp_path / "pairs") == 1
+    assert names_of_rows(out) == pair_names(archive, 0) + pair_names(tmp_path / "pairs", 2, 3)
+    assert_pairs_are_scored(models, out, 0, 2, 3)
+    ((name, reason),) = errors_of(out).items()
+    assert name == f"{archive}/1_left.png"
+    assert reason.startswith(f"has no other view: {archive} gives an odd number")
+
+
+def test_a_parquet_file_of_an_odd_number_leaves_its_last_picture_without_a_row(models, tmp_path):
+    table, out = tmp_path / "pairs.parquet", tmp_path / "scores.csv"
+    pq.write_table(pa.table({"image": [*views_of(0, 1).values()][:3]}), table)
+    written_pairs(tmp_path / "pairs", 2)
+    assert score_pairs(models, out, table, tmp_path / "pairs") == 1
+    assert_pairs_are_scored(models, out, 0, 2)
+    assert list(errors_of(out)) == [f"{table}#2"]
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_tar_archive_cut_at_a_header_shifts_no_pair_behind_it(models, tmp_path, members):
+    archive, out = written_tar(tmp_path / "cut.tar", views_of(0, 1)), tmp_path / "scores.csv"
+    with tarfile.open(archive) as whole:
+        os.truncate(archive, whole.getmembers()[members].offset + 100)
+    written_pairs(tmp_path / "pairs", 2, 3)
+    assert score_pairs(models, out, archive, tmp_path / "pairs") == 1
+    assert names_of_rows(out) == pair_names(archive, 0) + pair_names(tmp_path / "pairs", 2, 3)
+    assert_pairs_are_scored(models, out, 0, 2, 3)
+    *alone, cut = errors_of(out).items()
+    assert [name for name, _ in alone] == [f"{archive}/1_left.png"][: members - 2]
+    assert cut[0] == str(archive)
+    assert cut[1].startswith("the archive cannot be read on")
+
+
+@pytest.mark.parametrize("name", ["broken.zip", "broken.tar", "broken.parquet"])
+def test_what_cannot_be_opened_is_one_error_and_shifts_no_pair(models, tmp_path, name):
+    broken, out = tmp_path / name, tmp_path / "scores.csv"
+    broken.write_bytes(b"not what its suffix says")
+    written_pairs(tmp_path / "pairs", 0, 1)
+    assert score_pairs(models, out, broken, tmp_path / "pairs") == 1
+    assert_pairs_are_scored(models, out, 0, 1)
+    assert list(errors_of(out)) == [str(broken)]
+
+
+def test_the_folders_in_an_archive_are_kept_apart_as_those_on_disk(models, tmp_path):
+    files = {f"{folder}/{seed}.png": png(noise(seed)) for folder in ("a", "b") for seed in range(3)}
+    archive, out = written_tar(tmp_path / "set.tar", files), tmp_path / "scores.csv"
+    assert score_pairs(models, out, archive) == 1
+    assert names_of_rows(out) == [f"{archive}/{name}/0.png, {archive}/{name}/1.png" for name in ("a", "b")]
+    assert list(errors_of(out)) == [f"{archive}/a/2.png", f"{archive}/b/2.png"]
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_resumed_run_forms_the_pairs_of_an_undisturbed_one(models, tmp_path, members):
+    files = dict([*views_of(0, 1).items()][:members])
+    archive, pairs = written_tar(tmp_path / "set.tar", files), tmp_path / "pairs"
+    whole, out = tmp_path / "whole.csv", tmp_path / "scores.csv"
+    written_pairs(pairs, 2, 3)
+    status = score_pairs(models, whole, archive, pairs)
+    assert score_pairs(models, out, archive) == status == members - 2
+    assert score_pairs(models, out, archive, pairs, "--resume") == status
+    assert out.read_bytes() == whole.read_bytes()
+    if status:
+        assert errors_of(out) == errors_of(whole)

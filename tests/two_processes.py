@@ -12,7 +12,7 @@ from test_loop import CONFIG, CPU, images
 
 from training import checkpoint
 from training.checkpoint import Progress
-from training.config import RunConfig
+from training.config import MatrixCapsNetConfig, RunConfig
 from training.data.images import hold_out
 from training.distributed import Processes, together
 from training.examples import examples
@@ -20,6 +20,19 @@ from training.loop import Limits, Trainer
 
 AVERAGED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, weight_average=0.5))
 UNEVEN = replace(CONFIG, optimiser=replace(CONFIG.optimiser, batch_size=5))
+MIXING = replace(
+    CONFIG,
+    model=MatrixCapsNetConfig(
+        architecture="matrix-capsnet",
+        image_size=28,
+        image_channels=1,
+        conv_channels=2,
+        primary_types=1,
+        conv_caps_types=(2, 2),
+        classes=3,
+        mixing_proportions=True,
+    ),
+)
 STOPPED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, stop_at_error_percent=100.0))
 
 
@@ -70,6 +83,7 @@ def main(folder: Path) -> None:
         fit(folder / "parts", AVERAGED, processes, Limits(max_minutes=1e-9))
         fit(folder / "parts", AVERAGED, processes)
         fit(folder / "stopped", STOPPED, processes)
+        fit(folder / "mixing", MIXING, processes)
         fit(folder / "uneven", UNEVEN, processes)
         fit(folder / "interrupted", CONFIG, processes, kind=Interrupted)
         fit(folder / "diverging", CONFIG, processes, kind=Diverging)

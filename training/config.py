@@ -78,6 +78,9 @@ class MatrixCapsNetConfig:
         coordinate_addition: add their places to the votes for the class capsules.
         vector_poses: poses are vectors of 16, transformed by 16x16 matrices, not 4x4 by 4x4 (Table 1).
         mixing_proportions: activations are shares of what is assigned to the parents, not Eq. 2 (Sec. 5).
+        official_routing: as the official code has it where it is not the paper: a tenth of a mean stays from
+            one iteration to the next, costs beside beta_a count double, other first values of matrices and
+            betas, coordinates are added to the first two elements of a vote.
         inverse_temperature: lambda of Eq. 2 in the last of very many iterations (official code).
         class_temperature_share: lambda of the class capsules in units of that of the other layers: many more
             children vote for each of them (official code).
@@ -97,9 +100,14 @@ class MatrixCapsNetConfig:
     coordinate_addition: bool = True
     vector_poses: bool = False
     mixing_proportions: bool = False
+    official_routing: bool = False
     inverse_temperature: float = Field(default=0.01, gt=0)
     class_temperature_share: float = Field(default=0.25, gt=0)
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.official_routing and self.mixing_proportions:
+            raise ValueError("mixing_proportions: official_routing has activations by Eq. 2")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -181,8 +189,8 @@ class LossConfig:
         margin_weight: of the whole classification loss; 0.05 is the official code's, half of Eq. 4 as a mean
             over 10 classes.
         spread_margins: of spread loss, at the beginning and at the end of training.
-        spread_schedule: how it grows: linearly, or as in the official code, which ends at 0.99 after some
-            500,000 steps.
+        spread_schedule: how the margin grows: linearly, or as in the official code, along a sigmoid of
+            700,000 steps.
         reconstruction_weight: of the squared pixel error, summed over pixels and, of several objects, over
             these.
     """
@@ -195,6 +203,11 @@ class LossConfig:
     spread_margins: tuple[Margin, Margin] = (0.2, 0.9)
     spread_schedule: Literal["linear", "official"] = "linear"
     reconstruction_weight: float = Field(default=0.0005, ge=0)
+
+    def __post_init__(self) -> None:
+        first, last = self.spread_margins
+        if last < first:
+            raise ValueError(f"spread_margins: they grow, got {first:g} and then {last:g}")
 
 
 # Of a DataConfig, by the name of its data set: an image is made of MNIST's digits in one way alone.
@@ -328,6 +341,12 @@ class RunConfig:
                 f"loss.classification: {loss} is for images of one object, {self.data.name} shows {objects}; "
                 'take "margin"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_shares_of_nothing(self) -> Self:
+        if self.loss.classification == "cross-entropy" and self.data.blank_share:
+            raise ValueError("data.blank_share: of an image without an object there is no cross-entropy")
         return self
 
 

@@ -4,11 +4,12 @@
 
 import math
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from training.config import LossConfig
+
+LEAST = 1e-12  # of an activation: the logarithm of 0 has no gradient
 
 
 def margin_loss(lengths: Tensor, present: Tensor, config: LossConfig) -> Tensor:
@@ -47,14 +48,14 @@ def spread_margin(config: LossConfig, step: int, steps: int) -> float:
     """The margin of spread loss at a step, counted from 0, of a training that has so many."""
     first, last = config.spread_margins
     if config.spread_schedule == "official":
-        return first + 0.79 / (1 + math.exp(-min(10, step / 50_000 - 4)))
+        return first + (last - first) / (1 + math.exp(-min(10, step / 50_000 - 4)))
     return first + (last - first) * min(step / max(steps - 1, 1), 1)
 
 
 def proportion_loss(activations: Tensor, present: Tensor) -> Tensor:
     """Cross entropy of the activations divided by their sum, mean over the batch; both [B, J]."""
-    shares = activations / activations.sum(dim=1, keepdim=True)
-    return -((present * shares).sum(dim=1) + torch.finfo(shares.dtype).tiny).log().mean()
+    of_present, of_all = (present * activations).sum(dim=1), activations.sum(dim=1)
+    return ((of_all + LEAST).log() - (of_present + LEAST).log()).mean()
 
 
 def reconstruction_loss(reconstruction: Tensor, pixels: Tensor) -> Tensor:

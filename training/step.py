@@ -55,17 +55,19 @@ class Step:
         # With several processes a graph would have to hold their exchange of gradients, too.
         self._capture_next = graphs and on_cuda and processes.count == 1
 
-    def __call__(self, batch: Batch, learning_rate: float, spread_margin: float = 0.0) -> Tensor:
+    def __call__(self, batch: Batch, learning_rate: float, spread_margin: float | None = None) -> Tensor:
         """Learn from a batch.
 
         Args:
             batch: as large as that of all steps.
             learning_rate: of this step.
-            spread_margin: of spread loss in this step.
+            spread_margin: of spread loss in this step; None: that of the end of training.
 
         Returns:
             Classification and reconstruction loss, [2], on the device.
         """
+        if spread_margin is None:
+            spread_margin = self._config.spread_margins[1]
         margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
         shown = (batch.pixels, batch.present, batch.masks, batch.objects, margin)
         if self._capture_next:

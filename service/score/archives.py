@@ -9,7 +9,7 @@ import stat
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -43,7 +43,7 @@ def in_tar(path: Path) -> Iterator[Picture]:
         with tarfile.open(path, "r:*", tarinfo=_Member) as archive:
             for member in _members(archive):
                 if not member.isdir() and _is_picture(member.name):
-                    yield Picture(f"{path}/{member.name}", partial(_read_from_tar, archive, member))
+                    yield _picture(f"{path}/{member.name}", partial(_read_from_tar, archive, member))
     except Exception as error:
         yield unreadable(str(path), f"the archive cannot be read on: {_told(error)}")
 
@@ -100,7 +100,7 @@ def in_zip(path: Path) -> Iterator[Picture]:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 if not member.is_dir() and _is_picture(member.filename):
-                    yield Picture(f"{path}/{member.filename}", partial(_read_from_zip, archive, member))
+                    yield _picture(f"{path}/{member.filename}", partial(_read_from_zip, archive, member))
     except Exception as error:
         yield unreadable(str(path), f"the archive cannot be read: {_told(error)}")
 
@@ -119,6 +119,10 @@ def _read_from_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int
             return file.read(member.file_size)
     except Exception as error:
         raise UnreadablePictureError(f"cannot be unpacked: {_told(error)}") from None
+
+
+def _picture(name: str, read: Callable[[int], bytes]) -> Picture:
+    return Picture(name, read, source=name.rpartition("/")[0])
 
 
 def _is_picture(member: str) -> bool:

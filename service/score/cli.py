@@ -40,8 +40,10 @@ sorted, archives in their own order. A file named itself is taken whatever its s
 are called set.parquet#12; files in archives scans.zip/a/7.png.
 
 For a model of two views two neighbours in that order are a pair, the left view first, as in a folder of
-1_left.png, 1_right.png, 2_left.png, ...; a pair has one row, called by both names. An odd number of pictures
-is an error.
+1_left.png, 1_right.png, 2_left.png, ...; a pair has one row, called by both names. Pairs lie in one folder,
+on disk or in an archive, or in one Parquet file; in a list (--files-from) they are whatever files stand side
+by side. An odd number of pictures is an error before anything is scored; in a tar archive, a Parquet file or
+a list from a pipe, where it is known at the end alone, the picture left over is one without a row.
 
 Pictures without a row and the reasons go to scores.csv.errors.jsonl beside the table (to stderr when rows go
 to stdout). scores.csv.run.json tells how far a run is and what it was asked; --resume needs the same pictures

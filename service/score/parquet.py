@@ -43,7 +43,7 @@ def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> I
             for rows in file.iter_batches(READ_ROWS, columns=columns):
                 ids = rows.column(id_column) if id_column is not None else [None] * len(rows)
                 for cell, given in zip(rows.column(images), ids, strict=True):
-                    yield _picture(f"{path}#{number}", cell, given)
+                    yield _picture(path, number, cell, given)
                     number += 1
     except (pa.ArrowException, OSError) as error:
         yield unreadable(str(path), f"the Parquet file cannot be read on: {error}")
@@ -98,16 +98,16 @@ def _no_column(path: Path, asked: str, schema: pa.Schema) -> ScoreError:
     return ScoreError(f"{path} has no column {asked!r}; there are {', '.join(schema.names)}")
 
 
-def _picture(place: str, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
+def _picture(path: Path, number: int, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
     """The picture in a cell of the image column, called as the cell of the id column says."""
     content, inner = cell, None
     if isinstance(cell, pa.StructScalar) and cell.is_valid:
         content = cell["bytes"]
         inner = cell["path"].as_py() if "path" in cell else None
-    name = f"{place}/{inner}" if inner else place
+    name = f"{path}#{number}/{inner}" if inner else f"{path}#{number}"
     if given is not None and given.is_valid:
         name = str(given.as_py())
-    return Picture(name, partial(_read_cell, content))
+    return Picture(name, partial(_read_cell, content), source=str(path))
 
 
 def _read_cell(content: pa.Scalar, limit: int) -> bytes:

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import groupby
 from pathlib import PurePath
-from typing import TypeVar
+from typing import Self
 
 from service.score.query import Loaded, ScoreError, Skipped
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB unless told otherwise
-
-
-T = TypeVar("T")
 
 
 class UnreadablePictureError(Exception):
@@ -26,12 +23,47 @@ class Picture:
     Attributes:
         name: what its row is called.
         read: its file's bytes, of which there may be as many as the argument says. To be called before the
-            next picture is taken, because archives are read once, from their beginning to their end. Raises
-            UnreadablePictureError or OSError.
+            next picture is taken or looked at, because archives are read once, from their beginning to their
+            end. Raises UnreadablePictureError or OSError.
+        source: its folder, on disk or in an archive, its Parquet file, or the list that names it; the two
+            views of a pair have the same. None where it is no view at all, but an archive's or a folder's
+            damage, which is reported in the place of pictures that nobody knows.
     """
 
     name: str
     read: Callable[[int], bytes]
+    source: str | None
+
+
+class Upcoming:
+    """Pictures one after the other, of which the next may be looked at before it is taken."""
+
+    def __init__(self, pictures: Iterator[Picture]) -> None:
+        self._pictures = pictures
+        self._next: Picture | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Picture:
+        picture = self.peek()
+        if picture is None:
+            raise StopIteration
+        self._next = None
+        return picture
+
+    def peek(self) -> Picture | None:
+        """The next picture, which stays the next; None at the end."""
+        if self._next is None:
+            self._next = next(self._pictures, None)
+        return self._next
+
+    def take_right(self, left: Picture) -> Picture | None:
+        """Take the other view of a pair, just behind the left one; None, and none taken, if there is none."""
+        right = self.peek()
+        if left.source is None or right is None or right.source != left.source:
+            return None
+        return next(self)
 
 
 def is_picture_name(name: str) -> bool:
@@ -52,16 +84,16 @@ def check_bytes(size: int, limit: int) -> None:
 
 
 def unreadable(name: str, reason: str) -> Picture:
-    """A picture known to be there of which nothing can be read; it is reported in its turn like any other."""
+    """A place where pictures should be and cannot be read; it is reported in its turn like a picture."""
 
     def read(_: int) -> bytes:
         raise UnreadablePictureError(reason)
 
-    return Picture(name, read)
+    return Picture(name, read, source=None)
 
 
 def in_batches(
-    pictures: Iterator[Picture], size: int, file_bytes: int, views: int = 1
+    pictures: Upcoming, size: int, file_bytes: int, views: int = 1
 ) -> Iterator[list[Loaded | Skipped]]:
     """The pictures, read, in lists of `size`, or of fewer where their files are large.
 
@@ -70,14 +102,11 @@ def in_batches(
         size: pictures in a batch, at most, or pairs of them.
         file_bytes: the largest file that is read, in bytes.
         views: 2 makes one of two neighbours, the left view first.
-
-    Raises:
-        ScoreError: the last one is left without a neighbour.
     """
     batch: list[Loaded | Skipped] = []
     held_bytes = 0
-    each = (_load(picture, file_bytes) for picture in pictures)
-    for loaded in each if views == 1 else starmap(_paired, in_pairs(each)):
+    load = _load_each if views == 1 else _load_pairs
+    for loaded in load(pictures, file_bytes):
         size_bytes = loaded.size_bytes if isinstance(loaded, Loaded) else 0
         if batch and held_bytes + size_bytes > BATCH_BYTES:
             yield batch
@@ -91,31 +120,50 @@ def in_batches(
         yield batch
 
 
-def in_pairs(views: Iterator[T]) -> Iterator[tuple[T, T]]:
-    """Neighbours as pairs; a pair's second is asked for only after its first.
+def row_names(pictures: Upcoming, views: int) -> Iterator[str]:
+    """What the pictures' rows are called, of a pair by both its names: those that `in_batches` gives."""
+    for picture in pictures:
+        right = pictures.take_right(picture) if views == 2 else None
+        yield picture.name if right is None else _pair_name(picture.name, right.name)
+
+
+def check_pairs(pictures: Iterator[Picture]) -> None:
+    """Every picture has its other view; none of them is read.
 
     Raises:
-        ScoreError: the last one is left without a neighbour.
+        ScoreError: one would be left over, and nobody knows which.
     """
-    for left in views:
-        right = next(views, None)
-        if right is None:
-            raise unpaired("an odd number")
-        yield left, right
+    for source, together in groupby(pictures, lambda picture: picture.source):
+        count, last = 0, ""
+        for picture in together:
+            count, last = count + 1, picture.name
+        if source is not None and count % 2:
+            raise ScoreError(
+                "the model takes two views of each image: pictures in pairs, each left view just before its "
+                f"right one, in the same folder, archive or Parquet file; {source} gives {count}, an odd "
+                f"number, up to {last}; find the one too few or too many, or name the pairs in a list for "
+                "--files-from"
+            )
 
 
-def unpaired(came: str) -> ScoreError:
-    """The error of pictures that are no pairs."""
-    return ScoreError(
-        "the model takes two views of each image: pictures in pairs, each left view just before its right "
-        f"one; got {came} of pictures, and so one too few or too many somewhere among them"
-    )
+def _load_each(pictures: Upcoming, file_bytes: int) -> Iterator[Loaded | Skipped]:
+    return (_load(picture, file_bytes) for picture in pictures)
 
 
-def row_names(pictures: Iterator[Picture], views: int) -> Iterator[str]:
-    """What the pictures' rows are called, of a pair by both its names."""
-    names = (picture.name for picture in pictures)
-    return names if views == 1 else starmap(_pair_name, in_pairs(names))
+def _load_pairs(pictures: Upcoming, file_bytes: int) -> Iterator[Loaded | Skipped]:
+    for picture in pictures:
+        left = _load(picture, file_bytes)  # before the right one is looked for
+        right = pictures.take_right(picture)
+        if right is not None:
+            yield _paired(left, _load(right, file_bytes))
+        elif picture.source is None:
+            yield left
+        else:
+            yield Skipped(
+                picture.name,
+                f"has no other view: {picture.source} gives an odd number of pictures up to here; if one is "
+                "missing or too many before it, the pairs from there on are wrong",
+            )
 
 
 def _paired(left: Loaded | Skipped, right: Loaded | Skipped) -> Loaded | Skipped:

@@ -6,14 +6,13 @@ and a hash of their names whether they still are the same, without a million nam
 
 import hashlib
 import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.score.pictures import Picture, row_names
+from service.score.pictures import Upcoming, row_names
 from service.score.query import ScoreError
 from service.score.table import Format, to_bytes
 
@@ -120,8 +119,8 @@ def check_same(before: Asked, now: Asked, out: str) -> None:
         raise ScoreError(f"{out} cannot be resumed: {'; '.join(differing)}; --overwrite begins again")
 
 
-def skip_done(pictures: Iterator[Picture], record: Record, out: str) -> NamesHash:
-    """Take the pictures that are done; what is left of the iterator is to be scored.
+def skip_done(pictures: Upcoming, record: Record, out: str) -> NamesHash:
+    """Take the pictures that are done; those that are left are to be scored.
 
     Raises:
         ScoreError: they are not those of then.

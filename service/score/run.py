@@ -6,13 +6,12 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from service.client import DEFAULT_URL
 from service.score.output import Destination, choose_destination, find_record, open_output
-from service.score.pictures import Picture, in_batches, unpaired
+from service.score.pictures import Upcoming, check_pairs, in_batches
 from service.score.query import Batch, Chosen, Outcome, Query, ScoreError
 from service.score.record import Asked, NamesHash, Record, skip_done
 from service.score.remote import HttpScorer, open_service
@@ -41,7 +40,7 @@ class Job:
     destination: Destination
     before: Record | None
     names: NamesHash
-    left: Iterator[Picture]
+    left: Upcoming
 
     @property
     def done_before(self) -> int:
@@ -52,12 +51,10 @@ class Job:
 def run(options: argparse.Namespace) -> int:
     """Score what the command line asks for; the exit status."""
     job, seconds = _plan(options), 0.0
-    first = next(job.left, None)
-    if first is None and job.before is not None and job.before.finished:
+    if job.before is not None and job.before.finished and job.left.peek() is None:
         record = job.before  # without a model or a service
     else:
-        left = job.left if first is None else chain([first], job.left)
-        record, seconds = asyncio.run(_score(options, replace(job, left=left)))
+        record, seconds = asyncio.run(_score(options, job))
     summarise(record, job.destination, record.pictures - job.done_before, seconds)
     if not record.scored:
         return 2
@@ -84,7 +81,8 @@ async def _score(options: argparse.Namespace, job: Job) -> tuple[Record, float]:
         columns = Columns(scorer.chosen.class_names, options.poses)
         asked = _asked(options, scorer.chosen, job.destination)
         views = scorer.chosen.views
-        _check_pairs(job.sources, views)
+        if views == 2:
+            check_pairs(job.sources.pictures_known_by_name())
         opened = open_output(job.destination, asked, columns, job.before, job.names)
         with opened as output, progress_bar(job.sources, job.destination, job.done_before, views) as bar:
             began_s = time.monotonic()
@@ -121,16 +119,6 @@ def _asked(options: argparse.Namespace, chosen: Chosen, destination: Destination
         id_column=options.id_column,
         views=chosen.views,
     )
-
-
-def _check_pairs(sources: Sources, views: int) -> None:
-    """Pictures that can be counted make pairs, if they have to; of others their end tells.
-
-    Raises:
-        ScoreError: one would be left, and nobody knows which.
-    """
-    if views == 2 and sources.are_countable() and (count := sources.count()) % 2:
-        raise unpaired(f"{count}, an odd number")
 
 
 def _open_scorer(

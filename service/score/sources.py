@@ -11,15 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from importlib import import_module
+from itertools import chain, starmap
 from pathlib import Path
 
 from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, in_tar, in_zip
-from service.score.pictures import SUFFIXES, Picture, check_bytes, is_picture_name
+from service.score.pictures import SUFFIXES, Picture, Upcoming, check_bytes, is_picture_name, unreadable
 from service.score.query import ScoreError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CONTAINER_SUFFIXES = TAR_SUFFIXES + ZIP_SUFFIXES + PARQUET_SUFFIXES
+STDIN = "-"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Sources:
     image_column: str | None = None
     id_column: str | None = None
 
-    def pictures(self) -> Iterator[Picture]:
+    def pictures(self) -> Upcoming:
         """The pictures, in the order of the paths.
 
         Raises:
@@ -46,15 +48,27 @@ class Sources:
                 given. Later, if a Parquet file has no such column.
         """
         listed = self._listed() if self.files_from else ()
-        pictures = chain(chain.from_iterable([self._expand(path) for path in self.paths]), listed)
-        first = next(pictures, None)
-        if first is None:
+        pictures = Upcoming(chain.from_iterable(starmap(self._open, chain(self._named(), listed))))
+        if pictures.peek() is None:
             places = [*self.paths, *([self.files_from] if self.files_from else [])]
             raise ScoreError(
                 f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}; archives and Parquet "
                 "files in folders are named themselves, as in 'set/*.tar'"
             )
-        return chain([first], pictures)
+        return pictures
+
+    def pictures_known_by_name(self) -> Iterator[Picture]:
+        """The pictures that are found without reading any; what would have to be read stands as one alone.
+
+        Tar archives and Parquet files would have to. A list from a pipe is left out, because it comes once.
+        """
+        given = self.files_from
+        listed = self._listed() if given and given != STDIN and Path(given).is_file() else ()
+        for path, list_name in chain(self._named(), listed):
+            if _is_file(path, TAR_SUFFIXES + PARQUET_SUFFIXES):
+                yield unreadable(str(path), "not read yet")
+            else:
+                yield from self._open(path, list_name)
 
     def are_countable(self) -> bool:
         """Whether the pictures can be counted without reading them."""
@@ -64,22 +78,27 @@ class Sources:
         """How many pictures there are, of which only the names are looked at if they are countable."""
         return sum(1 for _ in self.pictures())
 
-    def _expand(self, argument: str) -> Iterable[Picture]:
-        path = Path(argument)
-        if argument and path.exists():  # before patterns: a file may be called [7].png
-            return self._open(path)
-        if not glob.has_magic(argument):
-            raise ScoreError(f"{argument!r}: no such file or folder")
-        matches = glob.iglob(argument, recursive=True)  # noqa: PTH207  # Path.glob takes no absolute patterns
-        found = sorted(path for path in map(Path, matches) if _may_match(path))
-        if not found:
-            raise ScoreError(f"{argument!r} matches no picture, archive or Parquet file")
-        return chain.from_iterable(map(self._open, found))
+    def _named(self) -> Iterable[tuple[Path, None]]:
+        """The existing paths that the arguments stand for, as `_open` takes them."""
+        found = [_expand(argument) for argument in self.paths]
+        if any(_is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)):
+            import_module("service.score.parquet")  # or the error that pyarrow lacks, before a night's work
+        return ((path, None) for path in chain.from_iterable(found))
 
-    def _open(self, path: Path) -> Iterable[Picture]:
-        """The pictures that one existing path stands for."""
+    def _listed(self) -> Iterator[tuple[Path, str]]:
+        """The paths in the list, as `_open` takes them; one that is not there costs no other its row."""
+        assert self.files_from is not None
+        from_stdin = self.files_from == STDIN
+        list_name = "the list on stdin" if from_stdin else f"the list {self.files_from}"
+        with nullcontext(sys.stdin.buffer) if from_stdin else Path(self.files_from).open("rb") as lines:
+            for line in lines:
+                if path := os.fsdecode(line.rstrip(b"\r\n")):
+                    yield Path(path), list_name
+
+    def _open(self, path: Path, list_name: str | None) -> Iterable[Picture]:
+        """The pictures that one path stands for; neighbours in a list are pairs wherever they lie."""
         if path.is_dir():
-            return map(_file, walk(path))
+            return in_folder(path)
         name = path.name.lower()
         if name.endswith(TAR_SUFFIXES):
             return in_tar(path)
@@ -89,19 +108,24 @@ class Sources:
             from service.score.parquet import in_parquet  # pyarrow is an extra
 
             return in_parquet(path, self.image_column, self.id_column)
-        return [_file(path)]
-
-    def _listed(self) -> Iterator[Picture]:
-        """What the list names; a path of it that is not there costs no other its row."""
-        assert self.files_from is not None
-        from_stdin = self.files_from == "-"
-        with nullcontext(sys.stdin.buffer) if from_stdin else Path(self.files_from).open("rb") as lines:
-            for line in lines:
-                if path := os.fsdecode(line.rstrip(b"\r\n")):
-                    yield from self._open(Path(path))
+        return [_file(path, list_name or str(path.parent))]
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def _expand(argument: str) -> Sequence[Path]:
+    """The existing paths that an argument stands for."""
+    path = Path(argument)
+    if argument and path.exists():  # before patterns: a file may be called [7].png
+        return [path]
+    if not glob.has_magic(argument):
+        raise ScoreError(f"{argument!r}: no such file or folder")
+    matches = glob.iglob(argument, recursive=True)  # noqa: PTH207  # Path.glob takes no absolute patterns
+    found = sorted(path for path in map(Path, matches) if _may_match(path))
+    if not found:
+        raise ScoreError(f"{argument!r} matches no picture, archive or Parquet file")
+    return found
+
+
+def in_folder(folder: Path) -> Iterator[Picture]:
     """Pictures in a folder and its subfolders, by name; one folder's names are in memory at a time and level.
 
     Links to files are followed, links to folders are not: they may lead round in circles.
@@ -111,14 +135,14 @@ def walk(folder: Path) -> Iterator[Path]:
             wanted = [
                 (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _wanted(entry)
             ]
-    except OSError:
-        yield folder  # reading it as a picture fails as well, and is reported like any other bad file
+    except OSError as error:
+        yield unreadable(str(folder), error.strerror or str(error))
         return
     for name, is_folder in sorted(wanted):
         if is_folder:
-            yield from walk(folder / name)
+            yield from in_folder(folder / name)
         else:
-            yield folder / name
+            yield _file(folder / name, source=str(folder))
 
 
 def _wanted(entry: os.DirEntry[str]) -> bool:
@@ -127,8 +151,8 @@ def _wanted(entry: os.DirEntry[str]) -> bool:
     return is_picture_name(entry.name) and (entry.is_file() or entry.is_symlink())  # no pipes, no sockets
 
 
-def _file(path: Path) -> Picture:
-    return Picture(str(path), partial(_read_file, path))
+def _file(path: Path, source: str) -> Picture:
+    return Picture(str(path), partial(_read_file, path), source)
 
 
 def _read_file(path: Path, limit: int) -> bytes:
@@ -140,6 +164,10 @@ def _read_file(path: Path, limit: int) -> bytes:
 def _may_match(path: Path) -> bool:
     """Whether a pattern's match is taken."""
     return (is_picture_name(path.name) or _is_container(path.name)) and not path.is_dir()
+
+
+def _is_file(path: Path, suffixes: tuple[str, ...]) -> bool:
+    return path.name.lower().endswith(suffixes) and not path.is_dir()
 
 
 def _is_container(name: str) -> bool:

@@ -12,7 +12,7 @@ it reaches: of every type, and at every position whose receptive field it lies i
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ NOWHERE = -1e30  # log of what a parent that is not there gets; finite, so that 
 
 @dataclass(frozen=True)
 class EMConstants:
-    """What the paper leaves open, as the official code has it.
+    """What the paper leaves open, as the official code has it; and in what that code is not the paper.
 
     Attributes:
         inverse_temperature: lambda of Eq. 2 grows towards this from iteration to iteration,
@@ -33,6 +33,8 @@ class EMConstants:
         mass_floor: added where a mean is divided by the mass that is assigned to a parent.
         activation_cost: beta_a is learned in units of so many nats. A parent's cost grows with the children
             that it explains, to hundreds and thousands, where steps of Adam would never get it otherwise.
+        mean_inertia: of a mean so much stays from the iteration before, of the first from 0.
+        cost_scale: of what a parent's children cost, beside beta_a; 2 is to take log sigma^2 for log sigma.
     """
 
     inverse_temperature: float = 0.01
@@ -40,10 +42,16 @@ class EMConstants:
     variance_floor: float = 5e-4
     mass_floor: float = 1e-7
     activation_cost: float = 5000.0
+    mean_inertia: float = 0.0
+    cost_scale: float = 1.0
 
     def inverse_temperature_in(self, iteration: int) -> float:
         """Lambda in an iteration, counted from 0."""
         return self.inverse_temperature * (1 - self.inverse_temperature_decay ** (iteration + 1))
+
+
+OFFICIAL = EMConstants(mean_inertia=0.1, cost_scale=2.0)
+OFFICIAL_OF_CLASSES = replace(OFFICIAL, mass_floor=1e-5)
 
 
 class Capsules(NamedTuple):
@@ -143,7 +151,7 @@ class EMRouting(nn.Module):
         """Set the parameters of routing.
 
         Args:
-            types: J; each has a beta_u and a beta_a of its own.
+            types: J; each has a beta_u and a beta_a of its own, at first 0.
             iterations: M-steps, at least 1, with an E-step between any two.
             constants: see there; None: the official code's.
             mixing_proportions: a parent's activation is its share of all that is assigned to the parents,
@@ -155,11 +163,12 @@ class EMRouting(nn.Module):
         super().__init__()
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}")
-        self.iterations = iterations
+        self.types, self.iterations = types, iterations
         self.constants = constants or EMConstants()
         self.mixing_proportions = mixing_proportions
-        self.beta_u = nn.Parameter(torch.zeros(types))
-        self.beta_a = nn.Parameter(torch.zeros(types))
+        if not mixing_proportions:  # which cost nothing
+            self.beta_u = nn.Parameter(torch.zeros(types))
+            self.beta_a = nn.Parameter(torch.zeros(types))
 
     def forward(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Capsules:
         """Votes of each child for each parent that sees it to parents.
@@ -188,16 +197,17 @@ class EMRouting(nn.Module):
         """
         types = votes.shape[3] // fields.inside.shape[1]
         assignments = self.initial_assignments(fields, types)[:, None]  # [P, 1, N]
+        mean = None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
-            mean, variance, squares, log_activations = self._fit(mass, votes, iteration)
+            mean, variance, squares, log_activations = self._fit(mass, votes, mean, iteration)
             yield assignments, mean, log_activations
             if iteration < self.iterations - 1:
                 assignments = _assign(squares, variance, log_activations, fields)
 
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
         """Each child shared out equally to all parents that it reaches, [P, N]; the same for all types."""
-        share = fields.equal_shares() / len(self.beta_u)  # [P, K]
+        share = fields.equal_shares() / self.types  # [P, K]
         return share.repeat_interleave(children_types, dim=1)
 
     def temperatures(self) -> list[float]:
@@ -208,11 +218,18 @@ class EMRouting(nn.Module):
         """Beta_a, in nats, [J]."""
         return self.constants.activation_cost * self.beta_a
 
-    def _fit(self, mass: Tensor, votes: Tensor, iteration: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """M-step: mean and variance [B, P, J, H], squared distances to it, log activations [B, P, J]."""
+    def _fit(
+        self, mass: Tensor, votes: Tensor, before: Tensor | None, iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """M-step: mean and variance [B, P, J, H], squared distances to it, log activations [B, P, J].
+
+        What the mean was before, if it was anything, matters only where it has inertia.
+        """
         total = mass.sum(dim=3, keepdim=True)  # [B, P, J, 1]
         weights = (mass / (total + self.constants.mass_floor)).unsqueeze(3)  # [B, P, J, 1, N]
         mean = weights @ votes  # [B, P, J, 1, H]
+        if inertia := self.constants.mean_inertia:
+            mean = (1 - inertia) * mean + (0 if before is None else inertia * before.unsqueeze(3))
         squares = (votes - mean).square()  # [B, P, J, N, H]
         variance = (weights @ squares).squeeze(3) + self.constants.variance_floor
         log_activations = self._activate(total.squeeze(3), variance, iteration)
@@ -224,7 +241,7 @@ class EMRouting(nn.Module):
             mass = total + self.constants.mass_floor
             return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
         per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
-        costs = per_child * total
+        costs = self.constants.cost_scale * per_child * total
         return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))
 
 

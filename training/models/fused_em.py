@@ -141,7 +141,7 @@ class _FusedEM(torch.autograd.Function):
 
 def _in_threads(examples: int, work: Callable[[int, int], Result]) -> list[Result]:
     """Let each of torch's threads work on its part of the examples, from start to stop."""
-    count = min(torch.get_num_threads(), examples)
+    count = max(min(torch.get_num_threads(), examples), 1)
     bounds = [examples * part // count for part in range(count + 1)]
     if count == 1:
         return [work(*bounds)]

@@ -5,6 +5,8 @@ https://openreview.net/forum?id=HJWLfGWRb
 
 # B batch, C image channels, H and W image height and width, J classes, 16 pose elements
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +14,21 @@ from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
-from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
-from training.models.matrix_capsules import POSE, MatrixCapsules, PrimaryMatrixCapsules
+from training.models.em import (
+    OFFICIAL,
+    OFFICIAL_OF_CLASSES,
+    Capsules,
+    EMConstants,
+    EMRouting,
+    ReceptiveFields,
+)
+from training.models.matrix_capsules import (
+    COORDINATES,
+    OFFICIAL_COORDINATES,
+    POSE,
+    MatrixCapsules,
+    PrimaryMatrixCapsules,
+)
 from training.models.standardise import standardise
 
 CONV_KERNEL, CONV_STRIDE = 5, 2
@@ -39,11 +54,16 @@ class MatrixCapsNet(nn.Module):
         self.class_caps = MatrixCapsules(
             ReceptiveFields.everything(size**2),
             types,
-            self._routing(config.classes, config.class_temperature_share),
+            self._routing(config.classes, of_classes=True),
             config.vector_poses,
             shared=True,
             coordinates=_centres(size, config.image_size) if config.coordinate_addition else None,
+            elements=OFFICIAL_COORDINATES if config.official_routing else COORDINATES,
         )
+        if config.official_routing:
+            for layer in layers:
+                layer.begin_as_officially(matrices=0.3, sigma_bias=0.5, activation_bias=0.5)
+            self.class_caps.begin_as_officially(matrices=0.01, sigma_bias=2.0, activation_bias=1.0)
         self.decoder = (
             Decoder(config.classes, POSE, config.decoder_hidden, config.image_channels, config.image_size)
             if config.decoder_hidden
@@ -66,9 +86,14 @@ class MatrixCapsNet(nn.Module):
         """The same as poses and probabilities of the classes."""
         return Classified(*self(pixels))
 
-    def _routing(self, types: int, temperature_share: float = 1.0) -> EMRouting:
+    def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config
-        constants = EMConstants(inverse_temperature=config.inverse_temperature * temperature_share)
+        official = OFFICIAL_OF_CLASSES if of_classes else OFFICIAL
+        share = config.class_temperature_share if of_classes else 1.0
+        constants = replace(
+            official if config.official_routing else EMConstants(),
+            inverse_temperature=config.inverse_temperature * share,
+        )
         return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions)
 
 

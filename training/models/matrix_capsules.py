@@ -3,6 +3,8 @@
 # B batch, C channels, H and W height and width, S child positions, I child types, K child positions in a
 # receptive field, N = K * I children of a parent, P parent positions, J parent types, 16 pose elements
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,11 +12,13 @@ from training.models.em import Capsules, EMRouting, ReceptiveFields
 
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
 MATRIX_SIDE = 4
-ROW, COLUMN = 3, 7  # the elements that a capsule's place is added to: the upper two of the last column
+COORDINATES = (3, 7)  # the elements that a capsule's place is added to: the upper two of the last column
+OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
 # At first a vote is about the child's own pose, whoever the parent: matrices are the identity and some noise.
 # From random ones routing begins with as many opinions as there are parents, and finds its way among these so
 # differently for the least change of a picture, at the latest in the third iteration, that little is learned.
 VOTE_WEIGHT_STD = 0.03
+AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
 
@@ -49,6 +53,7 @@ class MatrixCapsules(nn.Module):
         vector_poses: bool = False,
         shared: bool = False,
         coordinates: Tensor | None = None,
+        elements: tuple[int, int] = COORDINATES,
     ):
         """Build the layer.
 
@@ -60,16 +65,17 @@ class MatrixCapsules(nn.Module):
             shared: children of one type have the same matrices at all positions.
             coordinates: row and column of each child position, scaled, added to its votes, [S, 2];
                 None adds nothing.
+            elements: of a pose, to which they are added.
         """
         super().__init__()
         side = POSE if vector_poses else MATRIX_SIDE
         places = 1 if shared else fields.inside.shape[1]
-        noise = torch.randn(places, lower_types, len(routing.beta_u), side, side)
+        noise = torch.randn(places, lower_types, routing.types, side, side)
         self.weight = nn.Parameter(torch.eye(side) + VOTE_WEIGHT_STD * noise)
         self.fields, self.routing = fields, routing
         offsets = torch.zeros(fields.inside.shape[1], lower_types, POSE)
         if coordinates is not None:
-            offsets[:, :, [ROW, COLUMN]] = coordinates[:, None]
+            offsets[:, :, elements] = coordinates[:, None]
         self.register_buffer("offsets", offsets.flatten(0, 1), persistent=False)  # [N, 16]
 
     def forward(self, children: Capsules) -> Capsules:
@@ -77,6 +83,14 @@ class MatrixCapsules(nn.Module):
         if torch.is_autocast_enabled(children.poses.device.type):  # a variance near 0 breaks half precision
             with torch.autocast(children.poses.device.type, enabled=False):
                 return self.forward(children)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # true while exporting, too
+            return self._routed(children)
+        groups = zip(*(part.split(AT_ONCE) for part in children), strict=True)
+        parts = [self._routed(Capsules(*group)) for group in groups]
+        return Capsules(*(torch.cat(all_of) for all_of in zip(*parts, strict=True)))
+
+    def _routed(self, children: Capsules) -> Capsules:
+        """`forward` of all examples together."""
         if self._can_be_fused(children.poses):
             return self._fused(children)
         votes = self.votes(children.poses)
@@ -91,19 +105,33 @@ class MatrixCapsules(nn.Module):
         votes = torch.einsum("bpkirm,kijmc->bpjkirc", seen, self.matrices())
         return votes.flatten(5).flatten(3, 4) + self.offsets
 
+    def begin_as_officially(self, matrices: float, sigma_bias: float, activation_bias: float) -> None:
+        """Set the parameters to the official code's first values, given in its own terms.
+
+        Args:
+            matrices: deviation of the truncated normal distribution that they are drawn from.
+            sigma_bias: beta_u in units of a unit Gaussian's entropy; it stands beside log sigma^2.
+            activation_bias: the same as beta_a, but counted as a cost.
+        """
+        nn.init.trunc_normal_(self.weight, std=matrices, a=-2 * matrices, b=2 * matrices)
+        nn.init.constant_(self.routing.beta_u, sigma_bias * (1 + math.log(2 * math.pi)) / 2)
+        nn.init.constant_(self.routing.beta_a, -activation_bias)
+
     def matrices(self) -> Tensor:
         """Those of each child in a receptive field, [K, I, J, side, side]."""
         places = self.fields.inside.shape[1]
         return self.weight if len(self.weight) == places else self.weight.expand(places, -1, -1, -1, -1)
 
     def _can_be_fused(self, poses: Tensor) -> bool:
-        """On a CPU, unless a graph is traced, or in one of the ablations."""
+        """On a CPU, unless a graph is traced, or in one of the ablations and variants."""
         return (
             poses.device.type == "cpu"
             and poses.dtype == torch.float32
-            and not torch.compiler.is_compiling()  # true while exporting, too
+            and not torch.compiler.is_compiling()
             and self.weight.shape[3] == MATRIX_SIDE
             and not self.routing.mixing_proportions
+            and self.routing.constants.mean_inertia == 0
+            and self.routing.constants.cost_scale == 1
         )
 
     def _fused(self, children: Capsules) -> Capsules:

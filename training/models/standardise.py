@@ -4,9 +4,11 @@
 
 from torch import Tensor
 
+LEAST = (1 / 255) ** 2  # variance; a flat image stays flat, and has a gradient
+
 
 def standardise(pixels: Tensor) -> Tensor:
     """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
     centred = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
-    std = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-    return centred / std.clamp(min=1 / 255)  # a flat image stays flat
+    variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
+    return centred / variance.clamp(min=LEAST).sqrt()
