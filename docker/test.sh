@@ -83,6 +83,11 @@ classifies_the_sample() { # MODEL
     --form "images=@$sample"
 }
 
+classifies_the_pair() {
+  answers '/classify?model=matrix-capsnet-toys' "it['results'][0]['label'] == 'truck' and len(it['results'][0]['classes'][0]['pose']) == 16" \
+    --form images=@docs/left.png --form images=@docs/right.png
+}
+
 reconstructs_the_sample() {
   answers /reconstruct "base64.b64decode(it['reconstructions'][0]['image']).startswith(b'\\x89PNG')" --form "image=@$sample"
 }
@@ -166,6 +171,7 @@ check 'it holds no torch' has_no_torch
 check 'docker compose up serves and turns healthy' compose up --detach --wait --wait-timeout 120 service || exit
 check 'the shipped model reads a seven' classifies_the_sample capsnet-mnist
 check 'and reconstructs it' reconstructs_the_sample
+check 'the shipped model of stereo pairs sees a truck' classifies_the_pair
 check 'the process is not root' is_not_root
 check 'it has no capabilities' has_no_capabilities
 check 'its own files are read-only' not in_service touch /srv/new
@@ -200,6 +206,6 @@ check 'nothing was published twice' in_volumes '[ "$(echo models/*/*)" = models/
 
 check 'the service stops when told to' stops_within_its_grace
 check 'and comes back' compose up --detach --wait --wait-timeout 120 --force-recreate service
-check 'with the shipped model beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'capsnet-drawn'}"
+check 'with the shipped models beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'matrix-capsnet-toys', 'capsnet-drawn'}"
 check 'which still reads the seven' classifies_the_sample capsnet-mnist
 exit 0

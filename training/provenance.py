@@ -33,7 +33,8 @@ def source_commit() -> str:
 
 def command_line() -> str:
     """The command as typed, its program by name; of several processes that which starts them on a machine."""
-    program = [Path(sys.argv[0]).name]
+    name = Path(sys.argv[0]).name
+    program = ["capsnet-train" if name == "cli.py" else name]  # python -m training.cli
     if torch.distributed.is_torchelastic_launched():
         program = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
     return shlex.join([*program, *sys.argv[1:]])
