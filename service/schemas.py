@@ -110,7 +110,7 @@ class Sweep(_StrictRequest):
 def _flat(given: Any) -> Any:
     """As it comes, unless it is nested: what is wrong with that is not the type of its first number."""
     if isinstance(given, list) and given and isinstance(given[0], list):
-        raise ValueError(f"a pose is flat, a matrix row by row; got list of {len(given)} lists")
+        raise ValueError(f"must be a flat list of numbers, a matrix row by row; got {shown(given[0])} at [0]")
     return given
 
 

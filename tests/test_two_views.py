@@ -306,7 +306,9 @@ def test_an_image_in_json_is_one_file_or_two(client, image):
 
 def test_a_nested_pose_is_told_to_be_flat(client):
     answer = client.post("/reconstruct", json={"pose": [[0.0] * 4] * 4, "label": "0"})
-    assert_problem(answer, "invalid-field", "a pose is flat, a matrix row by row; got list of 4 lists")
+    assert_problem(
+        answer, "invalid-field", "a flat list of numbers, a matrix row by row; got list of 4 at [0]"
+    )
 
 
 def test_the_objects_of_a_pair_are_segmented_in_both_views(client):
