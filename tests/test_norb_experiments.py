@@ -228,3 +228,17 @@ def test_figures_have_a_dot_for_every_error_and_a_line_for_every_number_of_the_p
     norb_ablation.draw(rows, tmp_path / "ablation.png")
     assert areas(tmp_path / "ablation.png", figure.OURS) == len(rows) + legend
     assert areas(tmp_path / "ablation.png", figure.PAPER) == len(rows) + legend
+
+
+def test_both_sets_are_drawn_and_told_side_by_side(tmp_path):
+    sets = ("smallnorb", "toys")
+    rows = [norb_row(data, method, 0, 20, 12) for data in sets for method in (SMALL_CAPSULES, CNN)]
+    norb.draw(rows, tmp_path / "norb.png")
+    assert areas(tmp_path / "norb.png", figure.OURS) == 2 * len(rows) + 1
+    found = {"seed": 0, "error_percent": 5.0, "images": 10, "parameters": 7}
+    rows = [found | {"data": data, "method": method} for data in sets for method in norb_ablation.PAPER]
+    norb_ablation.draw(rows, tmp_path / "ablation.png")
+    assert areas(tmp_path / "ablation.png", figure.OURS) == len(rows) + 1
+    on_smallnorb, on_toys = norb_ablation.report(rows).split("| toys |")
+    assert "| mixing proportions | 7 | 5.00 | 4.5 | +0.50 |" in on_smallnorb
+    assert "| mixing proportions | 7 | 5.00 | 4.5 |  |" in on_toys
