@@ -14,6 +14,7 @@ from training.checkpoint import Progress
 from training.cli import main
 from training.config import CapsNetConfig, load_preset
 from training.models.capsnet import CapsNet
+from training.provenance import command_line
 
 TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
 
@@ -186,3 +187,9 @@ def test_what_can_be_no_folder_preset_or_number_is_refused_at_once(arguments, me
     monkeypatch.chdir(Path(__file__).parents[1])
     assert status(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["/anywhere/bin/capsnet-train", "/anywhere/training/cli.py"])
+def test_a_run_notes_its_command_by_name_however_it_was_started(program, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program, "fit", "--out", "my run"])
+    assert command_line() == "capsnet-train fit --out 'my run'"
