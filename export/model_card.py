@@ -120,6 +120,16 @@ def _capsnet(model: CapsNetConfig) -> Iterator[str]:
         f"primary capsules, {model.classes} class capsules of {model.class_dim} dimensions, "
         f"{model.routing_iterations} routing iterations."
     )
+    for layer in model.stem:
+        yield (
+            f"Before Conv1 there is a convolution with {layer.channels} channels, kernels of "
+            f"{layer.kernel}x{layer.kernel} and stride {layer.stride}."
+        )
+    if model.kernel != CapsNetConfig.kernel:
+        yield (
+            f"The kernels of Conv1 and PrimaryCapsules are {model.kernel}x{model.kernel} "
+            f"({CapsNetConfig.kernel}x{CapsNetConfig.kernel} in the paper)."
+        )
     if model.learned_priors:
         yield "The routing logits that routing starts with are learned (Sec. 2)."
     if model.none_of_the_above:

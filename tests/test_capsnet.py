@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.config import CapsNetConfig
+from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet, lengths
 from training.models.standardise import standardise
 
@@ -37,6 +37,30 @@ def test_there_are_1152_primary_capsules_of_8_dimensions():
     assert model.primary_caps(features).shape == (1, 1152, 8)
 
 
+def test_a_stem_comes_before_conv1_and_its_stride_leaves_fewer_capsules():
+    config = CapsNetConfig(
+        image_size=36, stem=(StemConvolution(96, 5, 2),), conv_channels=192, kernel=5, primary_types=32
+    )
+    model, pixels = CapsNet(config), torch.rand(2, 1, 36, 36)
+    first = torch.relu(torch.nn.functional.conv2d(pixels, *model.stem[0].parameters(), stride=2))
+    assert first.shape == (2, 96, 16, 16)
+    second = torch.relu(torch.nn.functional.conv2d(first, *model.conv1.parameters()))
+    assert second.shape == (2, 192, 12, 12)
+    u = model.primary_caps(second)
+    assert u.shape == (2, 4 * 4 * 32, 8)
+    torch.testing.assert_close(model(pixels), model.class_caps(u), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "least"),
+    [({}, 17), ({"kernel": 5}, 9), ({"kernel": 5, "stem": (StemConvolution(2, 5, 2),)}, 21)],
+)
+def test_the_smallest_image_has_one_primary_capsule_of_each_type(change, least):
+    assert CapsNet(CapsNetConfig(image_size=least, conv_channels=2, **change)).config.primary_size == 1
+    with pytest.raises(ValueError, match=f"image_size must be at least {least} pixels, got {least - 1}"):
+        CapsNetConfig(image_size=least - 1, **change)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -50,6 +74,8 @@ def test_there_are_1152_primary_capsules_of_8_dimensions():
         {"official_initialisation": True, "capsule_bias": True, "learned_priors": True},
         {"standardise": True},
         {"decoder_hidden": ()},
+        {"kernel": 5},
+        {"stem": (StemConvolution(6, 5, 2), StemConvolution(5, 2)), "kernel": 4, "image_channels": 3},
     ],
 )
 def test_every_option_trains(change):

@@ -20,6 +20,24 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, config=_STRICT)
+class StemConvolution:
+    """A convolution with ReLU and without padding, before a CapsNet's Conv1.
+
+    Attributes:
+        channels: kernels.
+        kernel: height and width of each, pixels.
+        stride: along both axes.
+    """
+
+    channels: int = Field(ge=1)
+    kernel: int = Field(ge=1)
+    stride: int = Field(default=1, ge=1)
+
+
+PRIMARY_STRIDE = 2  # of PrimaryCapsules, Sec. 4
+
+
+@dataclass(frozen=True, config=_STRICT)
 class CapsNetConfig:
     """Architecture of a CapsNet (Sec. 4, Sabour et al. 2017); the defaults are the paper's MNIST network.
 
@@ -27,8 +45,10 @@ class CapsNetConfig:
         architecture: which of the networks this is.
         image_size: height and width of the input, pixels.
         image_channels: 1 for grey, 3 for RGB, 2 for a stereo pair.
-        standardise: bring each image to zero mean and unit variance before Conv1.
+        standardise: bring each image to zero mean and unit variance before the first convolution.
+        stem: convolutions before Conv1, none in the paper; with a stride they spare a CPU most of the work.
         conv_channels: kernels of Conv1.
+        kernel: height and width of the kernels of Conv1 and PrimaryCapsules, pixels.
         primary_types: capsule types in PrimaryCapsules.
         primary_dim: length of a primary capsule's pose.
         classes: capsules in the class layer (DigitCaps).
@@ -44,10 +64,12 @@ class CapsNetConfig:
     """
 
     architecture: Literal["capsnet"] = "capsnet"
-    image_size: int = Field(default=28, ge=17)
+    image_size: int = Field(default=28, ge=1)
     image_channels: int = Field(default=1, ge=1)
     standardise: bool = False
+    stem: tuple[StemConvolution, ...] = ()
     conv_channels: int = Field(default=256, ge=1)
+    kernel: int = Field(default=9, ge=1)
     primary_types: int = Field(default=32, ge=1)
     primary_dim: int = Field(default=8, ge=1)
     classes: int = Field(default=10, ge=2)
@@ -59,6 +81,26 @@ class CapsNetConfig:
     primary_coupling: bool = False
     official_initialisation: bool = False
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        least = 1  # pixels along a side that one primary capsule sees
+        for kernel, stride in reversed(self._convolutions()):
+            least = (least - 1) * stride + kernel
+        if self.image_size < least:
+            raise ValueError(f"image_size must be at least {least} pixels, got {self.image_size}")
+
+    @property
+    def primary_size(self) -> int:
+        """Rows of primary capsules, and columns."""
+        size = self.image_size
+        for kernel, stride in self._convolutions():
+            size = (size - kernel) // stride + 1
+        return size
+
+    def _convolutions(self) -> list[tuple[int, int]]:
+        """Kernel and stride of each, in order."""
+        stem = [(layer.kernel, layer.stride) for layer in self.stem]
+        return [*stem, (self.kernel, 1), (self.kernel, PRIMARY_STRIDE)]
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -270,8 +270,9 @@ def _width(config: RunConfig) -> str:
     model = config.model
     if isinstance(model, CapsNetConfig):
         decoder = f"a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else "no decoder"
+        channels = _joined([*(layer.channels for layer in model.stem), model.conv_channels])
         return (
-            f"{model.conv_channels} channels, {model.primary_types} capsule types, "
+            f"{channels} channels, {model.primary_types} capsule types, "
             f"{_iterations(model.routing_iterations)} and {decoder}"
         )
     if isinstance(model, MatrixCapsNetConfig):

@@ -50,6 +50,7 @@ def _narrower(
         case CapsNetConfig():
             return replace(
                 model,
+                stem=tuple(replace(layer, channels=layer.channels // NARROWER) for layer in model.stem),
                 conv_channels=model.conv_channels // NARROWER,
                 primary_types=model.primary_types // LESS_NARROW,
                 decoder_hidden=tuple(width // LESS_NARROW for width in model.decoder_hidden),

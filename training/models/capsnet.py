@@ -5,36 +5,36 @@
 import torch
 from torch import Tensor, nn
 
-from training.config import CapsNetConfig
+from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.official_initialisation import initialise_officially
 from training.models.standardise import standardise
 
-KERNEL = 9  # of Conv1 (stride 1) and of PrimaryCapsules (stride 2), Sec. 4
-PRIMARY_STRIDE = 2
-
 
 class CapsNet(nn.Module):
-    """Conv1, PrimaryCapsules, DigitCaps; a decoder unless the configuration leaves it out."""
+    """Conv1, PrimaryCapsules, DigitCaps; a stem before them or a decoder if the configuration has one."""
 
     def __init__(self, config: CapsNetConfig):
         super().__init__()
         self.config = config
-        conv_size = config.image_size - KERNEL + 1
-        primary_size = (conv_size - KERNEL) // PRIMARY_STRIDE + 1
-        self.conv1 = Convolution(config.image_channels, config.conv_channels, KERNEL)
+        widths = [config.image_channels, *(layer.channels for layer in config.stem)]
+        self.stem = nn.ModuleList(
+            Convolution(before, layer.channels, layer.kernel, layer.stride)
+            for before, layer in zip(widths, config.stem, strict=False)
+        )
+        self.conv1 = Convolution(widths[-1], config.conv_channels, config.kernel)
         self.primary_caps = PrimaryCapsules(
             config.conv_channels,
             config.primary_types,
             config.primary_dim,
-            KERNEL,
+            config.kernel,
             PRIMARY_STRIDE,
             config.primary_coupling,
         )
         self.class_caps = ClassCapsules(
-            config.primary_types * primary_size**2,
+            config.primary_types * config.primary_size**2,
             config.primary_dim,
             config.classes,
             config.class_dim,
@@ -60,8 +60,9 @@ class CapsNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
         x = standardise(pixels) if self.config.standardise else pixels
-        features = rectified(self.conv1, x)
-        u = self.primary_caps(features)
+        for convolution in (*self.stem, self.conv1):
+            x = rectified(convolution, x)
+        u = self.primary_caps(x)
         v: Tensor = self.class_caps(u)
         return v
 
