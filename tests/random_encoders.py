@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from export.graph import EncoderGraph
 from export.to_onnx import TRACED_BATCH, to_onnx
-from training.config import CapsNetConfig
+from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet
 from training.models.capsules import ClassCapsules, PrimaryCapsules
 from training.models.convolution import Convolution
@@ -34,6 +34,12 @@ CONFIGURATIONS = {
     "none of the above, 5 iterations": {"image_size": 31, "routing_iterations": 5, **NONE},
     # With one iteration the exporter keeps only the softmax of the priors.
     "priors, 1 iteration": {"image_size": 21, "routing_iterations": 1, **PRIORS, **NONE, **BIAS},
+    "a stem": {
+        "image_size": 25,
+        "stem": (StemConvolution(4, 3, stride=2), StemConvolution(6, 2)),
+        "kernel": 4,
+        **COLOUR,
+    },
     # So many that it does not compute their softmax either.
     "many priors": {"conv_channels": 2, "primary_types": 64, "primary_dim": 2, **PRIORS, **NONE},
 }

@@ -67,6 +67,8 @@ def test_the_papers_network_is_told_without_what_it_does_not_have(tiny):
     assert row(card, "cooldown") == "none"
     for absent in ("average", "unit variance", "none of the above", "bias", "divided", "learned (Sec. 2)"):
         assert absent not in card
+    for absent in ("Before Conv1", "kernels"):
+        assert absent not in card
 
 
 def test_the_official_networks_flags_and_loss_are_told(tiny):
@@ -75,6 +77,13 @@ def test_the_official_networks_flags_and_loss_are_told(tiny):
     assert row(card, "first weights") == "random, as in the official code"
     assert "Class capsules have a bias before the squash" in card
     assert "divided by the number of types" in card
+
+
+def test_a_stem_and_other_kernels_are_told(tiny):
+    card = card_of(tiny, load_preset("multimnist-small"))
+    assert "Conv1 with 192 channels" in card
+    assert "Before Conv1 there is a convolution with 96 channels, kernels of 5x5 and stride 2." in card
+    assert "The kernels of Conv1 and PrimaryCapsules are 5x5 (9x9 in the paper)." in card
 
 
 def test_pairs_are_made_of_mnist(tiny):

@@ -45,3 +45,9 @@ def test_a_setting_names_the_size_of_the_pictures_and_viewpoints_that_alone_are_
     known = replace(config, data=replace(config.data, familiar="azimuth"))
     assert "all training images of smallnorb, shown as 32x32 pixels" in describe(config)
     assert "of smallnorb under familiar viewpoints, by azimuth, shown as" in describe(known)
+
+
+def test_a_stem_is_narrowed_and_named_as_the_channels_behind_it_are():
+    config = load_preset("multimnist-small")
+    assert "with 96-192 channels, 32 capsule types, 3 iterations" in describe(config)
+    assert "with 12-24 channels, 8 capsule types, 3 iterations" in describe(narrowed(config, 100, 2))

@@ -60,9 +60,10 @@ class CapsNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
         x = standardise(pixels) if self.config.standardise else pixels
-        for convolution in (*self.stem, self.conv1):
+        for convolution in self.stem:
             x = rectified(convolution, x)
-        u = self.primary_caps(x)
+        features = rectified(self.conv1, x)
+        u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
         return v
 
