@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.contract.manifest import VERSION
+from export.contract.manifest import newest_version
 
 if TYPE_CHECKING:
     from training.metrics import Errors
@@ -176,7 +176,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from export.evaluate import evaluate_bundle
     from training.data.sources import data_root
 
-    bundle = _newest_version(options.bundle)
+    bundle = newest_version(options.bundle)
     found = evaluate_bundle(bundle, data_root(options.data), options.images)
     print(f"{bundle}: {_as_text(found)}")
 
@@ -195,7 +195,7 @@ def _optimize(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--threads is a number of threads, or 0 for as many as there are CPUs; got {options.threads}"
         )
-    bundle = _newest_version(options.bundle)
+    bundle = newest_version(options.bundle)
     report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     print(*as_table(report), sep="\n")
     print(f"the fastest: {report.choice}")
@@ -231,21 +231,13 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
 def _triton(options: argparse.Namespace) -> None:
     from export.triton import write_repository
 
-    bundle = _newest_version(options.bundle)
+    bundle = newest_version(options.bundle)
     written = write_repository(bundle, options.out, options.device, options.max_batch)
     print(f"{options.out}: wrote version {written.version} of {', '.join(written.models)}")
     if written.ensemble_version is None:
         print(f"{bundle} has no decoder: no ensemble")
     elif written.ensemble_version != written.version:
         print(f"{written.models[-1]} stays at version {written.ensemble_version}, the newest")
-
-
-def _newest_version(path: Path) -> Path:
-    """The bundle itself, or the newest version in a model's folder."""
-    if not path.is_dir():
-        raise ValueError(f"{path} is not a folder")
-    versions = [int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name)]
-    return path / str(max(versions)) if versions else path
 
 
 if __name__ == "__main__":

@@ -289,6 +289,7 @@ def _stage(origin: dict[str, Any]) -> str:
     return (
         f"{origin['step']} steps, {origin['train_seconds'] / 3600:.2f} hours, "
         f"{_rate(config.optimiser)}: `{origin['command']}` at commit {origin['source_commit']}"
+        f"{', published as ' + origin['bundle'] if 'bundle' in origin else ''}"
     )
 
 

@@ -214,12 +214,30 @@ def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
 
 
 def load_weights(model: Network, checkpoint: Path) -> None:
-    """Give a model the weights of a checkpoint, of its own run or of another.
+    """Give a model the weights of a checkpoint of its run.
 
     Raises:
         ValueError: they are those of another architecture, or the file is damaged.
     """
     _load_weights(model, checkpoint / MODEL)
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, of any run.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    return _load_tensors(checkpoint / MODEL)
+
+
+def start_with(model: Network, weights: dict[str, Tensor]) -> None:
+    """Give a model the weights of another run.
+
+    Raises:
+        ValueError: they are those of another architecture.
+    """
+    _fill(model, weights, "what it is to start from")
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
@@ -258,11 +276,14 @@ def _weights(model: Network) -> dict[str, Tensor]:
 
 
 def _load_weights(model: Network, path: Path) -> None:
-    weights = _load_tensors(path)
+    _fill(model, _load_tensors(path), str(path.parent))
+
+
+def _fill(model: Network, weights: dict[str, Tensor], where: str) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(f"{path.parent} holds the weights of another architecture: {error}") from None
+        raise ValueError(f"{where} holds the weights of another architecture: {error}") from None
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

@@ -79,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--out", type=any_folder, required=True, metavar="DIR", help="folder of the run")
     fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     fit.add_argument(
-        "--start-from", type=Path, metavar="RUN", help="begin with the newest weights of another run"
+        "--start-from",
+        type=Path,
+        metavar="RUN",
+        help="begin with the newest weights of another run, or of a CapsNet's bundle, models/NAME",
     )
     fit.add_argument("--seed", type=whole(0), help="of weights, order and shifts (default: the preset's, 0)")
     fit.add_argument(
@@ -247,7 +250,7 @@ def _train(
     from training import checkpoint, provenance
     from training.examples import training_examples
     from training.loop import Limits, Trainer
-    from training.start import first_checkpoint
+    from training.start import first_weights
 
     train, validation = training_examples(config, data_root(options.data))
     hardware = provenance.hardware(device)
@@ -256,7 +259,7 @@ def _train(
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
-    first = first_checkpoint(config, options.start_from) if options.start_from else None
+    first = first_weights(config, options.start_from) if options.start_from else None
     trainer = Trainer(options.out, config, device, session, first, processes)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
     if not processes.first:

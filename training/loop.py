@@ -76,7 +76,7 @@ class Trainer:
         config: RunConfig,
         device: torch.device,
         session: Progress,
-        start_weights: Path | None = None,
+        start_weights: dict[str, Tensor] | None = None,
         processes: Processes = ALONE,
     ):
         """Start a run, or go on from its newest checkpoint.
@@ -86,7 +86,7 @@ class Trainer:
             config: the run's configuration.
             device: where to train.
             session: hardware, command and commit of this session; its counts are not read.
-            start_weights: a checkpoint of another run to begin with, instead of random weights.
+            start_weights: of another run, to begin with instead of random ones.
             processes: train together, each with a trainer like this one; the first alone writes.
         """
         self.run, self.config, self.device, self.processes = run, config, device, processes
@@ -96,7 +96,7 @@ class Trainer:
         if newest:
             checkpoint.load_trained_weights(self.model, newest)
         elif start_weights:
-            checkpoint.load_weights(self.model, start_weights)
+            checkpoint.start_with(self.model, start_weights)
         self._learn = Step(
             self.model,
             config.loss,

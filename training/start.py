@@ -4,8 +4,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from training import checkpoint
-from training.config import RunConfig, load_preset, to_dict
+from torch import Tensor
+
+from training import checkpoint, published
+from training.config import RunConfig, from_dict, load_preset, to_dict
 from training.data.folder import configure, find_again
 
 
@@ -27,12 +29,12 @@ def begin(
         seed: of weights, order and shifts.
         epochs: passes over the training images.
         weight_average: the share of a moving average of the weights that each step keeps.
-        start_from: another run, with whose newest weights this one begins.
+        start_from: another run, with whose newest weights this one begins, or a bundle.
 
     Raises:
         FileNotFoundError: the pictures, or a checkpoint to start from, are not there.
         ValueError: `out` holds a run, there is no such preset, the pictures cannot be learned from, or the
-            other run learned from what would be held out here.
+            other run learned from what would be held out here; also a bundle that is not whole.
     """
     if checkpoint.newest_checkpoint(out):
         raise ValueError(f"{out} holds a run already; go on with --resume, or choose another --out")
@@ -66,18 +68,22 @@ def resume(out: Path, images: Path | None = None) -> RunConfig:
     return find_again(config, images, out)
 
 
-def first_checkpoint(config: RunConfig, start_from: Path) -> Path:
-    """The checkpoint of another run that `begin` found."""
+def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
+    """The weights of what `begin` found.
+
+    Raises:
+        ValueError: the file is damaged, or a bundle whose graphs do not hold all weights.
+    """
     assert config.started_from is not None
-    return start_from / "checkpoints" / str(config.started_from["checkpoint"])
+    if "bundle" in config.started_from:
+        return published.weights(start_from)
+    return checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
 
 
 def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
-    """How the weights of another run came about: its configuration and how far it had come."""
-    newest = checkpoint.newest_checkpoint(run)
-    if newest is None:
-        raise FileNotFoundError(f"{run} has no checkpoint to start from")
-    first = checkpoint.read_config(run)
+    """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
+    origin = published.origin(run) if published.is_bundle(run) else _origin_of_run(run)
+    first = from_dict(origin["config"])
     there, here = _held_out(first), _held_out(config)
     differing = [
         f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
@@ -86,7 +92,15 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
         raise ValueError(
             f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
         )
-    return {"checkpoint": newest.name, "config": to_dict(first), **asdict(checkpoint.read_progress(newest))}
+    return origin
+
+
+def _origin_of_run(run: Path) -> dict[str, Any]:
+    newest = checkpoint.newest_checkpoint(run)
+    if newest is None:
+        raise FileNotFoundError(f"{run} has no checkpoint to start from")
+    first = to_dict(checkpoint.read_config(run))
+    return {"checkpoint": newest.name, "config": first, **asdict(checkpoint.read_progress(newest))}
 
 
 def _held_out(config: RunConfig) -> dict[str, Any]:

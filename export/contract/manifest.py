@@ -180,6 +180,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def newest_version(path: Path) -> Path:
+    """The bundle itself, or the newest version in a model's folder.
+
+    Raises:
+        BundleError: this is no folder.
+    """
+    if not path.is_dir():
+        raise BundleError(f"{path} is not a folder")
+    versions = [int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name)]
+    return path / str(max(versions)) if versions else path
+
+
 def read_manifest(bundle: Path) -> Manifest:
     """Read the manifest of a bundle folder.
 

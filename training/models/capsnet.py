@@ -60,8 +60,9 @@ class CapsNet(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
         x = standardise(pixels) if self.config.standardise else pixels
-        for convolution in self.stem:
-            x = rectified(convolution, x)
+        for layer in self.stem:
+            assert isinstance(layer, Convolution)  # a ModuleList forgets of what
+            x = rectified(layer, x)
         features = rectified(self.conv1, x)
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
