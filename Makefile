@@ -20,7 +20,7 @@ help: ## print this list
 serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, no torch
 	@exec $(VENV)/bin/capsnet-serve
 
-test: $(VENV)/.dev ## run every check that CI runs
+test: $(VENV)/.dev ## run ruff, mypy, import-linter and all tests
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy

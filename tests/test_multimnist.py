@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from training.config import load_preset
 from training.data.images import Images
-from training.data.load import load_split
 from training.data.multimnist import PairMaker, Pairs
+from training.examples import evaluation_examples, training_examples
 
 COUNT = 60
 
@@ -189,11 +190,26 @@ def test_images_that_are_not_square_are_refused():
         PairMaker(Images(torch.zeros(2, 1, 6, 7, dtype=torch.uint8), torch.arange(2)))
 
 
-def test_pairs_of_the_test_digits_hold_no_training_digit(mnist_root):
-    test = Images.of(load_split("mnist", "test", mnist_root))[:200]
-    pairs = next(PairMaker(test).fixed(50))
-    placed = pairs.objects[:, :, 0].flatten(2).sum(dim=2)  # ink of each, which no shift changes
-    assert torch.isin(placed, test.pixels.flatten(1).sum(dim=1)).all()
+def ink(examples) -> set[bytes]:
+    """Each digit that is shown, without the empty rows and columns around it."""
+    shown = set()
+    for batch in examples.fixed(50):
+        for drawn in (batch.objects[:, :, 0] * 255).byte().flatten(0, 1):
+            rows, columns = drawn.any(dim=1).nonzero(), drawn.any(dim=0).nonzero()
+            trimmed = drawn[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+            shown.add(trimmed.contiguous().numpy().tobytes())
+    return shown
+
+
+def test_no_digit_of_a_pair_is_in_two_of_training_validation_and_test(drawn_mnist_root):
+    config = load_preset("multimnist")
+    config = replace(config, data=replace(config.data, validation_images=50))
+    train, validation = map(ink, training_examples(config, drawn_mnist_root))
+    test = ink(evaluation_examples(config, drawn_mnist_root))
+    assert min(len(train), len(validation), len(test)) >= 50
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from figures import areas
 from matplotlib.colors import to_hex
 from PIL import Image
 
+from training import checkpoint
 from training.config import load_preset
 from training.data.cifar10 import CLASS_NAMES
 from training.examples import evaluation_examples
@@ -158,3 +159,11 @@ def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, t
         assert areas(tmp_path / "figure.png", to_hex(colours(iteration))) > 1, "a line, and its legend"
     legend = 1
     assert areas(tmp_path / "figure.png", figure.PAPER) == len(routing.PAPER_CHANGE) + legend
+
+
+def test_losses_are_those_of_networks_with_as_many_iterations_as_their_lines_name(lab):
+    found = {}
+    for row in lab.rows():
+        if row["figure"] == "A.2":
+            found[row["iterations"]] = checkpoint.read_config(lab.networks / row["network"]).model
+    assert {named: model.routing_iterations for named, model in found.items()} == {1: 1, 3: 3}

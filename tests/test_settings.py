@@ -142,6 +142,6 @@ def test_origins_are_parted_by_commas(monkeypatch):
 def test_the_readme_lists_every_setting_with_its_default():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     for name, field in Settings.model_fields.items():
-        default = "none" if field.default in (None, "") else field.default
-        default = str(default).lower() if isinstance(default, bool) else default
-        assert f"| `CAPSNET_{name.upper()}` | `{default}` |" in readme
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        told = "(unset)" if default in (None, "") else f"`{default}`"
+        assert f"| `CAPSNET_{name.upper()}` | {told} |" in readme

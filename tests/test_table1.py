@@ -4,6 +4,7 @@ import pytest
 import torch
 from figures import areas
 
+from training import checkpoint
 from training.config import Block, load_preset
 from training.experiments import figure, table1
 from training.experiments.lab import Lab
@@ -48,6 +49,14 @@ def test_networks_without_reconstruction_have_no_decoder(lab):
     parameters = {row["method"]: row["parameters"] for row in lab.rows() if row["data"] == "mnist"}
     assert parameters["3 iterations"] < parameters["3 iterations, reconstruction"]
     assert parameters["1 iteration"] == parameters["3 iterations"]
+
+
+def test_networks_are_trained_with_the_iterations_that_their_lines_name(lab):
+    networks = [row for row in lab.rows() if "iteration" in row["method"]]
+    assert len(networks) == 4 + 2
+    for row in networks:
+        model = checkpoint.read_config(lab.networks / row["network"]).model
+        assert row["method"].startswith(f"{model.routing_iterations} iteration")
 
 
 def test_the_table_has_the_papers_number_beside_ours(lab):

@@ -93,7 +93,10 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
         (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
         (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),
         (["fit", "--preset", "mnist", "--out", "x", "--data", "nowhere"], "capsnet-train download mnist"),
-        (["fit", "--preset", "drawn", "--out", "x", "--start-from", "nowhere"], "nowhere has no checkpoint"),
+        (
+            ["fit", "--preset", "drawn", "--out", "x", "--start-from", "nowhere"],
+            "nowhere is neither a run of capsnet-train nor a bundle",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):

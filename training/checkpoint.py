@@ -30,6 +30,7 @@ from torch import Tensor
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
 
+CONFIG = "config.json"
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
 REMEDY = "remove the folder of this checkpoint to go on from the one before"
@@ -88,7 +89,12 @@ def write_atomically(path: Path, text: str) -> None:
 def write_config(run: Path, config: RunConfig) -> None:
     """Start a run folder."""
     run.mkdir(parents=True, exist_ok=True)
-    write_atomically(run / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
+    write_atomically(run / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether it is the folder of a run, which may have no checkpoint yet."""
+    return (folder / CONFIG).is_file()
 
 
 def read_config(run: Path) -> RunConfig:
@@ -98,8 +104,8 @@ def read_config(run: Path) -> RunConfig:
         FileNotFoundError: the folder is not a run.
         ValueError: the configuration is not valid.
     """
-    path = run / "config.json"
-    if not path.is_file():
+    path = run / CONFIG
+    if not is_run(run):
         raise FileNotFoundError(f"{run} is not a run of capsnet-train: it has no config.json")
     try:
         return from_dict(json.loads(path.read_text()))
@@ -232,7 +238,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def start_with(model: Network, weights: dict[str, Tensor]) -> None:
-    """Give a model the weights of another run.
+    """Give a model the weights of another run, or of a bundle.
 
     Raises:
         ValueError: they are those of another architecture.
@@ -280,10 +286,20 @@ def _load_weights(model: Network, path: Path) -> None:
 
 
 def _fill(model: Network, weights: dict[str, Tensor], where: str) -> None:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{where} holds the weights of another architecture: {error}") from None
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if differing := [name for name in wanted | found if wanted.get(name) != found.get(name)]:
+        name = differing[0]
+        others = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
+        raise ValueError(
+            f"{where} holds the weights of another architecture: {name} is {_shape(found.get(name))} there, "
+            f"{_shape(wanted.get(name))} here{others}"
+        )
+    model.load_state_dict(weights)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else str(list(shape))
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

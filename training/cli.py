@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
   torchrun --nproc-per-node 4 -m training.cli fit --out runs/mnist        the same run on 4 GPUs
   capsnet-train evaluate runs/mnist                             test error of its best checkpoint
-  capsnet-train experiment table1 --quick                       a table or figure of the paper, in minutes
+  capsnet-train experiment table1 --quick                       a table or figure of the papers, in minutes
   capsnet-train report                                          join all experiments into one page
 """
 
@@ -81,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument(
         "--start-from",
         type=Path,
-        metavar="RUN",
-        help="begin with the newest weights of another run, or of a CapsNet's bundle, models/NAME",
+        metavar="RUN|BUNDLE",
+        help="begin with the newest weights of another run, or those of a CapsNet's bundle, models/NAME",
     )
     fit.add_argument("--seed", type=whole(0), help="of weights, order and shifts (default: the preset's, 0)")
     fit.add_argument(
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
     experiment = commands.add_parser(
         "experiment",
-        help="reproduce a table or a figure of the paper",
+        help="reproduce a table or a figure of the papers",
         description="Reproduce a table or a figure of the papers:\n\n"
         + "\n".join(f"  {name:<13} {title}" for name, title in EXPERIMENTS.items()),
         epilog="Stopped at any moment, the same command goes on where it was.",
@@ -252,6 +252,7 @@ def _train(
     from training.loop import Limits, Trainer
     from training.start import first_weights
 
+    first = first_weights(config, options.start_from) if options.start_from else None
     train, validation = training_examples(config, data_root(options.data))
     hardware = provenance.hardware(device)
     session = checkpoint.Progress(
@@ -259,7 +260,6 @@ def _train(
         command=provenance.command_line(),
         source_commit=provenance.source_commit(),
     )
-    first = first_weights(config, options.start_from) if options.start_from else None
     trainer = Trainer(options.out, config, device, session, first, processes)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
     if not processes.first:

@@ -364,7 +364,8 @@ class RunConfig:
     Attributes:
         preset: where the values come from.
         seed: of the weights, the order of the images and their shifts.
-        started_from: the run whose weights this one began with, and how they came about; None if random.
+        started_from: the run or bundle whose weights this one began with, and how they came about; None if
+            random.
     """
 
     preset: str = "mnist"

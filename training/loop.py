@@ -86,7 +86,7 @@ class Trainer:
             config: the run's configuration.
             device: where to train.
             session: hardware, command and commit of this session; its counts are not read.
-            start_weights: of another run, to begin with instead of random ones.
+            start_weights: of another run or a bundle, to begin with instead of random ones.
             processes: train together, each with a trainer like this one; the first alone writes.
         """
         self.run, self.config, self.device, self.processes = run, config, device, processes

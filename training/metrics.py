@@ -48,7 +48,7 @@ def most_probable(probabilities: Tensor, objects: int) -> Tensor:
     return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, chosen, True)
 
 
-def exact_errors(probabilities: Tensor, present: Tensor, objects: int = 2) -> Tensor:
+def exact_errors(probabilities: Tensor, present: Tensor, objects: int) -> Tensor:
     """Images whose classes are not found exactly, all of them: the paper's MultiMNIST error.
 
     Args:
@@ -63,7 +63,7 @@ def exact_errors(probabilities: Tensor, present: Tensor, objects: int = 2) -> Te
     return wrong.any(dim=1).sum()
 
 
-def object_errors(probabilities: Tensor, present: Tensor, objects: int = 2) -> Tensor:
+def object_errors(probabilities: Tensor, present: Tensor, objects: int) -> Tensor:
     """Objects that are not found, each counted on its own: what other papers call the MultiMNIST error.
 
     Args and the count are those of `exact_errors`, but of at most B * objects.

@@ -8,41 +8,63 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
-from export.contract.manifest import MANIFEST_FILE, VERSION, newest_version, read_checked, read_manifest
-from training.config import CapsNetConfig, from_dict
+from export.contract.manifest import (
+    MANIFEST_FILE,
+    VERSION,
+    BundleError,
+    Manifest,
+    newest_version,
+    read_checked,
+    read_manifest,
+)
+from training.config import CapsNetConfig, RunConfig, from_dict
 from training.models.capsnet import CapsNet
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether this is a version of a model, or a model's folder with versions in it; no run has either."""
-    return (path / MANIFEST_FILE).exists() or any(VERSION.fullmatch(entry.name) for entry in path.glob("*"))
+    """Whether this is a version of a model, or a model's folder with versions in it."""
+    return (path / MANIFEST_FILE).exists() or any(
+        VERSION.fullmatch(entry.name) and entry.is_dir() for entry in path.glob("*")
+    )
 
 
 def origin(path: Path) -> dict[str, Any]:
-    """How a bundle's weights came about, and which bundle it is: configuration and progress of its run."""
-    bundle = newest_version(path)
-    manifest = read_manifest(bundle)
-    return {"bundle": f"{manifest.model}/{bundle.resolve().name}", **manifest.training}
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a bundle's CapsNet, as its `state_dict` has them.
+    """How a bundle's weights came about, and which bundle it is: configuration and progress of its run.
 
     Args:
         path: of the bundle, or of its model, whose newest version is taken.
 
     Raises:
-        BundleError: a graph is missing, or not the one that the manifest describes.
-        ValueError: the graphs do not hold all weights: the bundle is none of a CapsNet, or export computed
-            with some of them.
+        BundleError: its manifest is damaged, or does not say how it was trained.
+        ValueError: it is none of a CapsNet.
     """
     bundle = newest_version(path)
     manifest = read_manifest(bundle)
-    config = from_dict(manifest.training["config"]).model
-    if not isinstance(config, CapsNetConfig):
-        raise ValueError(  # noqa: TRY004  # the bundle is wrong, not an argument's type
-            f"{bundle} is a {config.architecture}, whose graphs do not hold all weights: start from its run"
+    architecture = _trained_with(bundle, manifest).model.architecture
+    if architecture != "capsnet":
+        raise ValueError(
+            f"{bundle} is a {architecture}, whose graphs do not hold all weights: start from its run"
         )
+    version = bundle.name if VERSION.fullmatch(bundle.name) else bundle.resolve().name
+    return {"bundle": f"{manifest.model}/{version}", **manifest.training}
+
+
+def weights(path: Path, named: str) -> dict[str, Tensor]:
+    """The weights of a bundle's CapsNet, as its `state_dict` has them.
+
+    Args:
+        path: as `origin` was given it.
+        named: the bundle that `origin` found; newer versions may have been published since.
+
+    Raises:
+        BundleError: a graph is missing, or not the one that the manifest describes.
+        ValueError: the graphs do not hold all weights, because export computed with some of them.
+    """
+    version = path / named.rpartition("/")[2]
+    bundle = version if version.is_dir() else path
+    manifest = read_manifest(bundle)
+    config = _trained_with(bundle, manifest).model
+    assert isinstance(config, CapsNetConfig)
     held: dict[str, Tensor] = {}
     for role, graph in manifest.graphs.items():
         model = onnx.load_model_from_string(read_checked(bundle, graph))
@@ -56,3 +78,14 @@ def weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{bundle}: its graphs do not hold {', '.join(missing)}: start from its run")
     held["primary_caps.conv.weight"] /= network.primary_caps.conv.scale  # which export multiplied it by
     return {name: held[name] for name in wanted}
+
+
+def _trained_with(bundle: Path, manifest: Manifest) -> RunConfig:
+    """The configuration of the run that a bundle comes from."""
+    where = f"{bundle / MANIFEST_FILE}: training.config"
+    try:
+        return from_dict(manifest.training["config"])
+    except KeyError:
+        raise BundleError(f"{where} is missing") from None
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}") from None

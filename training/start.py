@@ -75,14 +75,14 @@ def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged, or a bundle whose graphs do not hold all weights.
     """
     assert config.started_from is not None
-    if "bundle" in config.started_from:
-        return published.weights(start_from)
+    if bundle := config.started_from.get("bundle"):
+        return published.weights(start_from, str(bundle))
     return checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
 
 
 def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
-    origin = published.origin(run) if published.is_bundle(run) else _origin_of_run(run)
+    origin = _origin_of_run(run) if checkpoint.is_run(run) else _origin_of_bundle(run)
     first = from_dict(origin["config"])
     there, here = _held_out(first), _held_out(config)
     differing = [
@@ -93,6 +93,12 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
             f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
         )
     return origin
+
+
+def _origin_of_bundle(bundle: Path) -> dict[str, Any]:
+    if not published.is_bundle(bundle):
+        raise FileNotFoundError(f"{bundle} is neither a run of capsnet-train nor a bundle to start from")
+    return published.origin(bundle)
 
 
 def _origin_of_run(run: Path) -> dict[str, Any]:

@@ -188,7 +188,9 @@ def newest_version(path: Path) -> Path:
     """
     if not path.is_dir():
         raise BundleError(f"{path} is not a folder")
-    versions = [int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name)]
+    versions = [
+        int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name) and child.is_dir()
+    ]
     return path / str(max(versions)) if versions else path
 
 

@@ -7,6 +7,7 @@ picture i is jpeg[offsets[i]:offsets[i + 1]]; `labels`, uint8 [N]; `classes`, th
 # N images, H and W height and width, C channels
 
 import io
+import shlex
 import zipfile
 import zlib
 from pathlib import Path
@@ -38,9 +39,10 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
     """
     path = folder / f"{split}-jpeg.npz"
     if not path.is_file():
+        root = shlex.quote(str(folder.absolute().parent))
         raise MissingDataError(
-            f"{path.name} is not in {folder.resolve()}, and there is no download of the JPEG copy; "
-            "the original is the data set cifar10: capsnet-train download cifar10"
+            f"{path.name} is not in {folder.absolute()}, and there is no download of the JPEG copy; "
+            f"the original is the data set cifar10: capsnet-train download cifar10 --data {root}"
         )
     arrays = _read_arrays(path)
     if tuple(arrays["classes"].tolist()) != CLASS_NAMES:

@@ -25,7 +25,7 @@ def find(folder: Path, *names: str, brought_by: Literal["download", "make"] = "d
     for name in names:
         if (folder / name).exists():
             return folder / name
-    folder = folder.resolve()
+    folder = folder.absolute()  # not resolved: a link's own name is the data set's
     if len(names) == 1:
         missing = f"{names[0]} is not in"
     elif len(names) == 2:

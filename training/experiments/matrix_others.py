@@ -40,7 +40,7 @@ QUICK = Plan(
 
 def run(lab: Lab, plan: Plan) -> None:
     """Train a network with each seed on each set that is there, and measure it."""
-    measure_each(plan.networks, partial(_run_on, lab, plan))
+    measure_each(plan.networks, partial(_run_on, lab, plan), all_wanted=True)
 
 
 def _run_on(lab: Lab, plan: Plan, data: str) -> None:

@@ -185,7 +185,8 @@ def draw(rows: list[Row], file: Path) -> None:
             dimensions, height, width = strips.shape
             middles = [(d + 0.5) * height for d in range(dimensions)]
             axis.set_yticks(middles, [str(d) for d in range(dimensions)])
-            axis.set_xticks([14, width / 2, width - 14], [f"-{REACH}", "0", f"+{REACH}"])
+            half = width / STEPS / 2  # of one picture
+            axis.set_xticks([half, width / 2, width - half], [f"-{REACH}", "0", f"+{REACH}"])
             axis.tick_params(length=0)
             for middle, d, name in zip(middles, range(dimensions), _names(row), strict=True):
                 text = f"{name}\n{row['effects'][name][d]:+.1f}"

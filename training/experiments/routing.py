@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training import checkpoint
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.evaluation import BATCH
-from training.examples import Examples, examples, training_examples
+from training.examples import Examples, training_examples
 from training.experiments import cifar10, figure, markdown
 from training.experiments.lab import Lab, Row, Trained, networks_of, run_name
 from training.experiments.quick import narrowed
@@ -87,8 +87,7 @@ def with_iterations(config: RunConfig, iterations: int) -> RunConfig:
 def _measure_changes(lab: Lab, plan: Plan, epochs: int) -> Row:
     trained = stage(lab, plan.network, epochs)
     assert isinstance(trained.model, CapsNet)
-    everything = lab.evaluation_examples(plan.network)
-    shown = examples(plan.network.data, plan.network.model.classes, everything.images[: plan.images])
+    shown = lab.evaluation_examples(plan.network, plan.images)
     change, settling = logit_changes(trained.model, shown, ITERATIONS).tolist()
     return {
         "images": len(shown),

@@ -79,7 +79,7 @@ def carry_out(name: str, lab: Lab, quick: bool, on: str | None = None) -> Path:
                 raise
             report = write_report(lab.out)
             raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
-        _write_claim(lab.out, replace(claim, finished=True))
+        _write_claim(lab.out, replace(claim, finished=on is None))
         return write_report(lab.out)
 
 

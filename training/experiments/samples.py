@@ -15,7 +15,6 @@ from matplotlib.ticker import LogLocator
 from training import checkpoint
 from training.config import CnnConfig, RunConfig, load_preset
 from training.evaluation import evaluate
-from training.examples import examples, load_images
 from training.experiments import figure, markdown
 from training.experiments.lab import Lab, Row, Trained, networks_of
 from training.experiments.quick import narrowed
@@ -94,8 +93,7 @@ def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
     trained: Trained = lab.trained(config)
     last = checkpoint.checkpoint_at(trained.run, trained.progress.step)
     model = checkpoint.load_model(trained.run, last, lab.device)
-    images = load_images(config, "test", lab.root)[:test_images].to(lab.device)
-    found = evaluate(model, examples(config.data, config.model.classes, images), config.loss)
+    found = evaluate(model, lab.evaluation_examples(config, test_images), config.loss)
     return {
         "error_percent": found.error_percent,
         "images": found.images,

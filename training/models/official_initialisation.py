@@ -18,12 +18,13 @@ def initialise_officially(model: nn.Module) -> None:
     too. Learned priors, which the official code has none of, stay as they are.
 
     Args:
-        model: a `CapsNet`; its first convolution is `conv1`.
+        model: a `CapsNet`; its first weights are those of the convolution that sees the pixels.
     """
+    first = next(name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         kind = name.rpartition(".")[2]
         if kind == "bias":
             nn.init.constant_(parameter, BIAS)
         elif kind == "weight":
-            std = CONV1_WEIGHT_STD if name == "conv1.weight" else WEIGHT_STD
+            std = CONV1_WEIGHT_STD if name == first else WEIGHT_STD
             nn.init.trunc_normal_(parameter, std=std, a=-CUT_AT * std, b=CUT_AT * std)
