@@ -206,6 +206,6 @@ check 'nothing was published twice' in_volumes '[ "$(echo models/*/*)" = models/
 
 check 'the service stops when told to' stops_within_its_grace
 check 'and comes back' compose up --detach --wait --wait-timeout 120 --force-recreate service
-check 'with the shipped models beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'matrix-capsnet-toys', 'capsnet-drawn'}"
+check 'with the shipped models beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'capsnet-multimnist', 'matrix-capsnet-toys', 'capsnet-drawn'}"
 check 'which still reads the seven' classifies_the_sample capsnet-mnist
 exit 0

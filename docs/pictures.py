@@ -5,6 +5,7 @@ overlap.png   a three and an eight, one over the other
 left.png, right.png   both views of a truck that no network was trained on, from where no data set shows it
 capsnet.png   the README's picture: what the shipped bundle makes of seven.jpg
 matrix-capsnet.png    what the bundle of matrix capsules makes of the truck
+multimnist.png    overlap.png taken apart by the bundle for two digits
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from export.contract.manifest import read_manifest
+from export.contract.manifest import Manifest, newest_version, read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import views_to_input
 from training.data.drawn import draw_digits
@@ -62,7 +63,9 @@ def main() -> None:
     (DOCS / "seven.jpg").write_bytes(photo)
     three = 255 - draw_digits(np.array([3]), np.random.default_rng(3), size=200)[0]
     Image.fromarray(three).save(DOCS / "three.png")
-    Image.fromarray(overlapping(3, 8)).save(DOCS / "overlap.png")
+    overlap = Image.fromarray(overlapping(3, 8))
+    overlap.save(DOCS / "overlap.png")
+    taken_apart(overlap).save(DOCS / "multimnist.png")
     left, right = (Image.fromarray(view) for view in truck())
     left.save(DOCS / "left.png")
     right.save(DOCS / "right.png")
@@ -86,14 +89,36 @@ def truck() -> NDArray[np.uint8]:
     return studio.taken(seen, np.random.default_rng(0))[0, 0]
 
 
-def look_at(model: str, pictures: Sequence[Image.Image], deltas: NDArray[np.float64]) -> Seen:
-    """Through the newest version of a bundle."""
-    bundle = max((MODELS / model).iterdir(), key=lambda version: int(version.name))
-    manifest = read_manifest(bundle)
+def opened(model: str) -> tuple[Manifest, ort.InferenceSession, ort.InferenceSession]:
+    """Manifest, encoder and decoder of the newest version of a bundle."""
+    bundle = newest_version(MODELS / model)
     encoder, decoder = (
         ort.InferenceSession(bundle / f"{role}.onnx", providers=["CPUExecutionProvider"])
         for role in ("encoder", "decoder")
     )
+    return read_manifest(bundle), encoder, decoder
+
+
+def taken_apart(picture: Image.Image) -> Image.Image:
+    """What came, the model's input, and its two longest capsules decoded: alone, and one red, one green."""
+    manifest, encoder, decoder = opened("capsnet-multimnist")
+    pixels = views_to_input([picture], manifest.preprocessing)
+    [probabilities], poses = encoder.run(None, {"pixels": pixels[None]})
+    longest = np.argsort(-probabilities)[:2]
+    masks = np.eye(len(probabilities), dtype=np.float32)[longest]
+    [drawn] = decoder.run(None, {"poses": np.repeat(poses, 2, axis=0), "mask": masks})  # [2, H, W, 1]
+    columns = [("picture", fitted(picture)), ("model input", enlarged(pixels[..., 0], LARGE))]
+    for label, pixels in zip(longest, drawn, strict=True):
+        caption = f"{manifest.class_names[label]}, probability {probabilities[label]:.2f}"
+        columns.append((caption, enlarged(pixels[..., 0], LARGE)))
+    both = np.concatenate([*drawn, np.zeros_like(drawn[0])], axis=2)  # red and green, no blue
+    columns.append(("both", enlarged(both, LARGE)))
+    return captioned(columns)
+
+
+def look_at(model: str, pictures: Sequence[Image.Image], deltas: NDArray[np.float64]) -> Seen:
+    """Through the newest version of a bundle."""
+    manifest, encoder, decoder = opened(model)
     pixels = views_to_input(pictures, manifest.preprocessing)
     probabilities, poses = encoder.run(None, {"pixels": pixels[None]})
     winner = int(probabilities[0].argmax())
@@ -140,7 +165,7 @@ def fitted(picture: Image.Image) -> Image.Image:
 
 
 def enlarged(pixels: NDArray[np.float32], side: int) -> Image.Image:
-    """Pixels [H, W] as a square picture with visible pixels."""
+    """Pixels [H, W] or [H, W, 3] as a square picture with visible pixels."""
     grey = np.rint(pixels * 255).astype(np.uint8)
     return Image.fromarray(grey).resize((side, side), Image.Resampling.NEAREST)
 

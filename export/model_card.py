@@ -263,10 +263,11 @@ def _classification_loss(loss: LossConfig) -> str:
 
 
 def _rate(optimiser: OptimiserConfig) -> str:
-    return (
-        f"rate {optimiser.learning_rate:g} x {optimiser.decay_rate:g}^(step / {optimiser.decay_steps}), "
-        f"at least {optimiser.min_learning_rate:g}, batch {optimiser.batch_size}"
-    )
+    rate, batch = f"rate {optimiser.learning_rate:g}", f"batch {optimiser.batch_size}"
+    if optimiser.decay_rate == 1:
+        return f"{rate}, {batch}"
+    decay = f"{optimiser.decay_rate:g}^(step / {optimiser.decay_steps})"
+    return f"{rate} x {decay}, at least {optimiser.min_learning_rate:g}, {batch}"
 
 
 def _cooldown(optimiser: OptimiserConfig) -> str:
