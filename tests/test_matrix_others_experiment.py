@@ -8,6 +8,7 @@ from figures import areas
 
 from training import checkpoint
 from training.config import load_preset
+from training.data.files import MissingDataError
 from training.evaluation import evaluate
 from training.examples import evaluation_examples
 from training.experiments import figure, matrix_others
@@ -30,11 +31,12 @@ def lab(tmp_path_factory, drawn_mnist_root):
     """Where MNIST alone is."""
     folder = tmp_path_factory.mktemp("others")
     lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    matrix_others.run(lab, PLAN)
+    with pytest.raises(MissingDataError, match="cifar10"):
+        matrix_others.run(lab, PLAN)
     return lab
 
 
-def test_the_error_is_that_of_an_evaluation_and_a_set_that_is_not_there_is_left_out(lab):
+def test_the_error_is_that_of_an_evaluation_also_where_the_other_set_is_not_there(lab):
     assert [(row["data"], row["seed"]) for row in lab.rows()] == [("mnist", 0), ("mnist", 1)]
     for row in lab.rows():
         run = lab.networks / row["network"]
@@ -46,7 +48,8 @@ def test_the_error_is_that_of_an_evaluation_and_a_set_that_is_not_there_is_left_
 
 def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
     again, before = replace(lab, networks=tmp_path / "no networks"), lab.rows()
-    matrix_others.run(again, PLAN)
+    with pytest.raises(MissingDataError, match="cifar10"):
+        matrix_others.run(again, PLAN)
     assert again.rows() == before
     assert not again.networks.exists()
 

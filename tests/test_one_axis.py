@@ -46,13 +46,6 @@ def model_of(convolution, tile):
     return finish(nodes, convolution)
 
 
-def plain_model_of(convolution):
-    nodes = Nodes()
-    weight, bias = nodes.constant("w", convolution.weight), nodes.constant("b", convolution.bias)
-    nodes.add("Conv", "x", weight, bias, name="y", strides=convolution.strides, pads=convolution.pads)
-    return finish(nodes, convolution)
-
-
 def finish(nodes, convolution):
     features, channels = convolution.weight.shape[:2]
     graph = helper.make_graph(
@@ -119,16 +112,16 @@ def paper_like(channels=64, features=8):
     return Convolution(weight, bias, (2, 2), (0, 0, 0, 0), (20, 20)), x
 
 
-@pytest.mark.parametrize("tile", [2, 3, 4, 5, 6])
-def test_float32_loses_little_more_than_in_a_direct_convolution(tile):
-    """Root mean square, for the paper's kernel: 1.2 to 4.2 times as much, the more the higher the tile."""
+@pytest.mark.parametrize(("tile", "bound"), [(2, 1.5e-6), (3, 2e-6), (4, 2.5e-6), (5, 4e-6), (6, 6e-6)])
+def test_float32_loses_little(tile, bound):
+    """For the paper's kernel, in root mean squares of the outputs: the more the higher the tile.
+
+    A direct convolution loses 5e-7 to 9e-7, by the order in which a processor's kernels add up.
+    """
     convolution, x = paper_like()
     expected = direct(convolution, x)
-    error, usual = (
-        np.sqrt(np.square(run(model, x) - expected).mean())
-        for model in (model_of(convolution, tile), plain_model_of(convolution))
-    )
-    assert error < 6 * usual
+    error = run(model_of(convolution, tile), x) - expected
+    assert np.sqrt(np.square(error).mean()) < bound * np.sqrt(np.square(expected).mean())
 
 
 def test_a_tile_that_overhangs_gives_only_the_rows_that_there_are():

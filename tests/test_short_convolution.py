@@ -92,25 +92,18 @@ def test_tiles_of_3_take_676_multiplications_per_pair_of_channels_on_mnist():
     assert (rows.tiles * rows.points) ** 2 == 676
 
 
-@pytest.mark.parametrize("tile", range(2, LARGEST_TILE + 1))
-def test_float32_is_as_good_as_a_direct_convolution_up_to_a_small_factor(tile):
-    """Relative to the root mean square of what is computed, against float64.
+BOUNDS = {2: (1.5e-6, 2e-6, 1.2e-6), 3: (2.5e-6, 3e-6, 1.5e-6), 4: (3.5e-6, 4e-6, 2e-6)}
 
-    Direct gradients of this size are right to 2e-7, and those of the weights to 1e-7; short ones to 4e-6 and
-    2e-6. The forward pass is within 4 times the direct one.
+
+@pytest.mark.parametrize("tile", range(2, LARGEST_TILE + 1))
+def test_float32_loses_little(tile):
+    """Relative to the root mean square of what is computed, against float64: outputs, and both gradients.
+
+    A direct convolution of this size is right to 5e-7, 3e-7 and 2e-7, more or less by the order in which a
+    processor's kernels add up.
     """
     x, weight = random(4, 64, 20, 20).relu(), 0.02 * random(64, 64, 9, 9, seed=1)
     exact = results(lambda x, weight: F.conv2d(x, weight, stride=2), x, weight)
     short = results(lambda x, weight: short_conv2d(x, weight, 2, tile), x.float(), weight.float())
-    direct = results(lambda x, weight: F.conv2d(x, weight, stride=2), x.float(), weight.float())
-
-    def errors(found):
-        pairs = zip(found, exact, strict=True)
-        return [((ours - right).norm() / right.norm()).item() for ours, right in pairs]
-
-    output, of_input, of_weights = errors(short)
-    directly = errors(direct)
-    assert output < 4 * directly[0]
-    assert of_input < 16 * directly[1]
-    assert of_weights < 16 * directly[2]
-    assert max(output, of_input, of_weights) < 5e-6
+    for ours, right, bound in zip(short, exact, BOUNDS[tile], strict=True):
+        assert (ours - right).norm() < bound * right.norm()
