@@ -133,7 +133,7 @@ def test_a_network_without_a_decoder_has_no_reconstruction_loss(tiny):
 
 
 def test_an_empty_image_is_a_limit_unless_a_stage_has_shown_some(tiny):
-    blanks, plain = load_preset("mnist-blanks"), load_preset("mnist")
+    blanks, plain = load_preset("mnist-longer"), load_preset("mnist")
     warned = "It has never seen an empty image"
     assert warned in card_of(tiny, plain)
     assert warned not in card_of(tiny, blanks)
