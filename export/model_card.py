@@ -325,7 +325,9 @@ def _pose(manifest: Manifest) -> str:
     matrix = f"A pose is a {rows}x{columns} matrix of numbers of any size, row by row."
     if not manifest.parameters.get("coordinate_addition"):
         return matrix
-    return f"{matrix} Elements 3 and 7 have in them where the object's parts are: row and column, 0 to 1."
+    first, second = (0, 1) if manifest.parameters.get("official_routing") else (3, 7)
+    places = "where the object's parts are: row and column, 0 to 1"
+    return f"{matrix} Elements {first} and {second} have in them {places}."
 
 
 def _limits(config: RunConfig) -> list[str]:

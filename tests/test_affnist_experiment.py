@@ -1,5 +1,6 @@
 """Digits transformed in ways that were never trained on; networks stopped at the same error."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 from figures import areas
 from scipy.io import savemat
 
+from training import result
 from training.config import Block, load_preset
 from training.data.affnist_style import affnist_style_set
+from training.data.files import MissingDataError
 from training.data.images import Images
 from training.data.load import load_split
 from training.experiments import affnist, figure
@@ -47,7 +50,8 @@ def lab(tmp_path_factory, drawn_mnist_root):
     root.mkdir()
     (root / "mnist").symlink_to(drawn_mnist_root / "mnist")
     lab = Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
-    affnist.run(lab, PLAN)
+    with pytest.raises(MissingDataError, match="affnist"):  # after all else has been measured
+        affnist.run(lab, PLAN)
     (folder / "without").mkdir()
     (folder / "without" / "rows.jsonl").write_text((lab.out / "rows.jsonl").read_text())
     (root / "affnist").mkdir()
@@ -143,10 +147,29 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
         assert allowed == pytest.approx(100 - affnist.PAPER[SHIFTED, method], abs=0.011)
 
 
+def test_a_run_of_the_preset_is_measured_on_transformed_digits_too(lab):
+    config = PLAN.networks[CAPSNET]
+    trained = lab.trained(config)
+    said = result.measure(trained.run, config, lab.root, lab.device)
+    style = found(lab, STYLE, CAPSNET)
+    one_version = json.loads((trained.run / "result.json").read_text())
+    assert one_version["affnist-style_error_percent"] == pytest.approx(
+        100 - style["accuracy_percent"], abs=10
+    ), "of one version of each digit, where the row is of two"
+    assert f"; on affnist-style {one_version['affnist-style_error_percent']:.2f} % (" in said
+    said = result.measure(trained.run, config, lab.root, lab.device, full=True)
+    images = Images.of(load_split("affnist", "test", lab.root))
+    full = json.loads((trained.run / "result-full.json").read_text())
+    assert full["affnist_error_percent"] == pytest.approx(100 - right(lab, CAPSNET, images))
+    assert said.endswith("of 700)")
+
+
 def test_the_report_says_where_a_network_was_not_good_enough():
     row = {"network": "a", "data": SHIFTED, "method": CNN, "seed": 0, "accuracy_percent": 50.0, "images": 9}
     row |= {"validation_error_percent": 49.0, "asked_error_percent": 0.77, "epochs": 4.0, "parameters": 1000}
-    assert "| CNN | 0 | 4 | 49.00 (not reached) | 0.77 | 1,000 |" in affnist.report([row])
+    text = affnist.report([row])
+    assert "| CNN | 0 | 4 | 49.00 (not reached) | 0.77 | 1,000 |" in text
+    assert "no fair comparison" in text
 
 
 def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_colour(tmp_path):

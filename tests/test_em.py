@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.models.em import (
     OFFICIAL,
@@ -203,6 +204,17 @@ def test_the_order_of_the_children_does_not_matter():
         torch.testing.assert_close(one, other)
 
 
+def test_nor_does_the_order_of_types_with_their_matrices():
+    routed, (poses, activations) = layer(), children()
+    found = by_both(routed, Capsules(poses, activations))
+    with torch.no_grad():
+        routed.weight.copy_(routed.weight.flip(1))
+    again = by_both(routed, Capsules(poses.flip(2), activations.flip(2)))
+    for how in found:
+        for one, other in zip(found[how], again[how], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_examples_do_not_know_of_each_other():
     routed, capsules = layer(), children(4)
     for how, together in by_both(routed, capsules).items():
@@ -227,6 +239,18 @@ def test_gradients_by_hand_are_those_of_the_array_operations(stride, places):
         gradients[how] = torch.autograd.grad([*found], wanted, coming)
     for one, other in zip(*gradients.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+def test_activations_that_are_nearly_1_still_have_gradients():
+    """Where 1 - a has no digits left in float32."""
+    routed, capsules = layer(), children()
+    torch.nn.init.constant_(routed.routing.beta_a, 10.0)
+    gradients = {}
+    for how, found in by_both(routed, capsules).items():
+        assert found.activations.max() == 1
+        [gradients[how]] = torch.autograd.grad(found.activations.sum(), routed.routing.beta_a)
+    assert gradients["fused"].min() > 0
+    torch.testing.assert_close(*gradients.values(), rtol=1e-3, atol=0)
 
 
 def test_every_thread_counts():
@@ -275,6 +299,34 @@ def test_one_child_is_its_only_parents_pose():
     torch.testing.assert_close(found.poses[0, 0, 0], vote[0, 0, 0, 0])
     [gradient] = torch.autograd.grad(found.activations.sum() + found.poses.sum(), vote)
     assert gradient.isfinite().all()
+    torch.manual_seed(0)
+    alone = MatrixCapsules(ReceptiveFields.everything(1), 1, EMRouting(1, 3))
+    capsules = Capsules(torch.randn(1, 1, 1, 16), torch.ones(1, 1, 1))
+    for how, parents in by_both(alone, capsules).items():
+        torch.testing.assert_close(parents.poses[0, 0, 0], alone.votes(capsules.poses).flatten(), msg=how)
+
+
+def test_nothing_is_larger_than_the_votes():
+    """Neither of what is kept for the backward pass, nor, where votes are written down, of what is made."""
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            several = found if isinstance(found, (tuple, list)) else [found]
+            made.extend(each.numel() for each in several if isinstance(each, torch.Tensor))
+            return found
+
+    routed, capsules = layer(), Capsules(*(part.requires_grad_() for part in children(8)))
+    votes = routed.votes(capsules.poses).numel()
+    made: list[int] = []
+    with Sizes():
+        found = by_array_operations(routed, capsules)
+        (found.poses.sum() + found.activations.sum()).backward()
+    assert max(made) == votes
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        routed(capsules)
+    assert 0 < max(kept) < votes / 8
 
 
 def test_a_hundred_thousand_random_draws_stay_finite():

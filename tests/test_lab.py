@@ -77,6 +77,27 @@ def test_so_are_all_rows_that_were_measured_on_fewer_with_the_same_network(lab):
     assert found(lab) == ["a of 2"], "stopped here, the report would be of two plans"
 
 
+def test_counts_go_on_after_an_interruption(lab, monkeypatch):
+    monkeypatch.setattr("training.experiments.lab.COUNTS_KEPT_S", -1.0)
+    counted = []
+
+    def count_until(last):
+        def of_batch(batch):
+            if batch == last:
+                raise KeyboardInterrupt
+            counted.append(batch)
+            return torch.tensor([1, batch])
+
+        return of_batch
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.count({"row": "a"}, range(5), count_until(3))
+    assert lab.count({"row": "another"}, range(2), count_until(None)).tolist() == [2, 1]
+    assert lab.count({"row": "a"}, range(5), count_until(None)).tolist() == [5, 10]
+    assert counted == [0, 1, 2, 0, 1, 3, 4], "what was counted before is not counted again"
+    assert list(lab.out.iterdir()) == []
+
+
 def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(lab):
     measure(lab, {"method": "a"}, CONFIG, 1)
     file = lab.out / "rows.jsonl"

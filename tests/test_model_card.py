@@ -180,8 +180,14 @@ def test_matrix_capsules_are_told(tiny):
         "spread loss (margin from 0.2 to 0.9, growing linearly) + 0.0005 x summed squared pixel error"
         " + 2e-07 x half the squared weights"
     )
+    assert "Elements 3 and 7 have in them where" in card
     for absent in ("Table 1", "Sec. 5", "length of a class capsule"):
         assert absent not in card
+
+
+def test_the_official_code_adds_places_to_other_elements(tiny):
+    config = load_preset("matrix-smallnorb-official")
+    assert "Elements 0 and 1 have in them where" in card_of(of_matrices(tiny, config), config)
 
 
 def test_ablations_of_matrix_capsules_are_told(tiny):

@@ -85,11 +85,15 @@ def test_what_has_been_measured_is_not_measured_again(lab, plan):
 def test_the_report_counts_digits_whose_width_a_dimension_changes():
     def row(digit, width):
         effects = {name: [0.1] * 16 for name in perturb.PROPERTIES} | {"width": [0.0] * 15 + [width]}
-        return {"digit": digit, "images": 10, "effects": effects}
+        return {"digit": digit, "images": 10, "effects": effects, "network": "mnist-0-abc"}
 
-    text = perturb.report([row(3, -1.25), row(4, 0.5)])
+    rows = [row(3, -1.25), row(4, 0.5)]
+    text = perturb.report(rows)
     assert "| digit 3 | +0.1 (0) | -1.2 (15) |" in text
     assert "1 of 2 digits" in text
+    assert "weighs reconstructions" not in text
+    text = perturb.report([row | {"network": "mnist-official-0-abc"} for row in rows])
+    assert "weighs reconstructions 20 times as much" in text
 
 
 def test_the_figure_has_a_strip_for_every_dimension_of_the_digits_shown(lab, tmp_path):

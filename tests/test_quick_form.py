@@ -34,7 +34,7 @@ def test_batches_rate_and_held_out_images_are_those_that_the_report_names(preset
 
 def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
     config = load_preset("matrix-smallnorb-small")
-    routed = " and 3 iterations of routing with lambda 0.01, all training"
+    routed = " and 3 iterations of routing with lambda 0.01 (class capsules 0.0025), all training"
     assert f"with 64 channels, 8-16-16 types of matrix capsules{routed}" in describe(config)
     drawing = replace(config, model=replace(config.model, decoder_hidden=(256, 512)))
     assert f"8-16-16 types of matrix capsules, a decoder of 256-512{routed}" in describe(drawing)
@@ -43,8 +43,16 @@ def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
 def test_a_setting_names_the_size_of_the_pictures_and_viewpoints_that_alone_are_known():
     config = load_preset("smallnorb-cnn")
     known = replace(config, data=replace(config.data, familiar="azimuth"))
-    assert "all training images of smallnorb, shown as 32x32 pixels" in describe(config)
+    assert "all training images of smallnorb but 2430 held out, shown as 32x32 pixels" in describe(config)
     assert "of smallnorb under familiar viewpoints, by azimuth, shown as" in describe(known)
+
+
+def test_a_setting_names_what_an_ablation_leaves_out():
+    config = load_preset("matrix-smallnorb-small")
+    other = replace(config, model=replace(config.model, vector_poses=True, coordinate_addition=False))
+    other = replace(other, loss=replace(config.loss, classification="margin"))
+    assert "types of matrix capsules, vector poses, no coordinates, margin loss and 3" in describe(other)
+    assert "official" in describe(load_preset("matrix-smallnorb-official"))
 
 
 def test_a_stem_is_narrowed_and_named_as_the_channels_behind_it_are():

@@ -152,6 +152,16 @@ def test_the_report_has_the_papers_numbers_beside_ours():
     assert "it does not fall: the ratio is 2, the paper's 0.0014" in text
 
 
+def test_losses_on_two_data_sets_are_not_compared():
+    row = {"figure": "A.2", "batch_size": 32, "at_step": [1, 2], "loss": [0.5, 0.25]}
+    of_both = [row | {"data": "cifar10-jpeg", "iterations": count} for count in (1, 3)]
+    of_both.append(row | {"data": "cifar10", "iterations": 1})
+    text = routing.report(of_both)
+    assert "training loss on cifar10, margin" in text
+    assert "Ours ends" not in text
+    assert "3 iterations |" not in text
+
+
 def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, tmp_path):
     routing.draw(lab.rows(), tmp_path / "figure.png")
     colours = mpl.colormaps["viridis"].resampled(routing.ITERATIONS)

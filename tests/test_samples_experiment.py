@@ -94,11 +94,18 @@ def rows_of(capsnet: list[float], cnn: list[float]) -> list[dict]:
         ([10.0, 11.0, 12.0], [14.0, 15.5, 16.0], "CapsNet is better with 100 training images."),
         ([14.0, 15.5, 16.0], [10.0, 11.0, 12.0], "CNN is better with 100 training images."),
         ([10.0, 11.0, 12.0], [12.0, 11.0, 11.0], "No clear difference with 100 training images."),
+        ([10.0, 11.0, 12.0], [13.0, 12.0, 13.0], "No clear difference with 100"),  # 2.5 standard errors
         ([10.0], [12.0], "Too few seeds to tell with 100 training images."),
     ],
 )
 def test_the_report_says_which_network_is_better_where_seeds_agree(capsnet, cnn, said):
     assert said in samples.report(rows_of(capsnet, cnn))
+
+
+def test_the_report_says_of_which_test_images_errors_are():
+    rows = rows_of([10.0, 20.0], [11.0, 21.0])
+    assert "measured on the first 2,000 test images" in samples.report(rows)
+    assert "measured on the 10,000 test" in samples.report([row | {"images": 10_000} for row in rows])
 
 
 def test_differences_are_of_networks_with_the_same_seed():

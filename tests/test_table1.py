@@ -65,8 +65,9 @@ def test_the_table_has_the_papers_number_beside_ours(lab):
         for error in (0.3, 0.4, 0.5)
     ]
     text = table1.report(rows)
-    assert "| mnist, 3 iterations, reconstruction | 0.40 ± 0.10 (3) | 0.25 | +0.15 |" in text
-    assert "| mnist, 3 iterations |  | 0.35 |  |" in text, "what has not been measured stays blank"
+    assert "| mnist, 3 iterations, reconstruction | 0.40 ± 0.10 (3) | 0.25 ± 0.005 | +0.15 |" in text
+    assert "| mnist, 3 iterations |  | 0.35 ± 0.036 |  |" in text, "what has not been measured stays blank"
+    assert "| mnist, baseline CNN |  | 0.39 |  |" in text
 
 
 def test_the_figure_has_a_dot_for_every_seed_and_a_line_for_every_number_of_the_paper(tmp_path):

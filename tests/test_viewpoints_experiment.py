@@ -1,5 +1,6 @@
 """Familiar viewpoints and novel ones; networks that are matched on the familiar ones."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -105,11 +106,11 @@ def test_networks_with_the_same_seed_are_matched_on_the_same_pictures(root):
 
 
 @pytest.mark.parametrize("along", ALONG)
-def test_errors_are_those_of_the_networks_on_the_first_test_toys_by_viewpoint(along, lab, test_set):
+def test_errors_are_those_of_the_last_weights_on_the_first_test_toys_by_viewpoint(along, lab, test_set):
     for row in rows_of(lab, along).values():
         run = lab.networks / row["network"]
         config = checkpoint.read_config(run)
-        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), lab.device).eval()
+        model = checkpoint.load_model(run, checkpoint.newest_checkpoint(run), lab.device).eval()
         everything = evaluation_examples(replace(config, data=replace(config.data, familiar=None)), lab.root)
         [batch] = everything.fixed(PAIRS)
         with torch.no_grad():
@@ -126,8 +127,12 @@ def test_errors_are_those_of_the_networks_on_the_first_test_toys_by_viewpoint(al
 
 
 @pytest.mark.parametrize("along", ALONG)
-def test_capsules_are_asked_for_the_cnns_lowest_error_on_familiar_viewpoints(along, lab):
+def test_capsules_are_asked_for_the_error_that_the_cnn_ends_with_on_familiar_viewpoints(along, lab):
     rows = rows_of(lab, along)
+    log = (lab.networks / rows[CNN]["network"] / "log.jsonl").read_text().splitlines()
+    validations = [row for row in map(json.loads, log) if row["kind"] == "validation"]
+    assert rows[CNN]["validation_error_percent"] == validations[-1]["error_percent"]
+    assert rows[CNN]["validation_images"] == 60
     assert rows[CNN]["asked_error_percent"] is None
     assert rows[CAPSULES]["asked_error_percent"] == rows[CNN]["validation_error_percent"]
 
@@ -144,6 +149,7 @@ def row_of(method, novel, seed=0, along="azimuth", **more):
         "degrees": places,
         "error_percent_at": [novel + 2 * (i % 3) for i, _ in enumerate(places)],
         "validation_error_percent": 10.0,
+        "validation_images": 8100,
         "asked_error_percent": None,
         "epochs": 3.0,
         "parameters": 1234,
@@ -209,13 +215,21 @@ NOT_REACHED = [
 
 def test_it_compares_with_the_cnn_that_was_stopped_where_capsules_never_were_as_good():
     text = viewpoints.report(NOT_REACHED)
-    assert "make 25 % more errors than the CNN" in text
-    assert "1 pair of networks, 1 with a stopped CNN" in text
+    assert "make 25 % more errors than a stopped CNN with 10.00 %" in text
+    assert "(1 pair of networks)" in text
+    assert "errors than the CNN" not in text
     assert "| by azimuth, matrix capsules | 0 | 3 | 10.00 (not reached) | 5.00 | 1,234 |" in text
 
 
 def test_before_that_cnn_is_trained_nothing_is_compared():
-    assert "errors than the CNN" not in viewpoints.report(NOT_REACHED[:2])
+    assert "errors than" not in viewpoints.report(NOT_REACHED[:2])
+
+
+def test_pairs_whose_capsules_were_stopped_and_pairs_whose_cnn_was_have_means_of_their_own():
+    reached = [row_of(CNN, 40.0, seed=1), row_of(CAPSULES, 30.0, seed=1)]
+    text = viewpoints.report([*NOT_REACHED, *reached])
+    assert "make 25 % fewer errors than the CNN with 10.00 %" in text
+    assert "make 25 % more errors than a stopped CNN with 10.00 %" in text
 
 
 def test_a_cnn_that_was_stopped_for_capsules_of_another_recipe_has_no_part_in_it():
@@ -252,7 +266,8 @@ def test_both_data_sets_are_reported_and_drawn_apart(tmp_path):
 def test_the_report_says_what_networks_were_matched_on(lab):
     text = viewpoints.report(lab.rows())
     assert "toys is not smallnorb" in text
-    assert "test set's toys under familiar viewpoints, as in the paper" in text
+    assert "matched is that on the test set's toys under familiar\nviewpoints, as in the paper" in text
+    assert "| matched on 60 images | seed |" in text
 
 
 def test_the_figure_has_a_line_for_both_networks_and_shows_what_is_familiar(tmp_path):
@@ -267,6 +282,8 @@ def test_the_figure_has_a_line_for_both_networks_and_shows_what_is_familiar(tmp_
 
 
 def test_all_of_the_papers_toys_are_measured_in_the_full_form():
+    for data in viewpoints.FULL.networks.values():
+        assert {config.data.validation_images for config in data.values()} == {8100}, "all familiar ones"
     assert viewpoints.FULL.test_images is None
     assert set(viewpoints.FULL.networks) == {"smallnorb", "toys"}
     assert viewpoints.FULL.networks["toys"][CNN].model.classes == CATEGORIES

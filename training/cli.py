@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(options.run_command(options))
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors", "tensorboard", "scipy", "matplotlib"}:
+        if error.name not in {"torch", "safetensors", "tensorboard", "scipy", "matplotlib", "numba"}:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:
@@ -109,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("evaluate", help="measure a run's best checkpoint on the test images")
     evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     evaluate.add_argument(
-        "--full", action="store_true", help="of multimnist the paper's 10 million test pairs, not 10,000"
+        "--full",
+        action="store_true",
+        help="of multimnist 10 million test pairs, as many as the paper's, not 10,000; of affnist, affNIST",
     )
     evaluate.add_argument(
         "--images", type=Path, metavar="FOLDER", help="of a run on your own pictures: where they lie now"

@@ -8,8 +8,11 @@ import torch
 from training import checkpoint
 from training.config import RunConfig
 from training.data.multimnist import PAPERS_PARTNERS
-from training.evaluation import evaluate
+from training.evaluation import Evaluation, evaluate
 from training.examples import evaluation_examples
+from training.transformed import TransformedSet, evaluate_transformed
+
+FULL_SETS = ("multimnist", "shifted-mnist")
 
 
 def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full: bool = False) -> str:
@@ -20,7 +23,8 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         config: of the run.
         root: holds one folder per data set.
         device: to evaluate on.
-        full: of MultiMNIST the paper's 10 million pairs, not 10,000.
+        full: of MultiMNIST 10 million pairs, as many as the paper's, not 10,000; of shifted MNIST affNIST,
+            not the affnist-style set.
 
     Returns:
         What was found, in a line.
@@ -29,11 +33,14 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         ValueError: `full` of a run on something else.
         MissingDataError: the test images are not here.
     """
-    if full and config.data.name != "multimnist":
-        raise ValueError(f"--full is for runs on multimnist; {run} is one on {config.data.name}")
+    if full and config.data.name not in FULL_SETS:
+        raise ValueError(
+            f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
+        )
     best = checkpoint.best_checkpoint(run)
     model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root).to(device)
-    found = evaluate(model, test, config.loss, PAPERS_PARTNERS if full else 1)
+    pairs = full and config.data.name == "multimnist"
+    found = evaluate(model, test, config.loss, PAPERS_PARTNERS if pairs else 1)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",
         "checkpoint": best.name,
@@ -44,7 +51,17 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         "classification_loss": found.classification_loss,
         "reconstruction_loss": found.reconstruction_loss,
     }
+    more = ""
+    if config.data.name == "shifted-mnist":
+        data: TransformedSet = "affnist" if full else "affnist-style"
+        transformed = evaluate_transformed(model.eval(), config, data, root, device)
+        result[f"{data}_error_percent"] = transformed.error_percent
+        more = f"; on {data} {_in_words(transformed)}"
     file = run / ("result-full.json" if full else "result.json")
     checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
-    return f"{best.name}: test error {found.error_percent:.2f} % ({found.errors} of {found.images}){missed}"
+    return f"{best.name}: test error {_in_words(found)}{missed}{more}"
+
+
+def _in_words(found: Evaluation) -> str:
+    return f"{found.error_percent:.2f} % ({found.errors} of {found.images})"

@@ -13,7 +13,7 @@ EXPERIMENTS = {
     "multimnist": "Section 6 and figure 5: two overlapping digits, named and drawn apart",
     "segment": "Section 6: pixels of overlapping digits, assigned to one, the other or both",
     "affnist": "Section 5.2: digits transformed in ways that were never trained on",
-    "routing": "Figures A.1 and A.2: routing converges, and lowers the training loss",
+    "routing": "Figures A.1 and A.2: how logits change as routing goes on; training loss by iterations",
     "cifar10": "Section 7: CIFAR-10, an ensemble of 7",
     "smallnorb": "Section 7: smallNORB, toys that were never trained on",
     "svhn": "Section 7: SVHN, a smaller network",

@@ -141,8 +141,9 @@ def _run(lab: Lab, plan: Plan, data: str) -> None:
         for source in ATTACKED:
             configs = {victim: networks[victim] for victim in shown_to(source)}
             key = {"measured": "attack", "data": data, "attack": attack.name, "targeted": attack.targeted}
-            find = partial(_measure_attack, lab, trained, shown, configs, attack)
-            lab.measure(key | {"source": source}, way, find)
+            key["source"] = source
+            find = partial(_measure_attack, lab, trained, shown, configs, attack, key | way)
+            lab.measure(key, way, find)
 
 
 def shown_to(source: str) -> list[str]:
@@ -186,9 +187,9 @@ def _percent(shares: Tensor) -> float:
 
 
 def _measure_attack(
-    lab: Lab, networks: Networks, shown: Shown, configs: dict[str, RunConfig], attack: Attack
+    lab: Lab, networks: Networks, shown: Shown, configs: dict[str, RunConfig], attack: Attack, what: Row
 ) -> Row:
-    """Attack the first of these networks, and show what is made to all of them.
+    """Attack the first of these networks, and show what is made to all of them; `what` names the row.
 
     Returns:
         `percent`, for each network a number per epsilon: of images that are named right, or in a targeted
@@ -197,11 +198,9 @@ def _measure_attack(
     """
     models = {victim: networks(config).model for victim, config in configs.items()}
     config, images = next(iter(configs.values())), shown()
-    counts = [
-        hits(list(models.values()), batch, attack, config.loss)
-        for batch in tqdm(images.fixed(BATCH), attack.name, -(-len(images) // BATCH), leave=False)
-    ]
-    percent = 100 * torch.stack(counts).sum(dim=0).double() / len(images)  # [victims, A, E]
+    batches = tqdm(images.fixed(BATCH), attack.name, -(-len(images) // BATCH), leave=False)
+    counts = lab.count(what, batches, partial(hits, list(models.values()), attack=attack, config=config.loss))
+    percent = 100 * counts.double() / len(images)  # [victims, A, E]
     found = {"percent": dict(zip(models, percent.mean(dim=1).tolist(), strict=True))}
     if attack.targeted:
         found["percent_by_class"] = dict(zip(models, percent.tolist(), strict=True))

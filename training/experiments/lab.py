@@ -8,6 +8,7 @@ that depends on all of its configuration, so that none is trained twice.
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,28 +17,30 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from training import checkpoint, provenance
 from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig, RunConfig, differences
 from training.data.files import MissingDataError
 from training.evaluation import evaluate
-from training.examples import Examples, examples, load_images, training_examples
+from training.examples import Batch, Examples, examples, load_images, training_examples
 from training.loop import Limits, Trainer
 from training.models.build import Network
 
 Row = dict[str, Any]
 ROWS = "rows.jsonl"
+COUNTS_KEPT_S = 60.0  # between writing down counts that are not finished
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A network at the checkpoint with the lowest validation error, and how it came about.
+    """A network, and how it came about.
 
     Attributes:
         run: its folder.
         config: of the run.
-        model: in evaluation mode, on the lab's device.
+        model: in evaluation mode, on the lab's device; with which weights, says what returns it.
         progress: at the end of the run.
     """
 
@@ -58,6 +61,7 @@ class Trained:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "hardware": self.progress.hardware,
             "source_commit": self.progress.source_commit,
+            "resumed": list(self.progress.resumed),
         }
 
 
@@ -89,8 +93,7 @@ class Lab:
         """A row of the experiment: what it found before in the same way, or else what it finds now.
 
         A row that was found in another way came of another plan. It goes when the new one is written, and so
-        does what else was measured on networks like its own and in another way: numbers of two plans never
-        stand together.
+        does what else was measured on networks like its own and in another way: no mean is of two plans.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
@@ -116,6 +119,33 @@ class Lab:
         lines = "".join(json.dumps(each) + "\n" for each in [*kept, row])
         checkpoint.write_atomically(self.out / ROWS, lines)
         return row
+
+    def count(self, what: Row, batches: Iterable[Batch], of_batch: Callable[[Batch], Tensor]) -> Tensor:
+        """Counts summed over batches, for what takes hours: an interruption loses a minute of it.
+
+        Args:
+            what: is counted, for a row: its key and its way.
+            batches: the same ones each time.
+            of_batch: counts of one of them, int64 on the CPU.
+        """
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        unfinished = self.out / f"unfinished-{digest[:10]}.json"
+        done, counts = 0, torch.zeros((), dtype=torch.int64)
+        if unfinished.exists():
+            saved = json.loads(unfinished.read_bytes())
+            done, counts = saved["batches"], torch.tensor(saved["counts"], dtype=torch.int64)
+        written = time.monotonic()
+        for number, batch in enumerate(batches):
+            if number < done:
+                continue
+            counts = counts + of_batch(batch)
+            if time.monotonic() - written > COUNTS_KEPT_S:
+                self.out.mkdir(parents=True, exist_ok=True)
+                so_far = json.dumps({"batches": number + 1, "counts": counts.tolist()})
+                checkpoint.write_atomically(unfinished, so_far)
+                written = time.monotonic()
+        unfinished.unlink(missing_ok=True)
+        return counts
 
     def measured_on_test(self, config: RunConfig, versions: int = 1) -> Row:
         """The errors of a configuration's network on the test images, for a row.
@@ -159,12 +189,23 @@ class Lab:
         )
 
     def trained(self, config: RunConfig) -> Trained:
-        """The network of a configuration: trained to the end now, unless it has been.
+        """The network of a configuration at its lowest validation error: trained now, unless it has been.
 
         Raises:
             MissingDataError: its data set is not here.
             KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
         """
+        run, progress = self._train(config)
+        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
+        return Trained(run, config, model, progress)
+
+    def trained_to_the_end(self, config: RunConfig) -> Trained:
+        """The same network as training left it, with its last weights."""
+        run, progress = self._train(config)
+        last = checkpoint.checkpoint_at(run, progress.step)
+        return Trained(run, config, checkpoint.load_model(run, last, self.device).eval(), progress)
+
+    def _train(self, config: RunConfig) -> tuple[Path, checkpoint.Progress]:
         run = self.networks / run_name(config)
         train, validation = training_examples(config, self.root)
         with checkpoint.locked(run):
@@ -174,8 +215,7 @@ class Lab:
             tqdm.write(f"{run.name}: {describe(config)}, on {session.hardware}")
             if not trainer.fit(train, validation, Limits()):
                 raise KeyboardInterrupt
-        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
-        return Trained(run, config, model, trainer.progress)
+        return run, trainer.progress
 
 
 def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted: bool = False) -> None:
@@ -266,6 +306,8 @@ def describe(config: RunConfig) -> str:
     images = f"{data.training_images or 'all'} training images of {data.name}"
     if data.familiar:
         images += f" under familiar viewpoints, by {data.familiar}"
+    elif not data.training_images:
+        images += f" but {data.validation_images} held out"
     images += f", shown as {size}x{size} pixels"
     return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
 
@@ -284,12 +326,32 @@ def _width(config: RunConfig) -> str:
         types = _joined([model.primary_types, *model.conv_caps_types])
         decoder = f", a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
         return (
-            f"{model.conv_channels} channels, {types} types of matrix capsules{decoder} and "
-            f"{_iterations(model.routing_iterations)} with lambda {model.inverse_temperature:g}"
+            f"{model.conv_channels} channels, {types} types of matrix capsules{decoder}{_ablations(config)} "
+            f"and {_iterations(model.routing_iterations)} with {_temperatures(model)}"
         )
     channels = _joined(block.channels for block in model.blocks)
     connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
     return f"{channels} channels{connected}"
+
+
+def _temperatures(model: MatrixCapsNetConfig) -> str:
+    """Lambda, and that of the class capsules."""
+    usual, of_classes = model.inverse_temperature, model.inverse_temperature * model.class_temperature_share
+    return f"lambda {usual:g} (class capsules {of_classes:g})"
+
+
+def _ablations(config: RunConfig) -> str:
+    """In what matrix capsules are not those of Sec. 4 of their paper."""
+    model = config.model
+    assert isinstance(model, MatrixCapsNetConfig)
+    others = {
+        "vector poses": model.vector_poses,
+        "no coordinates": not model.coordinate_addition,
+        "mixing proportions": model.mixing_proportions,
+        "the official code's routing": model.official_routing,
+        f"{config.loss.classification} loss": config.loss.classification != "spread",
+    }
+    return "".join(f", {what}" for what, is_so in others.items() if is_so)
 
 
 def _iterations(count: int) -> str:

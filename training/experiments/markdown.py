@@ -46,6 +46,7 @@ def origins(rows: Sequence[Row]) -> str:
         "trained for": f"{hours:.2f} hours, {counted(len(networks), 'network')}",
         "hardware": _list(row["hardware"] for row in networks),
         "source commit": _list(row["source_commit"] for row in networks),
+        "resumed": _list(note for row in networks for note in row.get("resumed", ())) or "never",
     }
     settings = dict.fromkeys(row["setting"] for row in networks if "setting" in row)
     lines = [*(f"- network: {setting}" for setting in settings)]

@@ -207,8 +207,9 @@ def report(rows: list[Row]) -> str:
 TEXT = f"""
 An answer is a network's two most probable classes; it is wrong unless both are right. The test set pairs each
 test digit of MNIST with digits of other classes, each shifted by up to 4 pixels in a frame of 36x36: with
-{PAPERS_PARTNERS:,} others in the paper, 10 million pairs; with one in the fixed test set of 10,000. The
-paper's text says {PAPERS_TEXT} % where its table says {PAPER[CAPSNET]}; it does not count digits one by one.
+one in the fixed test set of 10,000; with {PAPERS_PARTNERS:,} in the paper, 10 million pairs, and in as many
+that the full form makes the same way. The paper's text says {PAPERS_TEXT} % where its table says
+{PAPER[CAPSNET]}; it does not count digits one by one.
 
 The figure is figure 5: L are the labels, R the two classes whose capsules are decoded, each alone, the first
 in red and the second in green. P says that these are what the network takes the digits for. A starred column

@@ -180,7 +180,7 @@ the first wrong answers of different labels, each drawn as its label and as the 
 The paper shows four right answers and one wrong one, (5, 3, 5) and (5, 3, 3), and has no numbers. By eye,
 its reconstructions keep "many of the details while smoothing the noise", and those of the wrong answer
 explain how a 5 was taken for a 3.
-"""
+{perturb.said_of_loss([row])}"""
 
 
 def draw(rows: list[Row], file: Path) -> None:

@@ -71,10 +71,11 @@ def run(lab: Lab, plan: Plan) -> None:
     """Look at routing in each stage of training, then train with few and with more iterations."""
     for epochs in plan.stages:
         key: Row = {"figure": "A.1", "epoch": epochs}
-        lab.measure(key, networks_of(plan.network), partial(_measure_changes, lab, plan, epochs))
+        way = networks_of(plan.network) | {"at_most": plan.images}
+        lab.measure(key, way, partial(_measure_changes, lab, plan, epochs))
     for iterations in COMPARED:
-        key = {"figure": "A.2", "iterations": iterations}
         config = with_iterations(cifar10.on_hand(plan.compared, lab.root), iterations)
+        key = {"figure": "A.2", "data": config.data.name, "iterations": iterations}
         lab.measure(key, networks_of(config), partial(_measure_losses, lab, config))
 
 
@@ -167,7 +168,6 @@ def _measure_losses(lab: Lab, config: RunConfig) -> Row:
     size = -(-len(rows) // LOSS_POINTS)
     points = [rows[i : i + size] for i in range(0, len(rows), size)]
     return {
-        "data": config.data.name,
         "batch_size": config.optimiser.batch_size,
         "at_step": [point[-1]["step"] for point in points],
         "loss": [mean(row["loss"] for row in point) for point in points],
@@ -188,8 +188,9 @@ def _stages(rows: list[Row]) -> list[Row]:
 
 
 def _losses(rows: list[Row]) -> dict[int, Row]:
-    """By iterations of routing."""
-    return {row["iterations"]: row for row in rows if row["figure"] == "A.2"}
+    """By iterations of routing, on the data set that was measured on last."""
+    found = [row for row in rows if row["figure"] == "A.2"]
+    return {row["iterations"]: row for row in found if row["data"] == found[-1]["data"]}
 
 
 def _report_changes(stages: list[Row]) -> str:
@@ -203,7 +204,8 @@ def _report_changes(stages: list[Row]) -> str:
         f"{DIFFERENCE}, {_at(last)}",
     )
     lines = [_line(iteration, first, last) for iteration in range(1, len(last["change"]) + 1)]
-    return f"""Figure A.1, absolute values, mean over {last["images"]} test images and all pairs of capsules:
+    return f"""Figure A.1, absolute values, mean over {last["images"]:,} test images, the first ones, and
+all pairs of capsules:
 
 {markdown.table(header, lines)}
 The network was trained with {last["trained_iterations"]} iterations and is shown what more of them would do.

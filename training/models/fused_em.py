@@ -400,7 +400,7 @@ def _backward(  # arrays that a compiled function cannot take as one
                     inverse = ONE / (total + floors[0])
                     for n in range(children):
                         share[n] *= inverse
-                    off = ONE - np.float32(math.exp(log_activations[t, b, p, j]))
+                    off = np.float32(-math.expm1(log_activations[t, b, p, j]))  # 1 - a, even of an a near 1
                     of_z = temperatures[t] * of_log_activations[b, p, j] * off
                     of_betas[0, j] -= of_z * H * total
                     of_betas[1, j] += of_z
