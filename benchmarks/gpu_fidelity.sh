@@ -21,6 +21,9 @@
 #   mkdir -p runs/mnist-1 && cat out/mnist-1.part-* | tar --extract --directory runs/mnist-1
 #
 # and is a run that `capsnet-train evaluate`, `capsnet-export bundle` and `capsnet-train fit --start-from` take.
+# `capsnet-train evaluate RUN --full` measures multimnist on 10 million pairs and affnist on affNIST.
+#
+# Experiments need no such script: `timeout --signal INT 9m capsnet-train experiment affnist`, again to go on.
 set -euo pipefail
 
 fail() {
