@@ -10,7 +10,7 @@ from training import checkpoint
 from training.config import load_preset
 from training.data.files import MissingDataError
 from training.evaluation import evaluate
-from training.examples import evaluation_examples
+from training.examples import examples, load_images
 from training.experiments import figure, matrix_others
 from training.experiments.lab import Lab
 from training.experiments.matrix_others import Plan
@@ -23,7 +23,7 @@ def tiny(preset: str):
     return replace(config, model=model, data=replace(config.data, validation_images=20))
 
 
-PLAN = Plan({"mnist": tiny("matrix-mnist"), "cifar10": tiny("matrix-cifar10")}, (0, 1))
+PLAN = Plan({"mnist": tiny("matrix-mnist"), "cifar10": tiny("matrix-cifar10")}, (0, 1), test_images=150)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,10 @@ def test_the_error_is_that_of_an_evaluation_also_where_the_other_set_is_not_ther
         run = lab.networks / row["network"]
         config = checkpoint.read_config(run)
         model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), lab.device)
-        found = evaluate(model, evaluation_examples(config, lab.root), config.loss)
-        assert (row["error_percent"], row["images"]) == (found.error_percent, 200)
+        first = load_images(config, "test", lab.root)[:150]
+        found = evaluate(model, examples(config.data, 10, first), config.loss)
+        assert (row["error_percent"], row["images"]) == (found.error_percent, 150)
+    assert "mnist is the first 150 test images." in matrix_others.report(lab.rows())
 
 
 def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
@@ -55,13 +57,15 @@ def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
 
 
 def row_of(data: str, error: float) -> dict:
-    return {"data": data, "seed": 0, "error_percent": error, "images": 10_000, "parameters": 300_000}
+    row = {"data": data, "seed": 0, "error_percent": error, "images": 10_000, "at_most": None}
+    return row | {"parameters": 300_000}
 
 
 def test_the_papers_number_stands_beside_ours_and_a_copy_is_not_compared_with_it():
     text = matrix_others.report([row_of("mnist", 0.5), row_of("cifar10-jpeg", 20.0)])
     assert "| mnist | 300,000 | 0.50 | 0.44 | +0.06 |" in text
     assert "| cifar10-jpeg | 300,000 | 20.00 | 11.90 (cifar10) |  |" in text
+    assert "mnist is 10,000 test images." in text
     assert "cifar10-jpeg is a copy of CIFAR-10" in text
 
 

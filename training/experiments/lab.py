@@ -147,14 +147,15 @@ class Lab:
         unfinished.unlink(missing_ok=True)
         return counts
 
-    def measured_on_test(self, config: RunConfig, versions: int = 1) -> Row:
+    def measured_on_test(self, config: RunConfig, versions: int = 1, most: int | None = None) -> Row:
         """The errors of a configuration's network on the test images, for a row.
 
         Args:
             config: of the network, which is trained if it has not been.
             versions: how often each image is shown, see `examples.fixed`.
+            most: the first so many of the test images; None takes all.
         """
-        shown = self.evaluation_examples(config)
+        shown = self.evaluation_examples(config, most)
         trained = self.trained(config)
         found = evaluate(trained.model, shown, config.loss, versions)
         return {

@@ -22,10 +22,12 @@ class Plan:
     Attributes:
         networks: for MNIST and for CIFAR-10.
         seeds: of each.
+        test_images: measured on the first so many; None takes all.
     """
 
     networks: dict[str, RunConfig]
     seeds: tuple[int, ...]
+    test_images: int | None = None
 
 
 FULL = Plan({"mnist": load_preset("matrix-mnist"), "cifar10": load_preset("matrix-cifar10")}, (0, 1, 2))
@@ -35,6 +37,7 @@ QUICK = Plan(
         "cifar10": narrowed(load_preset("matrix-cifar10"), 3000, 3),
     },
     (0,),
+    test_images=2000,
 )
 
 
@@ -50,7 +53,8 @@ def _run_on(lab: Lab, plan: Plan, data: str) -> None:
     for seed in plan.seeds:
         seeded = replace(config, seed=seed)
         key: Row = {"data": config.data.name, "seed": seed}
-        lab.measure(key, networks_of(seeded), partial(lab.measured_on_test, seeded))
+        way = networks_of(seeded) | {"at_most": plan.test_images}
+        lab.measure(key, way, partial(lab.measured_on_test, seeded, most=plan.test_images))
 
 
 def report(rows: list[Row]) -> str:
@@ -76,8 +80,9 @@ def _line(rows: list[Row], data: str) -> tuple[str, ...]:
 
 def _said(rows: list[Row]) -> str:
     """What was measured on what."""
-    sizes = {row["data"]: row["images"] for row in rows}
-    return " ".join(f"{data} is {count:,} test images." for data, count in sizes.items())
+    sizes = {row["data"]: (row["at_most"], row["images"]) for row in rows}
+    which = {data: f"the first {count:,}" if most else f"{count:,}" for data, (most, count) in sizes.items()}
+    return " ".join(f"{data} is {count} test images." for data, count in which.items())
 
 
 def draw(rows: list[Row], file: Path) -> None:
