@@ -340,7 +340,11 @@ class Repository:
             raise NotReadyError(str(self.failure or "models are still loading"))
         name = self._default() if model is None else model
         if name is None:
-            raise ModelRequiredError(f"several models are served: name one of {self._names()} as model")
+            default = shown(self._settings.default_model)
+            raise ModelRequiredError(
+                f"several models are served: name one of {self._names()} as model; CAPSNET_DEFAULT_MODEL is "
+                f"{default}, which is not among them"
+            )
         self._check_not_taken_down(name)
         if name not in self._bundles.found and name not in self._served:
             raise UnknownModelError(f"no model {shown(name)} is served; there are {self._names()}")

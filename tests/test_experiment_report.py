@@ -254,6 +254,15 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(damage, command, tmp_path, 
     assert file.read_bytes() == before
 
 
+def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
+    file = stored(tmp_path, "table1") / "rows.jsonl"
+    file.write_text('{"command": "capsnet-train experiment table1", "data": "mnist"}\n')
+    assert status("report", tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"capsnet-train: {file} has a row without '")
+    assert "carry out table1 again" in said
+
+
 @pytest.mark.parametrize(
     "damage", ["", '{"experiment": "tab', "7", '{"experiment": "nothing", "quick": true}']
 )

@@ -59,6 +59,13 @@ def test_networks_are_trained_with_the_iterations_that_their_lines_name(lab):
         assert row["method"].startswith(f"{model.routing_iterations} iteration")
 
 
+def test_networks_that_were_trained_before_are_not_said_to_be_resumed(lab, tmp_path):
+    again = replace(lab, out=tmp_path / "again")
+    table1.run(again, replace(PLAN, networks={"mnist": PLAN.networks["mnist"]}))
+    assert [row["resumed"] for row in again.rows()] == [[]] * 5
+    assert {row["network"] for row in again.rows()} < {row["network"] for row in lab.rows()}
+
+
 def test_the_table_has_the_papers_number_beside_ours(lab):
     rows = [
         {"data": "mnist", "method": "3 iterations, reconstruction", "error_percent": error, "images": 10}

@@ -118,18 +118,18 @@ class Lab:
         self.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(each) + "\n" for each in [*kept, row])
         checkpoint.write_atomically(self.out / ROWS, lines)
+        self._unfinished(key | way).unlink(missing_ok=True)
         return row
 
     def count(self, what: Row, batches: Iterable[Batch], of_batch: Callable[[Batch], Tensor]) -> Tensor:
         """Counts summed over batches, for what takes hours: an interruption loses a minute of it.
 
         Args:
-            what: is counted, for a row: its key and its way.
+            what: is counted, for a row: its key and its way. Once it is there, they are counted anew.
             batches: the same ones each time.
             of_batch: counts of one of them, int64 on the CPU.
         """
-        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-        unfinished = self.out / f"unfinished-{digest[:10]}.json"
+        unfinished = self._unfinished(what)
         done, counts = 0, torch.zeros((), dtype=torch.int64)
         if unfinished.exists():
             saved = json.loads(unfinished.read_bytes())
@@ -144,8 +144,12 @@ class Lab:
                 so_far = json.dumps({"batches": number + 1, "counts": counts.tolist()})
                 checkpoint.write_atomically(unfinished, so_far)
                 written = time.monotonic()
-        unfinished.unlink(missing_ok=True)
         return counts
+
+    def _unfinished(self, what: Row) -> Path:
+        """Where counts for a row are kept until it is there."""
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return self.out / f"unfinished-{digest[:10]}.json"
 
     def measured_on_test(self, config: RunConfig, versions: int = 1, most: int | None = None) -> Row:
         """The errors of a configuration's network on the test images, for a row.
@@ -211,11 +215,15 @@ class Lab:
         train, validation = training_examples(config, self.root)
         with checkpoint.locked(run):
             checkpoint.write_config(run, config)
+            newest = checkpoint.newest_checkpoint(run)
+            before = checkpoint.read_progress(newest) if newest else None
             session = self.session()
             trainer = Trainer(run, config, self.device, session)
             tqdm.write(f"{run.name}: {describe(config)}, on {session.hardware}")
             if not trainer.fit(train, validation, Limits()):
                 raise KeyboardInterrupt
+        if before and before.step == trainer.progress.step:  # finished before, not resumed now
+            return run, before
         return run, trainer.progress
 
 

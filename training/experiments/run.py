@@ -100,9 +100,16 @@ def write_report(out: Path) -> Path:
         ValueError: what it holds is damaged.
     """
     claim, rows = read_claim(out), read_rows(out)
-    text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
+    try:
+        text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
+        if rows:
+            _module(claim.experiment).draw(rows, out / "figure.png")
+    except KeyError as missing:
+        raise ValueError(
+            f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
+            f"and carry out {claim.experiment} again: networks are kept"
+        ) from None
     if rows:
-        _module(claim.experiment).draw(rows, out / "figure.png")
         text += "\n![figure](figure.png)\n"
     checkpoint.write_atomically(out / "report.md", text)
     return out / "report.md"

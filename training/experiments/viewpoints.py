@@ -73,7 +73,7 @@ def matched_on_all(config: RunConfig) -> RunConfig:
 
 
 FAMILIAR_PAIRS = 24_300 // 3  # in smallNORB's test set and in that of toys
-TOYS_EPOCHS = 30  # of as many; with two seeds about eight hours of one core, if nothing is stopped early
+TOYS_EPOCHS = 30  # with two seeds about eight hours of one core, if nothing is stopped early
 FULL = Plan(
     {
         SMALLNORB: {
@@ -135,6 +135,7 @@ def _match(lab: Lab, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> No
         wanted = config if enough is None else stopped_at(config, enough)
         # Of its kind are networks of all seeds, which are not stopped at the same error.
         way = networks_of(wanted) | {"kind": networks_of(config)["kind"], "at_most": plan.test_images}
+        way |= {"weights": "last"}
         row = lab.measure(key | {"method": method}, way, partial(_measure, lab, wanted, plan))
         return float(row["validation_error_percent"])
 
