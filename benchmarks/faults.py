@@ -37,10 +37,11 @@ from live_service import wait_until  # noqa: E402
 from load import Load, under_load  # noqa: E402
 from tiny_bundle import SIDE  # noqa: E402
 
+from export.contract.manifest import newest_version  # noqa: E402
 from export.contract.pictures import FORMATS  # noqa: E402
 from service.batcher import RESTARTS  # noqa: E402
 
-BUNDLE = ROOT / "models" / "capsnet-mnist" / "1"
+BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
 COMPUTED = "capsnet_batch_images_sum"
 RESTARTED = "capsnet_inference_thread_restarts_total"
 CLIENTS = 8

@@ -28,6 +28,7 @@ sys.path.append(str(ROOT / "tests"))  # where a service in a process of its own 
 
 from live_process import LiveProcess, live_process  # noqa: E402  # see the line before
 
+from export.contract.manifest import newest_version  # noqa: E402
 from service.oip_tensors import write_request  # noqa: E402
 from service.pictures import to_png  # noqa: E402
 
@@ -35,7 +36,7 @@ from service.pictures import to_png  # noqa: E402
 
 Floats = NDArray[np.float32]
 
-BUNDLE = ROOT / "models" / "capsnet-mnist" / "1"
+BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
 OTHER = "another"
 IDLE_S = 20
 TIMES = 20
@@ -138,8 +139,8 @@ def kinds(pixels: Floats) -> Iterator[Kind]:
 
 def publish(models: Path) -> Path:
     """The shipped bundle, and the same under another name; returns the folder of both."""
-    shutil.copytree(BUNDLE, models / "capsnet-mnist" / "1")
-    manifest = shutil.copytree(BUNDLE, models / OTHER / "1") / "manifest.json"
+    shutil.copytree(BUNDLE, models / "capsnet-mnist" / BUNDLE.name)
+    manifest = shutil.copytree(BUNDLE, models / OTHER / BUNDLE.name) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "model": OTHER}))
     return models
 

@@ -247,8 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bundle",
         type=option_types.bundle,
-        default=ROOT / "models" / "capsnet-mnist" / "1",
-        help="<models>/<model>/<version> (models/capsnet-mnist/1)",
+        default=str(ROOT / "models" / "capsnet-mnist"),
+        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
     )
     return parser
 

@@ -347,8 +347,8 @@ def _parser() -> argparse.ArgumentParser:
         type=option_types.bundle,
         nargs="?",
         metavar="BUNDLE",
-        default=HERE.parent / "models" / "capsnet-mnist" / "1",
-        help="<models>/<model>/<version> (models/capsnet-mnist/1)",
+        default=str(HERE.parent / "models" / "capsnet-mnist"),
+        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
     )
     parser.add_argument(
         "--batches", type=_sizes, default=list(BATCHES), metavar="N,...", help="sizes of batches"

@@ -3,10 +3,15 @@
 import argparse
 from pathlib import Path
 
+from export.contract.manifest import BundleError, newest_version
+
 
 def bundle(text: str) -> Path:
-    """The folder of a bundle."""
-    folder = Path(text).resolve()
+    """The folder of a bundle: itself, or the newest version in a model's folder."""
+    try:
+        folder = newest_version(Path(text).resolve())
+    except BundleError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     missing = [
         name for name in ("manifest.json", "encoder.onnx", "samples.npz") if not (folder / name).is_file()
     ]

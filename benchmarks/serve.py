@@ -317,8 +317,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bundle",
         type=option_types.bundle,
-        default=HERE.parent / "models" / "capsnet-mnist" / "1",
-        help="<models>/<model>/<version> (models/capsnet-mnist/1)",
+        default=str(HERE.parent / "models" / "capsnet-mnist"),
+        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
     )
     return parser
 

@@ -33,10 +33,11 @@ import httpx
 import numpy as np
 from soak_traffic import Floats, Traffic
 
+from export.contract.manifest import newest_version
 from service.pictures import to_png
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLES = ROOT / "models" / "capsnet-mnist" / "1" / "samples.npz"
+SAMPLES = newest_version(ROOT / "models" / "capsnet-mnist") / "samples.npz"
 SCRIPT = Path(__file__).with_suffix(".lua")
 
 CONNECTIONS = 32

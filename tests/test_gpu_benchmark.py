@@ -12,6 +12,8 @@ import pytest
 from onnx import helper
 from tiny_bundle import make_model
 
+from export.contract.manifest import newest_version
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -41,7 +43,7 @@ def test_a_chip_that_is_not_in_the_table_has_no_limit():
 
 
 def test_the_papers_network_has_its_multiply_adds():
-    model = onnx.load(ROOT / "models" / "capsnet-mnist" / "1" / "encoder.onnx")
+    model = onnx.load(newest_version(ROOT / "models" / "capsnet-mnist") / "encoder.onnx")
     conv1, primary = 81 * 256 * 20 * 20, 81 * 256 * 256 * 6 * 6
     votes, routing = 1152 * 8 * 160, 5 * 1152 * 160  # three weighted sums and two agreements
     assert multiply_adds_per_image(model) == conv1 + primary + votes + routing

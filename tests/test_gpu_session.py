@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_bundle import SIDE, decoder_model, encoder_model
 
+from export.contract.manifest import newest_version
 from export.optimize.half_precision import halved
 from service.gpu_session import NO_RECORDING, Gpu, GpuSession, Slot, batch_sizes, open_gpu_session
 from service.providers import PROVIDERS, DeviceError, cuda_options
@@ -263,7 +264,7 @@ def test_on_cuda_every_batch_size_gives_what_the_cpu_gives(plain, caplog, record
 @pytest.mark.gpu
 @pytest.mark.parametrize("half", [False, True])
 def test_the_shipped_encoder_runs_as_cuda_graphs_of_every_size(caplog, half):
-    plain = Path("models/capsnet-mnist/1/encoder.onnx").read_bytes()
+    plain = (newest_version(Path("models/capsnet-mnist")) / "encoder.onnx").read_bytes()
     content = halved(plain) if half else plain
     session = open_gpu_session(partial(cuda_session, content=content), 64, records=True)
     assert "no CUDA graphs" not in caplog.text

@@ -1,5 +1,7 @@
 """Half precision: products in float16, norms and logits never, and a gate that answers have to pass."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -7,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from tiny_bundle import SIDE, encoder_model, make_model
 
+from export.contract.manifest import newest_version
 from export.optimize.half_precision import (
     MAX_LENGTH_ERROR,
     PRODUCTS,
@@ -19,7 +22,7 @@ from export.optimize.half_precision import (
     halved,
 )
 
-SHIPPED = "models/capsnet-mnist/1"
+SHIPPED = newest_version(Path("models/capsnet-mnist"))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """What is read from a plain encoder is what its model has, and what is no such encoder is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -7,6 +9,7 @@ from onnx import helper, numpy_helper
 from random_encoders import oblong_encoder, random_encoder, with_weights
 from tiny_bundle import encoder_model
 
+from export.contract.manifest import newest_version
 from export.optimize.half_precision import half_precision
 from export.optimize.plain_encoder import NotOptimizableError, read_convolution, read_encoder
 
@@ -110,7 +113,7 @@ def refusal(model):
 
 
 def test_a_decoder_is_refused_with_what_it_lacks():
-    message = refusal(onnx.load("models/capsnet-mnist/1/decoder.onnx"))
+    message = refusal(onnx.load(newest_version(Path("models/capsnet-mnist")) / "decoder.onnx"))
     assert message == "no encoder of dynamic routing: it has no class_caps/u_hat, conv1, primary_caps/conv"
 
 

@@ -17,13 +17,13 @@ from tiny_bundle import CLASSES, SIDE, replace_file, rewrite_manifest, write_bun
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInstanceGroup
 
 from export.cli import main
-from export.contract.manifest import BundleError
+from export.contract.manifest import BundleError, newest_version
 from export.triton import mask_graph, read_bundle, write_repository
 from service.classify import one_hot
 from service.engine import load_engine
 from service.providers import TOLERANCE, Placement
 
-SHIPPED = Path("models/capsnet-mnist/1")
+SHIPPED = newest_version(Path("models/capsnet-mnist"))
 GRAPHS = ("tiny", "tiny-mask", "tiny-decoder")
 
 Tensors = dict[str, np.ndarray]
