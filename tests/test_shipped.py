@@ -140,7 +140,7 @@ def test_the_readme_states_the_manifests_error(any_bundle):
 
 
 def test_at_most_0_7_percent_of_the_test_images_are_wrong(bundle):
-    assert error_percents(read_manifest(bundle))["test_error"] <= 0.7
+    assert error_percents(read_manifest(bundle))["test_error"] <= 0.5
 
 
 @pytest.mark.mnist
