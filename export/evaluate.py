@@ -16,7 +16,7 @@ from training.data.folder import find_again
 from training.examples import Batch, evaluation_examples
 from training.metrics import Errors, exact_errors, object_errors
 
-BATCH = 32  # matrix capsules with the votes of 250 images took 10 GB
+BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes
 
 
 def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:

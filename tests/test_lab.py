@@ -100,7 +100,10 @@ def test_counts_go_on_after_an_interruption(lab, monkeypatch):
     )
     assert counted == [0, 1, 2, 0, 1, 3, 4], "nor before the row has been written"
     assert [row["found"] for row in lab.rows()] == [[5, 10]]
-    assert len(list(lab.out.glob("unfinished-*"))) == 1, "that of the other row"
+    [of_the_other] = lab.out.glob("unfinished-*")
+    of_the_other.write_text('{"batches": 1')
+    with pytest.raises(ValueError, match=f"{of_the_other.name} is damaged.*remove it"):
+        lab.count({"row": "another"}, range(2), count_until(None))
 
 
 def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(lab):

@@ -128,12 +128,18 @@ class Lab:
             what: is counted, for a row: its key and its way. Once it is there, they are counted anew.
             batches: the same ones each time.
             of_batch: counts of one of them, int64 on the CPU.
+
+        Raises:
+            ValueError: what was counted before is damaged; names the file.
         """
         unfinished = self._unfinished(what)
         done, counts = 0, torch.zeros((), dtype=torch.int64)
         if unfinished.exists():
-            saved = json.loads(unfinished.read_bytes())
-            done, counts = saved["batches"], torch.tensor(saved["counts"], dtype=torch.int64)
+            try:
+                saved = json.loads(unfinished.read_bytes())
+                done, counts = saved["batches"], torch.tensor(saved["counts"], dtype=torch.int64)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{unfinished} is damaged: {error}; remove it to count anew") from None
         written = time.monotonic()
         for number, batch in enumerate(batches):
             if number < done:
