@@ -39,6 +39,10 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         )
     best = checkpoint.best_checkpoint(run)
     model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root).to(device)
+    data: TransformedSet = "affnist" if full else "affnist-style"
+    transformed = None
+    if config.data.name == "shifted-mnist":  # first, as affNIST may not be here
+        transformed = evaluate_transformed(model.eval(), config, data, root, device)
     pairs = full and config.data.name == "multimnist"
     found = evaluate(model, test, config.loss, PAPERS_PARTNERS if pairs else 1)
     result = {
@@ -51,15 +55,12 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         "classification_loss": found.classification_loss,
         "reconstruction_loss": found.reconstruction_loss,
     }
-    more = ""
-    if config.data.name == "shifted-mnist":
-        data: TransformedSet = "affnist" if full else "affnist-style"
-        transformed = evaluate_transformed(model.eval(), config, data, root, device)
+    if transformed:
         result[f"{data}_error_percent"] = transformed.error_percent
-        more = f"; on {data} {_in_words(transformed)}"
     file = run / ("result-full.json" if full else "result.json")
     checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
+    more = f"; on {data} {_in_words(transformed)}" if transformed else ""
     return f"{best.name}: test error {_in_words(found)}{missed}{more}"
 
 
