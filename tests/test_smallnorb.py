@@ -12,6 +12,7 @@ from training.data.smallnorb import (
     GRID,
     create_matrix,
     file_name,
+    open_matrix,
     read_matrix,
     read_split,
     write_matrix,
@@ -94,6 +95,13 @@ def test_a_matrix_can_be_filled_in_any_order(tmp_path):
     filled[[3, 1]] = 7
     filled.flush()
     np.testing.assert_array_equal(read_matrix(path)[:, 0, 0], [0, 7, 0, 7])
+
+
+def test_a_matrix_can_be_changed_in_place(tmp_path):
+    path = tmp_path / "some.mat"
+    write_matrix(path, np.zeros((4, 2, 3), np.int32))
+    open_matrix(path)[2] = 7
+    np.testing.assert_array_equal(read_matrix(path)[:, 0, 0], [0, 0, 7, 0])
 
 
 def test_a_type_that_the_format_does_not_know_is_refused(tmp_path):

@@ -6,7 +6,10 @@ import hashlib
 import itertools
 import math
 import os
+import pickle
 import re
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +27,7 @@ from training.data.load import FACTS, load_split
 from training.data.smallnorb import CLASS_NAMES, file_name
 from training.data.sources import SOURCES
 from training.data.toys.conditions import Conditions
-from training.data.toys.make import make, usable_cores
+from training.data.toys.make import make, sit, sittings, usable_cores
 from training.data.toys.parts import ball
 from training.data.toys.renderer import RAYS_PER_SIDE, nearest, shade, surface
 from training.data.toys.studio import LIGHTINGS, cameras, photograph, taken
@@ -360,6 +363,16 @@ def test_a_signal_that_comes_again_does_not_cut_the_tidying_up_short(tmp_path):
             time.sleep(0.001)
         running.communicate(timeout=60)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_sends_too_little_to_be_stopped_amid_it(root, tmp_path):
+    """Its parent would wait for ever for the rest of a message that is longer than a pipe takes at once."""
+    folder = Path(shutil.copytree(root / "toys", tmp_path / "toys"))
+    for split in ("train", "test"):
+        smallnorb.open_matrix(folder / file_name("toys", split, "dat"))[...] = 0
+    sent = [pickle.dumps(sit(sitting, folder)) for sitting in sittings(FEW)]
+    assert max(map(len, sent)) < select.PIPE_BUF / 2
+    assert [digest(folder, split) for split in FEW_DIGESTS] == list(FEW_DIGESTS.values())
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):

@@ -98,7 +98,20 @@ def read_matrix(path: Path) -> NDArray[Any]:
     Raises:
         ValueError: an unknown magic number, too short or too long; names the file.
     """
-    content = _read_bytes(path)
+    return _matrix(path, _read_bytes(path))
+
+
+def open_matrix(path: Path) -> NDArray[Any]:
+    """A binary matrix that is not compressed, to be changed in place; several processes may do it at once.
+
+    Raises:
+        ValueError: as `read_matrix`.
+    """
+    return _matrix(path, np.memmap(path, np.uint8, "r+"))
+
+
+def _matrix(path: Path, content: NDArray[np.uint8]) -> NDArray[Any]:
+    """What a file's bytes say, as a view of them."""
     if len(content) < 8:
         raise ValueError(f"{path} is truncated: {len(content)} bytes, its header has at least 20")
     magic, dimensions = (int(word) for word in np.frombuffer(content, "<u4", 2))

@@ -8,10 +8,9 @@ import os
 import shutil
 import signal
 import threading
-from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from training.data.smallnorb import CLASS_NAMES, SIZE, create_matrix, file_name, write_matrix
+from training.data.smallnorb import CLASS_NAMES, SIZE, create_matrix, file_name, open_matrix, write_matrix
 from training.data.toys.conditions import Conditions, Part
 from training.data.toys.studio import SEED, Toy, photograph, taken, toy
 
@@ -41,6 +40,7 @@ class Sitting:
         azimuth: 0 to 17.
         subject: the toy.
         conditions: its elevations and lightings.
+        rows: where its pairs stand among those of the split, int64 [E, L].
     """
 
     split: Part
@@ -49,6 +49,7 @@ class Sitting:
     azimuth: int
     subject: Toy
     conditions: Conditions
+    rows: NDArray[np.int64]
 
 
 def make(root: Path, conditions: Conditions | None = None, processes: int | None = None) -> Path:
@@ -86,20 +87,14 @@ def usable_cores() -> int:
 
 def _fill(part: Path, conditions: Conditions, processes: int) -> None:
     """Write the three matrices of each split."""
-    pictures = {split: _create(part, conditions, split) for split in SPLITS}
-    rows = {split: _rows(conditions, split) for split in SPLITS}
-    sittings = _sittings(conditions)
-    with closing(_carried_out(sittings, processes)) as results:
-        for sitting, pairs in zip(sittings, results, strict=True):
-            place = np.ix_(conditions.elevations, [sitting.azimuth], conditions.lightings)
-            of_toy = rows[sitting.split][sitting.category, sitting.instance]
-            pictures[sitting.split][of_toy[place][:, 0]] = pairs
-    for matrix in pictures.values():
+    pictures = [_create(part, conditions, split) for split in SPLITS]
+    _carry_out(sittings(conditions), part, processes)
+    for matrix in pictures:
         matrix.flush()
 
 
 def _create(part: Path, conditions: Conditions, split: Part) -> "np.memmap[Any, np.dtype[Any]]":
-    """The matrices that say what is on the pictures, and one for these, to be filled."""
+    """The matrices that say what is on the pictures, and one for these, zero until the sittings fill it."""
     pairs = conditions.pairs(split)
     azimuth_in_tens = np.array([1, 1, 2, 1], np.int32)  # as smallNORB has it: 0, 2, 4 to 34
     write_matrix(part / file_name(NAME, split, "cat"), pairs[:, 0])
@@ -117,27 +112,30 @@ def _rows(conditions: Conditions, split: Part) -> NDArray[np.int64]:
     return rows
 
 
-def _sittings(conditions: Conditions) -> list[Sitting]:
+def sittings(conditions: Conditions) -> list[Sitting]:
+    """All that it takes to fill the matrices, split by split."""
+    rows = {split: _rows(conditions, split) for split in SPLITS}
     return [
-        Sitting(split, category, instance, azimuth, subject, conditions)
+        Sitting(split, category, instance, azimuth, subject, conditions, of_toy[place][:, 0])
         for split in SPLITS
         for category in range(len(CLASS_NAMES))
         for instance in conditions.toys(split)
-        for subject in [toy(category, instance)]
+        for subject, of_toy in [(toy(category, instance), rows[split][category, instance])]
         for azimuth in conditions.azimuths
+        for place in [np.ix_(conditions.elevations, [azimuth], conditions.lightings)]
     ]
 
 
-def _carried_out(sittings: list[Sitting], processes: int) -> Generator[NDArray[np.uint8]]:
-    """The pictures of each sitting in turn, with progress; left early, the workers are stopped at once."""
+def _carry_out(planned: list[Sitting], part: Path, processes: int) -> None:
+    """Fill the matrices of pictures, with progress; interrupted, the workers are stopped at once."""
     fresh = multiprocessing.get_context("spawn")  # a fork could inherit a lock that a thread of ours holds
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, fresh, _depend_on_the_parent) as pool:
         try:
             # Not `map`: left early it cancels, and Python 3.11 fails to end a pool of what is cancelled.
-            waiting = deque(pool.submit(_sit, sitting) for sitting in sittings)
-            for _ in tqdm(sittings, NAME, unit=" views", mininterval=1):
-                yield waiting.popleft().result()
+            waiting = [pool.submit(sit, sitting, part) for sitting in planned]
+            for carried_out in tqdm(waiting, NAME, unit=" views", mininterval=1):
+                carried_out.result()
         except BaseException:  # the pool would wait for what they are at
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
@@ -157,12 +155,21 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)  # not sys.exit: the main thread waits for work that no one is left to send
 
 
-def _sit(sitting: Sitting) -> NDArray[np.uint8]:
-    """Left and right pictures, uint8 [E, L, 2, 96, 96]."""
+def sit(sitting: Sitting, part: Path) -> None:
+    """Take the pictures of a sitting, and put them where they belong.
+
+    The process that takes them writes them: stopped while it sends so much to its parent, it would leave that
+    waiting for the rest for ever.
+
+    Args:
+        sitting: one of `sittings`.
+        part: folder of the matrices.
+    """
     elevations = [30 + 5 * elevation for elevation in sitting.conditions.elevations]
     seen = photograph(sitting.subject, 20 * sitting.azimuth, elevations, sitting.conditions.lightings)
     seed = (SEED, sitting.category, sitting.instance, sitting.azimuth)
-    return taken(seen, np.random.default_rng(seed))
+    pictures = open_matrix(part / file_name(NAME, sitting.split, "dat"))
+    pictures[sitting.rows] = taken(seen, np.random.default_rng(seed))
 
 
 @contextmanager
