@@ -251,6 +251,19 @@ def test_perturbations_are_added_to_the_pose_together(client):
     assert made.perturbations == {0: 0.25, 3: -0.5}
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"pose": [0, 1, math.nan, 0], "label": "1"}, r"pose\[2\] must be a finite number, got nan"),
+        ({"image": png(), "perturbations": {3: math.inf}}, "delta of dimension 3 must be .*, got inf"),
+        ({"image": png(), "sweep": Sweep(start=-math.inf)}, "start must be a finite number, got -inf"),
+    ],
+)
+def test_numbers_that_json_has_not_are_refused_by_name(client, asked, message):
+    with pytest.raises(ValueError, match=message):
+        client.reconstruct(**asked)
+
+
 def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
     of_file, of_array = (client.reconstruct(one, label="2") for one in (png(), levels()))
     assert of_file.label == of_array.label == "2"

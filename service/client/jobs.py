@@ -3,6 +3,7 @@
 Every job is a generator that yields calls and is sent their answers; whoever drives it sends them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -75,8 +76,12 @@ class Sweep:
     step: float = 0.05
 
     def as_json(self) -> dict[str, Any]:
-        """The field `sweep` of /reconstruct."""
-        deltas = {"start": float(self.start), "stop": float(self.stop), "step": float(self.step)}
+        """The field `sweep` of /reconstruct.
+
+        Raises:
+            ValueError: one of the numbers is NaN or infinite.
+        """
+        deltas = {name: _finite(name, getattr(self, name)) for name in ("start", "stop", "step")}
         if self.dimensions is None:
             return deltas
         return {"dimensions": [int(dimension) for dimension in self.dimensions], **deltas}
@@ -197,14 +202,15 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
     """The body: a form with a picture's file, or JSON with a pose.
 
     Raises:
-        ValueError: there is neither an image nor a pose, or both.
+        ValueError: there is neither an image nor a pose, or both; a number is NaN or infinite.
     """
     image, pose, label, perturbations, sweep = decoding
     fields: dict[str, Any] = {} if label is None else {"label": label}
     changes: dict[str, Any] = {}
     if perturbations is not None:
         changes["perturbations"] = [
-            {"dimension": int(dimension), "delta": float(delta)} for dimension, delta in perturbations.items()
+            {"dimension": int(dimension), "delta": _finite(f"delta of dimension {dimension}", delta)}
+            for dimension, delta in perturbations.items()
         ]
     if sweep is not None:
         changes["sweep"] = sweep.as_json()
@@ -214,5 +220,14 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
     if pose is None or image is not None:
         given = "neither" if pose is None else "both"
         raise ValueError(f"give either image, or pose and label; got {given}")
-    fields["pose"] = np.asarray(pose, np.float32).ravel()
-    return {"content": orjson.dumps({**fields, **changes}, option=orjson.OPT_SERIALIZE_NUMPY)}
+    fields["pose"] = [
+        _finite(f"pose[{i}]", value) for i, value in enumerate(np.asarray(pose, np.float64).ravel().tolist())
+    ]
+    return {"content": orjson.dumps({**fields, **changes})}
+
+
+def _finite(name: str, given: float) -> float:
+    """As it is; JSON has no NaN and no infinity, and would say null."""
+    if not math.isfinite(given):
+        raise ValueError(f"{name} must be a finite number, got {given}")
+    return float(given)
