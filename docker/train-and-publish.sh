@@ -40,7 +40,12 @@ if [ -e "$published" ]; then
 fi
 
 data=$(python -c 'import sys; from training.config import load_preset; print(load_preset(sys.argv[1]).data.name)' "$preset")
-if [ "$data" != drawn ]; then attend capsnet-train download "$data"; fi
+case $data in
+drawn) ;;
+multimnist | shifted-mnist) attend capsnet-train download mnist ;; # what they are made of
+toys) if [ ! -e "$CAPSNET_DATA/toys" ]; then attend capsnet-train make toys; fi ;;
+*) attend capsnet-train download "$data" ;;
+esac
 
 if [ ! -e "$run/result.json" ]; then # written when the run has finished
   if compgen -G "$run/checkpoints/step-*" >/dev/null; then

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from export.contract.manifest import Manifest
 from export.evaluate import run_config
+from export.graph import CapsuleNetwork
 from training.config import (
     CapsNetConfig,
     CnnConfig,
@@ -15,6 +18,7 @@ from training.config import (
     RunConfig,
     from_dict,
 )
+from training.models.build import build
 
 # Where the name of a data set is not that of its files: what the images are made of.
 MADE_OF = {
@@ -97,7 +101,11 @@ def _network(config: RunConfig) -> Iterator[str]:
     assert not isinstance(model, CnnConfig)  # which is never exported
     yield from _capsnet(model) if isinstance(model, CapsNetConfig) else _matrix_capsnet(model)
     if model.decoder_hidden:
-        yield f"The decoder's hidden layers have {' and '.join(map(str, model.decoder_hidden))} units."
+        yield (
+            f"The decoder's hidden layers have {' and '.join(map(str, model.decoder_hidden))} units; "
+            f"{_decoder_parameters(model):,} of the parameters are its own"
+            + (", which the paper's network has not." if isinstance(model, MatrixCapsNetConfig) else ".")
+        )
     else:
         yield "It has no decoder."
     if model.standardise:
@@ -109,6 +117,21 @@ def _network(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _decoder_parameters(model: CapsNetConfig | MatrixCapsNetConfig) -> int:
+    with torch.device("meta"):
+        network = build(model)
+    assert isinstance(network, CapsuleNetwork)
+    assert network.decoder
+    return sum(parameter.numel() for parameter in network.decoder.parameters())
+
+
+def _iterations(model: CapsNetConfig | MatrixCapsNetConfig) -> str:
+    """Of routing, in words; both papers have as many."""
+    usual = CapsNetConfig.routing_iterations
+    count = f"{model.routing_iterations} routing iteration{'s' if model.routing_iterations > 1 else ''}"
+    return count if model.routing_iterations == usual else f"{count} ({usual} in the paper)"
+
+
 def _input(model: CapsNetConfig | MatrixCapsNetConfig) -> str:
     return "stereo pair" if model.image_channels == 2 else "image"
 
@@ -118,7 +141,7 @@ def _capsnet(model: CapsNetConfig) -> Iterator[str]:
     yield (
         f"Conv1 with {model.conv_channels} channels, {model.primary_types} types of {model.primary_dim}-D "
         f"primary capsules, {model.classes} class capsules of {model.class_dim} dimensions, "
-        f"{model.routing_iterations} routing iterations."
+        f"{_iterations(model)}."
     )
     for layer in model.stem:
         yield (
@@ -149,7 +172,7 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
     yield (
         f"A convolution with {model.conv_channels} channels (A), {model.primary_types} types of primary "
         f"capsules (B), {first} and {second} of convolutional capsules (C and D), {model.classes} class "
-        f"capsules, {model.routing_iterations} routing iterations."
+        f"capsules, {_iterations(model)}."
     )
     if model.vector_poses:
         yield "Poses are vectors of 16 that 16x16 matrices transform, not matrices (Table 1)."

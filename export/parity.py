@@ -21,6 +21,7 @@ TOLERANCE = {"capsnet": 1e-5, "matrix-capsnet": 1e-4}
 BATCH_SIZES = (1, 3, 32)  # none is the one that is traced
 # By architecture, beside its own number. EM routing amplifies rounding from one iteration to the next, some
 # tenfold in a trained network: with more than it was trained with PyTorch itself is far from the truth.
+# Trained with 3 iterations, seven small networks differed by 8e-6 to 8e-5; one with 5 by 5e-4, too much.
 ROUTING_ITERATIONS = {"capsnet": (1, 2, 3, 5), "matrix-capsnet": ()}
 
 

@@ -326,7 +326,16 @@ def test_nothing_is_larger_than_the_votes():
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         routed(capsules)
-    assert 0 < max(kept) < votes / 8
+    poses, assignments = votes // PARENTS, votes * routed.routing.iterations // 16
+    assert sorted(kept)[-2:] == [assignments, poses]
+
+
+def test_what_compiled_routing_keeps_is_let_go_by_the_backward_pass():
+    capsules = Capsules(*(part.requires_grad_() for part in children(8)))
+    loss = layer()(capsules).poses.sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
 
 
 def test_a_hundred_thousand_random_draws_stay_finite():

@@ -55,11 +55,14 @@ def test_shipped_bundles_give_their_cards():
         card = model_card(manifest)
         assert f"{manifest.parameter_count:,} parameters" in card
         assert manifest.training["command"] in card
+        assert (max(model.iterdir()) / "MODEL_CARD.md").read_text() == card
 
 
 def test_the_papers_network_is_told_without_what_it_does_not_have(tiny):
     card = card_of(tiny, load_preset("mnist"))
     assert "Conv1 with 256 channels, 32 types of 8-D primary capsules" in card
+    assert "10 class capsules of 16 dimensions, 3 routing iterations. " in card
+    assert "512 and 1024 units; 1,411,344 of the parameters are its own. " in card
     assert row(card, "loss") == (
         "margin loss (m+ 0.9, m- 0.1, lambda 0.5) + 0.0005 x summed squared pixel error"
     )
@@ -168,7 +171,8 @@ def test_matrix_capsules_are_told(tiny):
     card = card_of(of_matrices(tiny, config), config)
     assert "as in *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018)" in card
     assert "64 channels (A), 8 types of primary capsules (B), 16 and 16 of convolutional capsules" in card
-    assert "The decoder's hidden layers have 256 and 512 units." in card
+    assert "5 class capsules, 2 routing iterations (3 in the paper)." in card
+    assert "256 and 512 units; 1,202,944 of the parameters are its own, which the paper's network has" in card
     assert "Lambda of Eq. 2 grows towards 0.02, for the class capsules towards 0.02; in the official" in card
     assert row(card, "first weights") == "matrices the identity and some noise, all others random, PyTorch's"
     assert "each stereo pair to zero mean and unit variance" in card

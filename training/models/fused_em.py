@@ -98,31 +98,32 @@ class _FusedEM(torch.autograd.Function):
         temperatures: list[float],
         floors: tuple[float, float],
     ) -> tuple[Tensor, Tensor]:
-        factors = [poses.contiguous(), activations.contiguous(), matrices.contiguous(), offsets, child]
-        ctx.arrays = [tensor.detach().numpy() for tensor in factors]
-        ctx.betas = beta_u.detach().numpy(), budget.detach().numpy()
+        factors = poses.contiguous(), activations.contiguous(), matrices.contiguous(), offsets, child
         ctx.numbers = np.array(temperatures, np.float32), np.array(floors, np.float32)
         shape = len(temperatures), len(poses), *child.shape[:1], len(matrices)  # T, B, P, J
-        every = np.empty((*shape, child.shape[1]), np.float32)
-        every[0] = assignments.numpy()[:, None]
-        means, variances = np.empty((*shape, H), np.float32), np.empty((*shape, H), np.float32)
-        ctx.found = every, means, variances, np.empty(shape, np.float32)
+        every = poses.new_empty((*shape, child.shape[1]))
+        every[0] = assignments[:, None]
+        means, variances = poses.new_empty((*shape, H)), poses.new_empty((*shape, H))
+        log_activations = poses.new_empty(shape)
+        filled = every, means, variances, log_activations
+        arrays = _arrays(*factors, beta_u, budget), _arrays(*filled)
         _in_threads(
-            len(poses),
-            lambda start, stop: _forward(start, stop, *ctx.arrays, *ctx.betas, *ctx.numbers, *ctx.found),
+            len(poses), lambda start, stop: _forward(start, stop, *arrays[0], *ctx.numbers, *arrays[1])
         )
-        return torch.from_numpy(means[-1]), torch.from_numpy(ctx.found[3][-1])
+        ctx.save_for_backward(*factors, beta_u, *filled)
+        return means[-1].clone(), log_activations[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_means: Tensor, of_log_activations: Tensor) -> tuple[Tensor | None, ...]:
-        poses, activations, matrices, _, _ = ctx.arrays
+        kept = _arrays(*ctx.saved_tensors)
+        known: tuple[Any, ...] = (*kept[:6], *ctx.numbers, *kept[6:])
+        poses, activations, matrices = known[:3]
         of_poses, of_activations = np.zeros_like(poses), np.zeros_like(activations)
         given = of_means.contiguous().numpy(), of_log_activations.contiguous().numpy().copy()
 
         def part(start: int, stop: int) -> tuple[Array, Array]:
             shared = np.zeros_like(matrices), np.zeros((2, len(matrices)), np.float32)
-            known: tuple[Any, ...] = (*ctx.arrays, ctx.betas[0], *ctx.numbers, *ctx.found)
             found: tuple[Any, ...] = (*given, of_poses, of_activations, *shared)
             _backward(start, stop, *known, *found)
             return shared
@@ -137,6 +138,11 @@ class _FusedEM(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
+    """The same memory, for compiled functions."""
+    return [tensor.detach().numpy() for tensor in tensors]
 
 
 def _in_threads(examples: int, work: Callable[[int, int], Result]) -> list[Result]:
