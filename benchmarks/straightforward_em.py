@@ -3,7 +3,8 @@
 Procedure 1 of *Matrix Capsules with EM Routing* as it is written, parent position by parent position: the
 votes by a broadcast product of each child's pose with the matrices of its types, M-step and E-step by
 multiplying and summing with axes of length 1, and then, child position by child position, the sum over all
-parents that the child reaches. Nothing is done to slow it down, and nothing to speed it up.
+parents that the child reaches, but for the E-step after the last M-step, which nothing would come of. Nothing
+is done to slow it down, and nothing else to speed it up.
 """
 
 # B batch, S child positions, I child types, P parent positions, K child positions in a receptive field,
@@ -57,9 +58,11 @@ class LoopedCapsules(nn.Module):
                 inverse_temperature = constants.inverse_temperature_in(iteration)
                 log_a = F.logsigmoid(inverse_temperature * (routing.budget() - cost))  # [B, J]
                 parents.append((mean[:, 0], log_a.exp()))
-                log_p = -(square / (2 * variance) + 0.5 * (2 * math.pi * variance).log()).sum(dim=3)
-                joint.append(log_a[:, None] + log_p)  # [B, N, J]
-            shares = self._shares(joint, children.poses.shape[2])
+                if iteration + 1 < routing.iterations:
+                    log_p = -(square / (2 * variance) + 0.5 * (2 * math.pi * variance).log()).sum(dim=3)
+                    joint.append(log_a[:, None] + log_p)  # [B, N, J]
+            if joint:
+                shares = self._shares(joint, children.poses.shape[2])
         means, found = zip(*parents, strict=True)
         return Capsules(torch.stack(means, dim=1), torch.stack(found, dim=1))
 
