@@ -258,9 +258,10 @@ def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]
 
 
 def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Images [N, H, W, C], and what the graphs make of them on the CPU."""
+    """Images [N, H, W, C], and what the graphs make of them on the CPU; classes are decoded in turn."""
     probabilities, poses = parity.run_onnx(graphs.encoder, pixels=pixels)
-    mask = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
+    images, classes = probabilities.shape
+    mask = np.eye(classes, dtype=np.float32)[np.arange(images) % classes]
     samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses, "mask": mask}
     if graphs.decoder is not None:
         [samples["reconstruction"]] = parity.run_onnx(graphs.decoder, poses=poses, mask=mask)

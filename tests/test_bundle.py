@@ -44,6 +44,11 @@ def test_the_samples_hold_what_the_graphs_give(trained_bundle):
     np.testing.assert_allclose(reconstruction, samples["reconstruction"], atol=1e-5)
 
 
+def test_the_samples_try_the_decoder_with_other_classes_in_turn(trained_bundle):
+    mask = np.load(trained_bundle / "samples.npz", allow_pickle=False)["mask"]
+    np.testing.assert_array_equal(mask, np.eye(10)[:8])
+
+
 def test_the_manifest_says_how_the_model_was_trained_and_how_well_it_does(trained_bundle, tiny_run):
     manifest = read_manifest(trained_bundle)
     assert manifest.training["config"] == json.loads((tiny_run / "config.json").read_text())
