@@ -222,7 +222,10 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
         if not (train.labels == label).any():
-            raise ValueError(f"all pictures of {name} would be held out: add some, or try another seed")
+            raise ValueError(
+                f"no picture of {name} would be left to learn from, beside those that are kept to test with "
+                "and to choose the best checkpoint: add some, or try another --seed"
+            )
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
     return examples(config.data, classes, train), examples(config.data, classes, validation)
