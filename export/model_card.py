@@ -19,6 +19,7 @@ from training.config import (
     from_dict,
 )
 from training.models.build import build
+from training.models.matrix_capsules import COORDINATES, OFFICIAL_COORDINATES
 
 # Where the name of a data set is not that of its files: what the images are made of.
 MADE_OF = {
@@ -348,7 +349,8 @@ def _pose(manifest: Manifest) -> str:
     matrix = f"A pose is a {rows}x{columns} matrix of numbers of any size, row by row."
     if not manifest.parameters.get("coordinate_addition"):
         return matrix
-    first, second = (0, 1) if manifest.parameters.get("official_routing") else (3, 7)
+    official = manifest.parameters.get("official_routing")
+    first, second = OFFICIAL_COORDINATES if official else COORDINATES
     places = "where the object's parts are: row and column, 0 to 1"
     return f"{matrix} Elements {first} and {second} have in them {places}."
 

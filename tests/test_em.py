@@ -40,11 +40,16 @@ def procedure_1(votes, activations, parents_of, routing):
                 mu[p, j, h] = (1 - inertia) * mu[p, j, h] + inertia * before[p, j, h]
                 spread = sum(m * (v - mu[p, j, h]) ** 2 for m, v in zip(mass, of_h, strict=True))
                 var[p, j, h] = spread / (total + constants.mass_floor) + constants.variance_floor
+            if routing.mixing_proportions:
+                a[p, j] = total + constants.mass_floor
+                continue
             beta_u, beta_a = routing.beta_u[j].item(), routing.beta_a[j].item()
             cost = sum((beta_u + math.log(math.sqrt(var[p, j, h]))) * total for h in range(16))
             cost *= constants.cost_scale  # the official code's
             lam = constants.inverse_temperature * (1 - constants.inverse_temperature_decay ** (t + 1))
             a[p, j] = 1 / (1 + math.exp(-lam * (constants.activation_cost * beta_a - cost)))
+        if routing.mixing_proportions:
+            a = {parent: mass / sum(a.values()) for parent, mass in a.items()}
         if t + 1 == routing.iterations:
             return mu, a
         density = {}
@@ -127,6 +132,19 @@ def test_the_official_variant_is_the_procedure_with_inert_means_and_double_costs
         torch.testing.assert_close(found.poses[0, p, j], mean, rtol=0, atol=1e-5)
     assert (found.poses - plain(capsules).poses).abs().max() > 0.01
     assert (found.activations - plain(capsules).activations).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_mixing_proportions_are_shares_of_what_is_assigned_in_the_last_iteration(iterations):
+    routed, capsules = layer(iterations=iterations, mixing=True), children(1)
+    votes = routed.votes(capsules.poses)[0].tolist()
+    seen = routed.fields.seen(capsules.activations)[0].tolist()
+    mu, a = procedure_1(votes, seen, same_child(routed.fields, TYPES), routed.routing)
+    found = routed(capsules)
+    for (p, j), expected in a.items():
+        assert found.activations[0, p, j].item() == pytest.approx(expected, rel=1e-4)
+        mean = torch.tensor([mu[p, j, h] for h in range(16)])
+        torch.testing.assert_close(found.poses[0, p, j], mean, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"mixing": True}])

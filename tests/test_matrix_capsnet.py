@@ -107,6 +107,27 @@ def test_the_official_variant_begins_with_the_official_codes_values():
     assert model.class_caps.offsets.abs().sum(dim=0).nonzero().flatten().tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("preset", "lambdas", "inertia", "cost", "floors"),
+    [
+        ("matrix-smallnorb", (0.01, 0.01, 0.0025), 0, 1, (1e-7, 1e-7, 1e-7)),
+        ("matrix-smallnorb-official", (0.01, 0.01, 0.0025), 0.1, 2, (1e-7, 1e-7, 1e-5)),
+        ("matrix-toys", (0.02, 0.02, 0.02), 0, 1, (1e-7, 1e-7, 1e-7)),
+    ],
+)
+def test_every_layer_is_routed_with_the_presets_numbers(preset, lambdas, inertia, cost, floors):
+    """In the official code lambda of the class capsules is a quarter of the others'."""
+    model = build(load_preset(preset).model)
+    routings = [layer.routing for layer in (*model.conv_caps, model.class_caps)]
+    assert [routing.constants.inverse_temperature for routing in routings] == pytest.approx(lambdas)
+    assert [routing.constants.mass_floor for routing in routings] == pytest.approx(floors)
+    for routing in routings:
+        assert (routing.constants.mean_inertia, routing.constants.cost_scale) == (inertia, cost)
+        grown = routing.constants.inverse_temperature
+        schedule = [grown * 0.05, grown * 0.0975, grown * 0.142625][: routing.iterations]
+        assert routing.inverse_temperatures() == pytest.approx(schedule)
+
+
 def test_a_configuration_survives_its_file():
     config = RunConfig(model=SMALL, loss=LossConfig(classification="spread"))
     assert from_dict(to_dict(config)) == config

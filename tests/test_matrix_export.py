@@ -85,7 +85,7 @@ def test_poses_have_no_bound_and_probabilities_have(bundle):
     assert outputs["poses"].shape == (None, 5, 16)
 
 
-def test_pytorch_and_the_graph_agree_with_several_numbers_of_iterations(bundle):
+def test_pytorch_and_the_graph_agree_at_several_batch_sizes(bundle):
     parity = read_manifest(bundle).parity
     assert 0 < parity.max_abs_error <= parity.tolerance == 1e-4
     assert parity.routing_iterations == (TINY.routing_iterations,)

@@ -6,9 +6,9 @@ picture has them, 0 to 1: a network that standardises its pictures does so insid
 through that, too.
 
 What they climb is the classification loss that the network was trained with: spread loss, margin loss, or a
-baseline's cross entropy. The paper says "the loss" and no more. Margins are as far apart as they can be, 1
-where the trained network stopped at 0.9: of an image that is named better than a margin asks for the loss is
-0, and has no gradient, so that attacks would leave just those images alone.
+baseline's cross entropy. The paper says "the loss" and no more. Margins are widened to 1, as far as they go:
+with the margin of training, 0.9, an image that is named right by more than that has a loss of 0 and no
+gradient, and would be safe for that reason alone.
 """
 
 # B batch, C channels, H and W height and width
@@ -24,7 +24,7 @@ from training.examples import Batch
 from training.models.build import Network
 from training.objective import look_at
 
-BIM_REACH = 1.25  # all steps together, in epsilons: Kurakin's 1.25 epsilon steps of one grey level each
+BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 grey levels
 
 
 def fgsm(
@@ -62,9 +62,9 @@ def bim(
 ) -> Tensor:
     """Several smaller steps, each by the gradient where the one before has led, clipped to epsilon.
 
-    Kurakin's steps are of one grey level in 255 and, for an epsilon of more than a few, 1.25 times as many as
-    epsilon has levels. Here there are as many whatever epsilon is, and together they go as far as his. With
-    one step this is FGSM.
+    Kurakin takes min(epsilon + 4, 1.25 epsilon) steps of one grey level in 255, with epsilon in grey levels:
+    together 1.25 epsilon for up to 16 of them, beyond that less. Here the number of steps is given, and
+    together they go 1.25 epsilon whatever it is. With one step this is FGSM.
 
     Args:
         model: in evaluation mode.

@@ -120,9 +120,12 @@ class MatrixCapsNetConfig:
         coordinate_addition: add their places to the votes for the class capsules.
         vector_poses: poses are vectors of 16, transformed by 16x16 matrices, not 4x4 by 4x4 (Table 1).
         mixing_proportions: activations are shares of what is assigned to the parents, not Eq. 2 (Sec. 5).
-        official_routing: as the official code has it where it is not the paper: a tenth of a mean stays from
-            one iteration to the next, costs beside beta_a count double, other first values of matrices and
-            betas, coordinates are added to the first two elements of a vote.
+        official_routing: as the official code has it where that is not the paper: a tenth of a mean stays
+            from one iteration to the next, costs beside beta_a count double, other first values of matrices
+            and betas, coordinates are added to the first two elements of a vote. Not taken over: its
+            convolutional capsules assign a child anew to the positions of each parent type apart, J times as
+            much in all as in Procedure 1, and at first 1 / J at every position; its coordinates are
+            (pixel - 16) / 100.
         inverse_temperature: lambda of Eq. 2 in the last of very many iterations (official code).
         class_temperature_share: lambda of the class capsules in units of that of the other layers: many more
             children vote for each of them (official code).

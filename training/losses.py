@@ -45,9 +45,12 @@ def spread_loss(activations: Tensor, present: Tensor, margin: float | Tensor) ->
 
 
 def spread_margin(config: LossConfig, step: int, steps: int) -> float:
-    """The margin of spread loss at a step, counted from 0, of a training that has so many."""
+    """The margin of spread loss at a step, counted from 0, of a training that has so many.
+
+    The official code's schedule is one of steps alone, however many the training has.
+    """
     first, last = config.spread_margins
-    if config.spread_schedule == "official":
+    if config.spread_schedule == "official":  # its numbers
         return first + (last - first) / (1 + math.exp(-min(10, step / 50_000 - 4)))
     return first + (last - first) * min(step / max(steps - 1, 1), 1)
 

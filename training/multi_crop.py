@@ -9,7 +9,7 @@ from training.evaluation import BATCH, class_probabilities
 from training.examples import SingleObjects, to_pixels
 from training.models.build import Network
 
-DISTANCES = (1, 2, 3)  # pixels, from the central window, down or up and right or left (official code)
+DISTANCES = (1, 2, 3)  # pixels from the central window along both diagonals (official code)
 
 
 def windows(size: int, crop: int) -> list[tuple[int, int]]:
@@ -17,7 +17,10 @@ def windows(size: int, crop: int) -> list[tuple[int, int]]:
 
     Args:
         size: height and width of the images, pixels.
-        crop: of the windows.
+        crop: height and width of the windows.
+
+    Returns:
+        The central one, and four at each of DISTANCES.
 
     Raises:
         ValueError: the images are too small for windows beside the central one.

@@ -97,8 +97,9 @@ def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def random_brightness(pixels: Tensor, most: float, generator: torch.Generator) -> Tensor:
     """Make each image lighter or darker, all its pixels by the same amount.
 
-    `tf.image.random_brightness`, as the official code calls it, except that the result is clamped: what
-    comes in to a served model, and what its decoder can give, lies between 0 and 1.
+    `tf.image.random_brightness`, as the official code calls it, except that the result is clamped (what
+    comes in to a served model, and what its decoder can give, lies between 0 and 1) and that pictures have
+    been cropped before.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
@@ -122,8 +123,8 @@ def random_brightness(pixels: Tensor, most: float, generator: torch.Generator) -
 def random_contrast(pixels: Tensor, least: float, most: float, generator: torch.Generator) -> Tensor:
     """Scale what each image's pixels differ by from the mean of their channel, by a factor of its own.
 
-    `tf.image.random_contrast`, as the official code calls it, except that the result is clamped, as that of
-    `random_brightness` is.
+    `tf.image.random_contrast`, as the official code calls it, but for the two things that `random_brightness`
+    names: the mean is that of the crop.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.

@@ -342,17 +342,17 @@ def _width(config: RunConfig) -> str:
         decoder = f", a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
         return (
             f"{model.conv_channels} channels, {types} types of matrix capsules{decoder}{_ablations(config)} "
-            f"and {_iterations(model.routing_iterations)} with {_temperatures(model)}"
+            f"and {_iterations(model.routing_iterations)} with {_lambdas(model)}"
         )
     channels = _joined(block.channels for block in model.blocks)
     connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
     return f"{channels} channels{connected}"
 
 
-def _temperatures(model: MatrixCapsNetConfig) -> str:
-    """Lambda, and that of the class capsules."""
+def _lambdas(model: MatrixCapsNetConfig) -> str:
+    """What lambda grows towards from iteration to iteration, and that of the class capsules."""
     usual, of_classes = model.inverse_temperature, model.inverse_temperature * model.class_temperature_share
-    return f"lambda {usual:g} (class capsules {of_classes:g})"
+    return f"lambda growing towards {usual:g} (class capsules {of_classes:g})"
 
 
 def _ablations(config: RunConfig) -> str:

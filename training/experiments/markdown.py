@@ -36,6 +36,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
+def counts(values: Iterable[int]) -> str:
+    """`1,000 or 24,300`: the different ones, rising."""
+    return " or ".join(f"{value:,}" for value in sorted(set(values)))
+
+
 def origins(rows: Sequence[Row]) -> str:
     """How the rows came about: networks, commands, seeds, hardware and hours."""
     networks = {row["network"]: row for row in rows if "network" in row}.values()

@@ -66,12 +66,11 @@ def report(rows: list[Row]) -> str:
 
 def _line(rows: list[Row], data: str) -> tuple[str, ...]:
     """A data set's; the paper's number for CIFAR-10 stands beside its copy, too, under its own name."""
-    counts = {row["parameters"] for row in rows if row["data"] == data}
     paper = PAPER.get(data)
     beside = f"{paper:.2f}" if paper else f"{PAPER['cifar10']:.2f} (cifar10)"
     return (
         data,
-        " or ".join(f"{count:,}" for count in sorted(counts)),
+        markdown.counts(row["parameters"] for row in rows if row["data"] == data),
         markdown.mean_and_deviation(_errors(rows, data)),
         beside,
         markdown.difference(_errors(rows, data), paper),

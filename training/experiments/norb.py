@@ -109,17 +109,18 @@ def _report_on(data: str, rows: list[Row]) -> str:
 
 
 def _parameters(rows: list[Row], method: str) -> str:
-    counts = {row["parameters"] for row in rows if row["method"] == method}
-    return f"{' or '.join(f'{count:,}' for count in sorted(counts))} (paper: {PAPERS_PARAMETERS[method]})"
+    ours = markdown.counts(row["parameters"] for row in rows if row["method"] == method)
+    return f"{ours} (paper: {PAPERS_PARAMETERS[method]})"
 
 
 def _said(data: str, rows: list[Row]) -> str:
     """What was measured on what."""
-    tested = " or ".join(f"{count:,}" for count in sorted({row["images"] for row in rows}))
+    tested = markdown.counts(row["images"] for row in rows)
     said = [
         f"Measured on {tested} test images of {data}, of toys that were not trained on. One crop is the "
         f"central one; several are {4 * len(DISTANCES) + 1}: it and those {', '.join(map(str, DISTANCES))} "
-        "pixels away along the diagonals, as in the official code, whose probabilities are averaged.",
+        "pixels away along the diagonals, as in the official code; their probabilities are averaged, as the "
+        "paper has it.",
         stereo.said_of(data),
     ]
     return " ".join(filter(None, said))

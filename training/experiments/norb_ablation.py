@@ -127,7 +127,8 @@ TEXT = f"""In matrix capsules all but what a line names is as in "{FULL_NETWORK}
 spread loss, coordinate addition, activations by eq. 2. The paper's text gives the errors of
 {", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, stand in its table 1, are quoted from memory,
 and have not been checked against it. On {TOYS} every line takes lambda from a preset in which it was chosen
-for 2 iterations, which may favour these.
+for 2 iterations, which may favour these. Lambda grows with the iterations (1 - 0.95^t of its limit in the
+t-th), so that more of them also end with a larger one.
 """
 
 
@@ -136,14 +137,14 @@ def _report_on(data: str, rows: list[Row]) -> str:
     lines = [
         (
             method,
-            " or ".join(f"{count:,}" for count in sorted({row["parameters"] for row in _of(rows, method)})),
+            markdown.counts(row["parameters"] for row in _of(rows, method)),
             markdown.mean_and_deviation(ours := _errors(rows, method)),
             f"{paper:.1f}" + ("" if method in IN_ITS_TEXT else "*"),
             markdown.difference(ours, paper) if data == stereo.PAPERS else "",
         )
         for method, paper in PAPER.items()
     ]
-    tested = " or ".join(f"{count:,}" for count in sorted({row["images"] for row in rows}))
+    tested = markdown.counts(row["images"] for row in rows)
     said = f"Measured on the central crop of {tested} test images of {data}. {stereo.said_of(data)}"
     return f"{markdown.table(header, lines)}\n{said.strip()}\n"
 

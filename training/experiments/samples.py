@@ -126,8 +126,8 @@ def _said(rows: list[Row]) -> str:
         "training images."
         for verdict in dict.fromkeys(verdicts.values())
     ]
-    steps = " or ".join(f"{count:,}" for count in sorted({row["steps"] for row in rows}))
-    tested = " or ".join(f"{count:,}" for count in sorted({row["images"] for row in rows}))
+    steps = markdown.counts(row["steps"] for row in rows)
+    tested = markdown.counts(row["images"] for row in rows)
     said.append(
         f"Every network took {steps} steps of {rows[0]['batch']} images, fewer images again and again; with "
         "the same seed both are trained on the same images. Their last weights were measured on "

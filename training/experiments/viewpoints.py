@@ -257,7 +257,7 @@ def _mean_error(pairs: list[tuple[Row, Row]], which: int, viewpoints: str) -> fl
 
 def _stops(rows: list[Row]) -> str:
     """How each network came to be matched."""
-    images = " or ".join(f"{count:,}" for count in sorted({row["validation_images"] for row in rows}))
+    images = markdown.counts(row["validation_images"] for row in rows)
     header = (f"matched on {images} images", "seed", "epochs", "error, %", "asked for, at most", "parameters")
     return markdown.table(
         header,

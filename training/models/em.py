@@ -24,17 +24,20 @@ NOWHERE = -1e30  # log of what a parent that is not there gets; finite, so that 
 
 @dataclass(frozen=True)
 class EMConstants:
-    """What the paper leaves open, as the official code has it; and in what that code is not the paper.
+    """Numbers of EM routing: of the paper's Procedure 1 and, where it gives none, of the official code.
 
     Attributes:
-        inverse_temperature: lambda of Eq. 2 grows towards this from iteration to iteration,
-        inverse_temperature_decay: by 1 - decay ** (iteration + 1) of it.
+        inverse_temperature: what lambda of Eq. 2 grows towards: in iteration t, counted from 0, it is
+            inverse_temperature * (1 - inverse_temperature_decay ** (t + 1)).
+        inverse_temperature_decay: see there.
         variance_floor: added to each variance: a parent with one child would have none.
-        mass_floor: added where a mean is divided by the mass that is assigned to a parent.
-        activation_cost: beta_a is learned in units of so many nats. A parent's cost grows with the children
-            that it explains, to hundreds and thousands, where steps of Adam would never get it otherwise.
-        mean_inertia: of a mean so much stays from the iteration before, of the first from 0.
-        cost_scale: of what a parent's children cost, beside beta_a; 2 is to take log sigma^2 for log sigma.
+        mass_floor: added to the mass that is assigned to a parent before a mean is divided by it.
+        activation_cost: unit of the learned beta_a, nats. A parent's cost grows with the children that it
+            explains, to hundreds and thousands of nats, where steps of Adam would never get beta_a in nats.
+        mean_inertia: share of the previous iteration's mean that a mean keeps; before the first that is 0.
+            The paper: 0.
+        cost_scale: factor of the children's cost, beside beta_a. The paper: 1; the official code, which takes
+            log sigma^2 for log sigma: 2.
     """
 
     inverse_temperature: float = 0.01
@@ -50,6 +53,7 @@ class EMConstants:
         return self.inverse_temperature * (1 - self.inverse_temperature_decay ** (iteration + 1))
 
 
+# Where the official code does not follow Procedure 1; what is not taken over is named at `official_routing`.
 OFFICIAL = EMConstants(mean_inertia=0.1, cost_scale=2.0)
 OFFICIAL_OF_CLASSES = replace(OFFICIAL, mass_floor=1e-5)
 
@@ -67,29 +71,37 @@ class Capsules(NamedTuple):
 
 
 class ReceptiveFields(nn.Module):
-    """Which child positions each parent position sees, and so which parents each child reaches."""
+    """Which child positions each parent position sees, and so which parents each child reaches.
+
+    A slot is a place in one of the fields, numbered p * K + k; a child fills a slot in each field it lies in.
+
+    Attributes:
+        inside: the child position in each slot, int64 [P, K].
+        reached: the slots that each child position fills, int64 [S, Q]; where there are fewer, P * K in the
+            rest, the number of a slot that does not exist.
+        counts: how many slots each fills, int64 [S].
+    """
 
     inside: Tensor
     reached: Tensor
     counts: Tensor
 
     def __init__(self, children: Tensor, positions: int):
-        """Turn the relation round.
+        """Find the slots of each child.
 
         Args:
             children: the child positions in each receptive field, int64 [P, K], on the CPU: they are read.
             positions: S.
         """
         super().__init__()
-        places: list[list[int]] = [[] for _ in range(positions)]
-        for place, child in enumerate(children.flatten().tolist()):
-            places[child].append(place)
-        most = max(map(len, places))
-        nowhere = children.numel()  # the index behind the last
-        padded = [some + [nowhere] * (most - len(some)) for some in places]
-        self.register_buffer("inside", children, persistent=False)  # [P, K]
-        self.register_buffer("reached", torch.tensor(padded), persistent=False)  # [S, Q], of P * K
-        self.register_buffer("counts", torch.tensor(list(map(len, places))), persistent=False)  # [S]
+        slots: list[list[int]] = [[] for _ in range(positions)]
+        for slot, child in enumerate(children.flatten().tolist()):
+            slots[child].append(slot)
+        most = max(map(len, slots))
+        padded = [filled + [children.numel()] * (most - len(filled)) for filled in slots]
+        self.register_buffer("inside", children, persistent=False)
+        self.register_buffer("reached", torch.tensor(padded), persistent=False)
+        self.register_buffer("counts", torch.tensor(list(map(len, slots))), persistent=False)
 
     @staticmethod
     def sliding(size: int, kernel: int, stride: int) -> "ReceptiveFields":
@@ -111,10 +123,10 @@ class ReceptiveFields(nn.Module):
 
     def seen(self, x: Tensor) -> Tensor:
         """What each parent sees: [B, S, I, ...] to [B, P, N, ...]."""
-        return self.at(x).flatten(2, 3)
+        return self.by_slot(x).flatten(2, 3)
 
-    def at(self, x: Tensor) -> Tensor:
-        """The same by position, [B, P, K, I, ...]."""
+    def by_slot(self, x: Tensor) -> Tensor:
+        """The same with positions and types apart: [B, S, I, ...] to [B, P, K, I, ...]."""
         return _gather(x, self.inside)
 
     def over_parents(self, logs: Tensor) -> Tensor:
@@ -126,11 +138,10 @@ class ReceptiveFields(nn.Module):
         Returns:
             [B, P, N]; the same wherever the same child is seen.
         """
-        fields = self.inside.numel()
-        types = logs.shape[2] // self.inside.shape[1]
-        places = logs.reshape(-1, fields, types)  # [B, P * K, I]
-        places = F.pad(places, (0, 0, 0, 1), value=NOWHERE)
-        totals = _gather(places, self.reached).logsumexp(dim=2)  # [B, S, I]
+        slots, types = self.inside.numel(), logs.shape[2] // self.inside.shape[1]
+        by_slot = logs.reshape(-1, slots, types)  # [B, P * K, I]
+        by_slot = F.pad(by_slot, (0, 0, 0, 1), value=NOWHERE)  # and the slot that does not exist
+        totals = _gather(by_slot, self.reached).logsumexp(dim=2)  # [B, S, I]
         return self.seen(totals)
 
     def equal_shares(self) -> Tensor:
@@ -151,9 +162,10 @@ class EMRouting(nn.Module):
         """Set the parameters of routing.
 
         Args:
-            types: J; each has a beta_u and a beta_a of its own, at first 0.
+            types: J; each has a beta_u and a beta_a of its own, at first 0. A child costs beta_u once per
+                pose element, as in Procedure 1; Eq. 2 counts it once, and has the same beta_a for all.
             iterations: M-steps, at least 1, with an E-step between any two.
-            constants: see there; None: the official code's.
+            constants: see there; None: the defaults.
             mixing_proportions: a parent's activation is its share of all that is assigned to the parents,
                 as in a mixture of Gaussians, not Eq. 2 (the ablation of Sec. 5).
 
@@ -210,12 +222,12 @@ class EMRouting(nn.Module):
         share = fields.equal_shares() / self.types  # [P, K]
         return share.repeat_interleave(children_types, dim=1)
 
-    def temperatures(self) -> list[float]:
+    def inverse_temperatures(self) -> list[float]:
         """Lambda in each iteration."""
         return [self.constants.inverse_temperature_in(iteration) for iteration in range(self.iterations)]
 
     def budget(self) -> Tensor:
-        """Beta_a, in nats, [J]."""
+        """Beta_a in nats, what a parent's cost is held against, [J]."""
         return self.constants.activation_cost * self.beta_a
 
     def _fit(
@@ -236,9 +248,10 @@ class EMRouting(nn.Module):
         return mean.squeeze(3), variance, squares, log_activations
 
     def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
-        """Log of a parent's activation: Eq. 2, or its share of what is assigned to the parents."""
+        """Log of a parent's activation, [B, P, J]: Eq. 2, or its share of what is assigned to the parents."""
         if self.mixing_proportions:
-            mass = total + self.constants.mass_floor
+            each_type = total.new_ones(self.types)  # at first the same is assigned to all: [B, P, 1]
+            mass = (total + self.constants.mass_floor) * each_type
             return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
         per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
         costs = self.constants.cost_scale * per_child * total

@@ -16,6 +16,19 @@ NUMBA_CACHE_DIR says.
 #     var = sum w_n d_n^2 + floor, q = 1 / (2 var), logs = sum_h log(var_h) / 2,
 #     z = lambda (budget - (16 beta_u + logs) total), log a = logsigmoid(z),
 #     joint_n = log a - logs - sum_h q_h d_nh^2, and the next R_n is exp(joint_n) / sum over n's parents.
+# The Gaussian's constant, (2 pi)^8, is left out of joint_n: it cancels.
+#
+# Backwards, of_x is the gradient of the loss by x. For a parent, from the last iteration to the first, where
+# R' are the assignments of the next one:
+#     of_joint_n = R'_n (of_R'_n - sum over n's parents of R' of_R'), or 0 in the last,
+#     of_budget = lambda (1 - a) of_log_a, of_beta_u = -16 total of_budget,
+#     of_logs = -sum_n of_joint_n - total of_budget,
+#     of_var_h = q_h of_logs + 2 q_h^2 sum_n of_joint_n d_nh^2,
+#     of_d_nh = 2 d_nh (w_n of_var_h - q_h of_joint_n), of_mu_h = of_mean_h - sum_n of_d_nh,
+#     of_v_nh = of_d_nh + w_n of_mu_h, of_w_n = sum_h (of_var_h d_nh^2 + of_mu_h v_nh),
+#     of_r_n = (of_w_n - sum_m w_m of_w_m) / (total + floor) - (16 beta_u + logs) of_budget,
+#     of_R_n = a_n of_r_n, and a_n gets R_n of_r_n from every parent and iteration.
+# In the last iteration of_log_a and of_mean are what comes in; before it they are sum_n of_joint_n and 0.
 
 import math
 from collections.abc import Callable
@@ -34,7 +47,7 @@ LEAST = np.float32(-1e30)
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 Array = NDArray[np.float32]
 Result = TypeVar("Result")
-# Of the liberties that fast mathematics takes all but two: a training that has diverged shall be seen.
+# All of fast mathematics but nnan and ninf: NaN and infinity survive, so that a divergence is noticed.
 KEEPS_NAN = {"nsz", "arcp", "contract", "afn", "reassoc"}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,7 +68,7 @@ def route(
     assignments: Tensor,
     beta_u: Tensor,
     budget: Tensor,
-    temperatures: list[float],
+    inverse_temperatures: list[float],
     floors: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
     """EM routing of votes that are products of 4x4 poses and 4x4 matrices; all float32 on the CPU.
@@ -65,11 +78,11 @@ def route(
         activations: of the same, [B, P, N].
         matrices: of each pair of child and parent type, [J, 16, N].
         offsets: added to every parent's votes, without a gradient, [16, N].
-        child: which child that is, int64 [P, N].
+        child: the number of each among all children, position by position, int64 [P, N].
         assignments: the initial ones, [P, N], the same for all parent types.
         beta_u: cost of a child's element that is not explained, [J].
-        budget: lambda's other factor: what a parent's costs are compared with, [J].
-        temperatures: lambda in each iteration.
+        budget: beta_a in nats: what a parent's costs are held against, [J].
+        inverse_temperatures: lambda in each iteration, T of them.
         floors: of mass and variance.
 
     Returns:
@@ -78,12 +91,23 @@ def route(
     means: Tensor
     log_activations: Tensor
     means, log_activations = _FusedEM.apply(
-        poses, activations, matrices, beta_u, budget, offsets, child, assignments, temperatures, floors
+        poses,
+        activations,
+        matrices,
+        beta_u,
+        budget,
+        offsets,
+        child,
+        assignments,
+        inverse_temperatures,
+        floors,
     )
     return means, log_activations
 
 
 class _FusedEM(torch.autograd.Function):
+    """`route`, with gradients by poses, activations, matrices, beta_u and budget."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -95,43 +119,40 @@ class _FusedEM(torch.autograd.Function):
         offsets: Tensor,
         child: Tensor,
         assignments: Tensor,
-        temperatures: list[float],
+        inverse_temperatures: list[float],
         floors: tuple[float, float],
     ) -> tuple[Tensor, Tensor]:
         factors = poses.contiguous(), activations.contiguous(), matrices.contiguous(), offsets, child
-        ctx.numbers = np.array(temperatures, np.float32), np.array(floors, np.float32)
-        shape = len(temperatures), len(poses), *child.shape[:1], len(matrices)  # T, B, P, J
-        every = poses.new_empty((*shape, child.shape[1]))
-        every[0] = assignments[:, None]
+        ctx.constants = np.array(inverse_temperatures, np.float32), np.array(floors, np.float32)
+        shape = len(inverse_temperatures), len(poses), len(child), len(matrices)  # T, B, P, J
+        assigned = poses.new_empty((*shape, child.shape[1]))
+        assigned[0] = assignments[:, None]
         means, variances = poses.new_empty((*shape, H)), poses.new_empty((*shape, H))
         log_activations = poses.new_empty(shape)
-        filled = every, means, variances, log_activations
-        arrays = _arrays(*factors, beta_u, budget), _arrays(*filled)
-        _in_threads(
-            len(poses), lambda start, stop: _forward(start, stop, *arrays[0], *ctx.numbers, *arrays[1])
-        )
+        filled = assigned, means, variances, log_activations
+        arrays = _arrays(*factors, beta_u, budget, *filled)
+        _in_threads(len(poses), lambda start, stop: _forward(start, stop, *ctx.constants, *arrays))
         ctx.save_for_backward(*factors, beta_u, *filled)
         return means[-1].clone(), log_activations[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_means: Tensor, of_log_activations: Tensor) -> tuple[Tensor | None, ...]:
-        kept = _arrays(*ctx.saved_tensors)
-        known: tuple[Any, ...] = (*kept[:6], *ctx.numbers, *kept[6:])
-        poses, activations, matrices = known[:3]
+        saved = _arrays(*ctx.saved_tensors)
+        poses, activations, matrices = saved[:3]
         of_poses, of_activations = np.zeros_like(poses), np.zeros_like(activations)
-        given = of_means.contiguous().numpy(), of_log_activations.contiguous().numpy().copy()
+        come_in = of_means.contiguous().numpy(), of_log_activations.contiguous().numpy().copy()
 
         def part(start: int, stop: int) -> tuple[Array, Array]:
             shared = np.zeros_like(matrices), np.zeros((2, len(matrices)), np.float32)
-            found: tuple[Any, ...] = (*given, of_poses, of_activations, *shared)
-            _backward(start, stop, *known, *found)
+            gradients: tuple[Any, ...] = (*come_in, of_poses, of_activations, *shared)
+            _backward(start, stop, *ctx.constants, *saved, *gradients)
             return shared
 
         of_matrices, of_betas = (sum(parts) for parts in zip(*_in_threads(len(poses), part), strict=True))
-        gradients = of_poses, of_activations, of_matrices, *of_betas
+        found = of_poses, of_activations, of_matrices, *of_betas
         return (
-            *(torch.from_numpy(np.asarray(gradient)) for gradient in gradients),
+            *(torch.from_numpy(np.asarray(gradient)) for gradient in found),
             None,
             None,
             None,
@@ -238,7 +259,7 @@ def _densities(votes: Any, mean: Any, variance: Any, joint: Any) -> None:
 
 
 @_jit
-def _share_out(joint: Any, child: Any, most: Any, sums: Any) -> None:
+def _assign(joint: Any, child: Any, most: Any, sums: Any) -> None:
     """E-step: logarithms [P, J, N] to assignments, a softmax over all parents of a child."""
     most[:] = LEAST
     sums[:] = 0
@@ -262,8 +283,8 @@ def _share_out(joint: Any, child: Any, most: Any, sums: Any) -> None:
 
 
 @_jit
-def _through_shares(assigned: Any, gradient: Any, child: Any, dot: Any, of_activation: Any) -> None:
-    """Back through the softmax: the gradients of assignments become those of their logarithms, in place."""
+def _through_softmax(assigned: Any, gradient: Any, child: Any, dot: Any, of_log_activation: Any) -> None:
+    """Back through the E-step, [P, J, N]: the gradients by R become those by joint, in place."""
     dot[:] = 0
     positions, types, children = assigned.shape
     for p in range(positions):
@@ -277,46 +298,48 @@ def _through_shares(assigned: Any, gradient: Any, child: Any, dot: Any, of_activ
                 change = assigned[p, j, n] * (gradient[p, j, n] - dot[child[p, n]])
                 gradient[p, j, n] = change
                 total += change
-            of_activation[p, j] = total
+            of_log_activation[p, j] = total
 
 
 @_jit
 def _through_gaussian(
     votes: Any,  # [16, N]
-    share: Any,  # w, [N]
-    joint: Any,  # the gradients of the logarithms that the E-step made, [N]
+    weight: Any,  # w, [N]
+    of_joint: Any,  # [N]
     mean: Any,
     variance: Any,
     of_mean: Any,  # [16], what comes in besides
     of_logs: Any,  # of each element's log variance, halved, besides
-    of_share: Any,  # [N], filled
+    of_weight: Any,  # [N], filled
     of_votes: Any,  # [16, N], filled
 ) -> None:
     """Back through the M-step's mean and variance, and through the squared distances of the E-step."""
-    of_share[:] = 0
+    of_weight[:] = 0
     for h in range(H):
         centre, precision = mean[h], HALF / variance[h]
         through_joint = ZERO
-        for n in range(len(share)):
+        for n in range(len(weight)):
             difference = votes[h, n] - centre
-            through_joint += joint[n] * difference * difference
+            through_joint += of_joint[n] * difference * difference
         of_variance = precision * (2 * precision * through_joint + of_logs)
         of_centre = of_mean[h]
-        for n in range(len(share)):
+        for n in range(len(weight)):
             difference = votes[h, n] - centre
-            of_share[n] += of_variance * difference * difference
-            change = 2 * difference * (share[n] * of_variance - joint[n] * precision)
+            of_weight[n] += of_variance * difference * difference
+            change = 2 * difference * (weight[n] * of_variance - of_joint[n] * precision)
             of_votes[h, n] = change
             of_centre -= change
-        for n in range(len(share)):
-            of_share[n] += of_centre * votes[h, n]
-            of_votes[h, n] += of_centre * share[n]
+        for n in range(len(weight)):
+            of_weight[n] += of_centre * votes[h, n]
+            of_votes[h, n] += of_centre * weight[n]
 
 
 @_jit
 def _forward(  # arrays that a compiled function cannot take as one
     start: int,
     stop: int,
+    inverse_temperatures: Any,  # [T], lambda
+    floors: Any,  # of the mass and of the variance
     poses: Any,  # [B, P, 16, N]
     activations: Any,  # [B, P, N]
     matrices: Any,  # [J, 16, N]
@@ -324,8 +347,6 @@ def _forward(  # arrays that a compiled function cannot take as one
     child: Any,  # [P, N]
     beta_u: Any,  # [J]
     budget: Any,  # [J]
-    temperatures: Any,  # [T], lambda
-    floors: Any,  # of the mass and of the variance
     assignments: Any,  # [T, B, P, J, N]: filled, but for the first, which holds the initial ones
     means: Any,  # [T, B, P, J, 16], filled
     variances: Any,  # [T, B, P, J, 16], filled
@@ -346,7 +367,7 @@ def _forward(  # arrays that a compiled function cannot take as one
                         mass[n] = assignments[t, b, p, j, n] * activations[b, p, n]
                     total = _fit(mass, votes, floors, mean, variance)
                     logs = _half_logs(variance)
-                    z = temperatures[t] * (budget[j] - (H * beta_u[j] + logs) * total)
+                    z = inverse_temperatures[t] * (budget[j] - (H * beta_u[j] + logs) * total)
                     log_activation = min(z, ZERO) - np.float32(math.log1p(math.exp(-abs(z))))
                     log_activations[t, b, p, j] = log_activation
                     if t + 1 < iterations:
@@ -354,21 +375,21 @@ def _forward(  # arrays that a compiled function cannot take as one
                         joint[:] = log_activation - logs
                         _densities(votes, mean, variance, joint)
             if t + 1 < iterations:
-                _share_out(assignments[t + 1, b], child, most, sums)
+                _assign(assignments[t + 1, b], child, most, sums)
 
 
 @_jit
 def _backward(  # arrays that a compiled function cannot take as one
     start: int,
     stop: int,
+    inverse_temperatures: Any,
+    floors: Any,
     poses: Any,
     activations: Any,
     matrices: Any,
     offsets: Any,
     child: Any,
     beta_u: Any,
-    temperatures: Any,
-    floors: Any,
     assignments: Any,
     means: Any,
     variances: Any,
@@ -383,44 +404,45 @@ def _backward(  # arrays that a compiled function cannot take as one
     """The gradients of some of the examples."""
     iterations, _, positions, types, children = assignments.shape
     votes, of_votes = np.empty((H, children), np.float32), np.empty((H, children), np.float32)
-    share, of_share = np.empty(children, np.float32), np.empty(children, np.float32)
+    weight, of_weight = np.empty(children, np.float32), np.empty(children, np.float32)
     nothing = np.zeros(H, np.float32)
     dot = np.empty(child.max() + 1, np.float32)
-    between = np.zeros((positions, types, children), np.float32)  # gradients of assignments or of their logs
+    # By the assignments that come next, or after _through_softmax by joint, and then by this iteration's.
+    of_assignments = np.zeros((positions, types, children), np.float32)
     for b in range(start, stop):
-        between[:] = 0
+        of_assignments[:] = 0
         for t in range(iterations - 1, -1, -1):
             last = t + 1 == iterations
             if not last:
-                _through_shares(assignments[t + 1, b], between, child, dot, of_log_activations[b])
+                _through_softmax(assignments[t + 1, b], of_assignments, child, dot, of_log_activations[b])
             for p in range(positions):
                 for j in range(types):
                     mean, variance = means[t, b, p, j], variances[t, b, p, j]
-                    joint, assigned = between[p, j], assignments[t, b, p, j]
+                    assigned, of_joint = assignments[t, b, p, j], of_assignments[p, j]
                     _votes(poses[b, p], matrices[j], offsets, votes)
-                    total, of_joints = ZERO, ZERO
+                    total, sum_of_joint = ZERO, ZERO
                     for n in range(children):
-                        share[n] = assigned[n] * activations[b, p, n]
-                        total += share[n]
-                        of_joints += joint[n]
+                        weight[n] = assigned[n] * activations[b, p, n]
+                        total += weight[n]
+                        sum_of_joint += of_joint[n]
                     inverse = ONE / (total + floors[0])
                     for n in range(children):
-                        share[n] *= inverse
-                    off = np.float32(-math.expm1(log_activations[t, b, p, j]))  # 1 - a, even of an a near 1
-                    of_z = temperatures[t] * of_log_activations[b, p, j] * off
-                    of_betas[0, j] -= of_z * H * total
-                    of_betas[1, j] += of_z
-                    of_total = -of_z * (H * beta_u[j] + _half_logs(variance))
+                        weight[n] *= inverse
+                    one_minus_a = np.float32(-math.expm1(log_activations[t, b, p, j]))  # exact near a = 1
+                    of_budget = inverse_temperatures[t] * of_log_activations[b, p, j] * one_minus_a
+                    of_betas[0, j] -= of_budget * H * total
+                    of_betas[1, j] += of_budget
+                    of_total = -of_budget * (H * beta_u[j] + _half_logs(variance))
                     of_mean = of_means[b, p, j] if last else nothing
-                    of_logs = -of_joints - of_z * total
+                    of_logs = -sum_of_joint - of_budget * total
                     _through_gaussian(
-                        votes, share, joint, mean, variance, of_mean, of_logs, of_share, of_votes
+                        votes, weight, of_joint, mean, variance, of_mean, of_logs, of_weight, of_votes
                     )
-                    expected = ZERO
+                    mean_of_weight = ZERO
                     for n in range(children):
-                        expected += share[n] * of_share[n]
+                        mean_of_weight += weight[n] * of_weight[n]
                     for n in range(children):
-                        of_mass = (of_share[n] - expected) * inverse + of_total
+                        of_mass = (of_weight[n] - mean_of_weight) * inverse + of_total
                         of_activations[b, p, n] += of_mass * assigned[n]
-                        joint[n] = of_mass * activations[b, p, n]
+                        of_assignments[p, j, n] = of_mass * activations[b, p, n]
                     _through_votes(of_votes, poses[b, p], matrices[j], of_poses[b, p], of_matrices[j])

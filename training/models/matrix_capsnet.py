@@ -62,8 +62,8 @@ class MatrixCapsNet(nn.Module):
         )
         if config.official_routing:
             for layer in layers:
-                layer.begin_as_officially(matrices=0.3, sigma_bias=0.5, activation_bias=0.5)
-            self.class_caps.begin_as_officially(matrices=0.01, sigma_bias=2.0, activation_bias=1.0)
+                layer.begin_as_officially(matrix_std=0.3, sigma_bias=0.5, activation_bias=0.5)
+            self.class_caps.begin_as_officially(matrix_std=0.01, sigma_bias=2.0, activation_bias=1.0)
         self.decoder = (
             Decoder(config.classes, POSE, config.decoder_hidden, config.image_channels, config.image_size)
             if config.decoder_hidden
@@ -89,10 +89,10 @@ class MatrixCapsNet(nn.Module):
     def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config
         official = OFFICIAL_OF_CLASSES if of_classes else OFFICIAL
-        share = config.class_temperature_share if of_classes else 1.0
+        lambda_share = config.class_temperature_share if of_classes else 1.0
         constants = replace(
             official if config.official_routing else EMConstants(),
-            inverse_temperature=config.inverse_temperature * share,
+            inverse_temperature=config.inverse_temperature * lambda_share,
         )
         return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions)
 

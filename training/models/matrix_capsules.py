@@ -14,9 +14,9 @@ POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
 MATRIX_SIDE = 4
 COORDINATES = (3, 7)  # the elements that a capsule's place is added to: the upper two of the last column
 OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
-# At first a vote is about the child's own pose, whoever the parent: matrices are the identity and some noise.
-# From random ones routing begins with as many opinions as there are parents, and finds its way among these so
-# differently for the least change of a picture, at the latest in the third iteration, that little is learned.
+# Matrices start as the identity plus noise: at first a child's votes are about its own pose, whoever the
+# parent. With random ones its votes for different parents have nothing in common; then, at the latest in the
+# third iteration, the least change of a picture leads to other assignments, and little is learned.
 VOTE_WEIGHT_STD = 0.03
 AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
@@ -101,19 +101,19 @@ class MatrixCapsules(nn.Module):
     def votes(self, poses: Tensor) -> Tensor:
         """Children's poses [B, S, I, 16] to votes [B, P, J, N, 16]."""
         side = self.weight.shape[3]
-        seen = self.fields.at(poses).unflatten(4, (-1, side))  # [B, P, K, I, rows, side]
+        seen = self.fields.by_slot(poses).unflatten(4, (-1, side))  # [B, P, K, I, rows, side]
         votes = torch.einsum("bpkirm,kijmc->bpjkirc", seen, self.matrices())
         return votes.flatten(5).flatten(3, 4) + self.offsets
 
-    def begin_as_officially(self, matrices: float, sigma_bias: float, activation_bias: float) -> None:
+    def begin_as_officially(self, matrix_std: float, sigma_bias: float, activation_bias: float) -> None:
         """Set the parameters to the official code's first values, given in its own terms.
 
         Args:
-            matrices: deviation of the truncated normal distribution that they are drawn from.
+            matrix_std: deviation of the truncated normal distribution that the matrices are drawn from.
             sigma_bias: beta_u in units of a unit Gaussian's entropy; it stands beside log sigma^2.
             activation_bias: the same as beta_a, but counted as a cost.
         """
-        nn.init.trunc_normal_(self.weight, std=matrices, a=-2 * matrices, b=2 * matrices)
+        nn.init.trunc_normal_(self.weight, std=matrix_std, a=-2 * matrix_std, b=2 * matrix_std)
         nn.init.constant_(self.routing.beta_u, sigma_bias * (1 + math.log(2 * math.pi)) / 2)
         nn.init.constant_(self.routing.beta_a, -activation_bias)
 
@@ -123,7 +123,7 @@ class MatrixCapsules(nn.Module):
         return self.weight if len(self.weight) == places else self.weight.expand(places, -1, -1, -1, -1)
 
     def _can_be_fused(self, poses: Tensor) -> bool:
-        """On a CPU, unless a graph is traced, or in one of the ablations and variants."""
+        """On a CPU in float32, unless a graph is traced, and not in the ablations and variants."""
         return (
             poses.device.type == "cpu"
             and poses.dtype == torch.float32
@@ -135,19 +135,21 @@ class MatrixCapsules(nn.Module):
         )
 
     def _fused(self, children: Capsules) -> Capsules:
+        """`forward` on a CPU: votes are made where they are wanted, and children lie in the last axis."""
         from training.models import fused_em  # numba takes a second to import
 
         fields, routing, types = self.fields, self.routing, children.poses.shape[2]
+        child = fields.inside[:, :, None] * types + torch.arange(types)  # [P, K, I], numbers below S * I
         means, log_activations = fused_em.route(
-            fields.seen(children.poses).transpose(2, 3),
-            fields.seen(children.activations),
-            self.matrices().flatten(0, 1).flatten(2).permute(1, 2, 0),
-            self.offsets.T.contiguous(),
-            (fields.inside[:, :, None] * types + torch.arange(types)).flatten(1),
-            routing.initial_assignments(fields, types),
-            routing.beta_u,
-            routing.budget(),
-            routing.temperatures(),
-            (routing.constants.mass_floor, routing.constants.variance_floor),
+            poses=fields.seen(children.poses).transpose(2, 3),  # [B, P, 16, N]
+            activations=fields.seen(children.activations),  # [B, P, N]
+            matrices=self.matrices().flatten(0, 1).flatten(2).permute(1, 2, 0),  # [J, 16, N]
+            offsets=self.offsets.T.contiguous(),  # [16, N]
+            child=child.flatten(1),  # [P, N]
+            assignments=routing.initial_assignments(fields, types),  # [P, N]
+            beta_u=routing.beta_u,
+            budget=routing.budget(),
+            inverse_temperatures=routing.inverse_temperatures(),
+            floors=(routing.constants.mass_floor, routing.constants.variance_floor),
         )
         return Capsules(means, log_activations.exp())
