@@ -323,14 +323,14 @@ def _percent(value: float | None) -> str:
 
 
 def _use(manifest: Manifest) -> list[str]:
-    size = manifest.preprocessing
-    polarity = "of any polarity" if size.polarity == "any" else size.polarity.replace("-", " ")
+    facts = manifest.preprocessing
+    polarity = "of any polarity" if facts.polarity == "any" else facts.polarity.replace("-", " ")
     kind = "stereo pairs, the left view first," if manifest.views == 2 else "images"
     is_matrix = manifest.architecture == "matrix-capsnet"
     return [
         "## Use",
         "",
-        f"Input: {kind} float32 [N, {size.height}, {size.width}, {size.channels}], 0 to 1, {polarity}.",
+        f"Input: {kind} float32 [N, {facts.height}, {facts.width}, {facts.channels}], 0 to 1, {polarity}.",
         f"Classes: {', '.join(manifest.class_names)}. A probability is the "
         f"{'activation' if is_matrix else 'length'} of a class capsule:",
         PROPORTIONS if manifest.parameters.get("mixing_proportions") else EACH_ALONE,

@@ -8,12 +8,12 @@ from onnxscript import opset20 as op
 
 
 def log_sigmoid(x: Any) -> Any:
-    """Not as the logarithm of a sigmoid, which is 0 below -104."""
+    """-softplus(-x): torch's own, the log of a sigmoid, is -inf below -104, where that is 0 in float32."""
     return op.Neg(op.Softplus(op.Neg(x)))
 
 
 def logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
-    """Relative to the largest element, written out: of a ReduceLogSumExp TensorRT takes no largest one."""
+    """Written out, max + log(sum(exp(x - max))): TensorRT's ReduceLogSumExp takes no maximum out."""
     axes: Any = op.Constant(value_ints=list(dim))
     largest = op.ReduceMax(x, axes, keepdims=1)
     total = op.ReduceSum(op.Exp(op.Sub(x, largest)), axes, keepdims=1)

@@ -65,8 +65,8 @@ async def classify(served: Served, images: Images, query: ClassifyQuery, service
 def heading(served: Served) -> dict[str, Any]:
     """What every answer of a model begins with."""
     shape = served.engine.manifest.pose_shape
-    heading: dict[str, Any] = {"model": served.model, "version": served.version}
-    return heading if len(shape) == 1 else {**heading, "pose_shape": shape}
+    answer: dict[str, Any] = {"model": served.model, "version": served.version}
+    return answer if len(shape) == 1 else {**answer, "pose_shape": shape}
 
 
 def one_hot(classes: NDArray[np.intp], manifest: Manifest) -> Floats:

@@ -7,7 +7,7 @@ import threading
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -42,14 +42,15 @@ from service.state import Service
 # N images, H rows, W columns, C channels. A pair of views is one image of two channels, and two files.
 
 Floats = NDArray[np.float32]
+Fields = TypeVar("Fields", bound=ReconstructFields)
 
 MULTIPART = "multipart/form-data"
 NPY = "application/x-npy"
 NPY_SIGNATURE = b"\x93NUMPY"
 JSON_FIELDS = {"pose", "version", "perturbations", "sweep"}  # in a form, which has only text
-FORM_FIELDS = 32  # more parts that are no files than any route has fields
-# A pose, perturbations and dimensions of 4096 each are 16,384 values. In memory a value takes dozens of times
-# the bytes it has in a body.
+FORM_FIELDS = 32  # text parts of a form; no route has so many fields
+# The most that a request needs is half of it: a pose of 4,096 values, as many perturbations of two each, and
+# as many dimensions of a sweep. In memory a value takes dozens of times the bytes it has in a body.
 JSON_VALUES = 32_768
 SPACE = b" \t\r\n"
 PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
@@ -314,15 +315,17 @@ def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[Reconstruc
             raise InvalidFieldError(f"unknown field {shown(name)}; the fields are {known}")
         if name in fields:
             raise InvalidFieldError(f"the field {name} is given twice")
-        if isinstance(value, str) == (name == "image"):
-            expected = "a file" if name == "image" else "text, not a file"
-            raise InvalidFieldError(f"the field {name} must be {expected}")
-        if isinstance(value, Upload):
+        if name == "image":
+            if isinstance(value, str):
+                raise InvalidFieldError("the field image must be a file")
             pictures.append(value)
-        else:
-            fields[name] = parse_json(value, f"the field {name}") if name in JSON_FIELDS else value
+            continue
+        if isinstance(value, Upload):
+            raise InvalidFieldError(f"the field {name} must be text, not a file")
+        fields[name] = parse_json(value, f"the field {name}") if name in JSON_FIELDS else value
     checked = _validated(ReconstructFields, fields, "the form")
-    if bool(pictures) == (checked.pose is not None):
+    has_picture, has_pose = bool(pictures), checked.pose is not None
+    if has_picture == has_pose:  # both, or neither
         raise InvalidFieldError("give either image (a file) or pose and label")
     return checked, pictures
 
@@ -332,7 +335,7 @@ def _reconstruct_json(body: bytes) -> tuple[ReconstructFields, list[Upload]]:
     if not isinstance(given, dict):
         raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")
     checked = _validated(ReconstructRequest, given, "the body")
-    if not isinstance(checked, ReconstructRequest) or checked.image is None:
+    if checked.image is None:
         return checked, []
     files = [checked.image] if isinstance(checked.image, str) else checked.image
     return checked, [Upload(None, _from_base64(file)) for file in files]
@@ -346,7 +349,7 @@ def _from_base64(file: str) -> bytes:
         raise MalformedBodyError(f"image must be the base64 of a picture's file: {error}") from None
 
 
-def _validated(model: type[ReconstructFields], given: dict[str, Any], place: str) -> ReconstructFields:
+def _validated(model: type[Fields], given: dict[str, Any], place: str) -> Fields:
     try:
         return model.model_validate(given)
     except ValidationError as error:

@@ -25,7 +25,7 @@ def tiny(preset, **narrower):
     return replace(config, model=replace(config.model, image_size=20, **narrower), data=data)
 
 
-NETWORKS = attack.networks(
+NETWORKS = attack.with_another_cnn(
     tiny("matrix-toys", conv_channels=4, primary_types=2, conv_caps_types=(2, 2), decoder_hidden=()),
     tiny("toys", conv_channels=4, primary_types=1, decoder_hidden=(8,)),
     tiny("toys-cnn", blocks=(Block(channels=4, kernel=5, pooled=True),), hidden=(16,)),

@@ -186,7 +186,8 @@ def examples(config: DataConfig, classes: int, images: Images) -> Examples:
 def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) -> Images:
     """The images of a data set, or of one's own folder, before anything is done to them.
 
-    Where a run is to know some viewpoints alone, these are `train`, and the other ones `test`.
+    Where a run is to know some viewpoints alone, `train` is the training set's images from these, and `test`
+    the test set's from all others.
 
     Raises:
         FileNotFoundError: a file is missing; names it and the command that downloads it.
@@ -195,7 +196,7 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
     """
     data, model = config.data, config.model
     if data.familiar is not None:
-        return _seen(data, split, root, familiar=split == "train")
+        return _from_viewpoints(data, split, root, familiar=split == "train")
     if data.name != "images":
         return Images.of(load_split(data.name, split, root))
     if data.folder is None:
@@ -205,7 +206,7 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
     return Images.of(read_folder(folder, split, data.class_names, size, channels))
 
 
-def _seen(data: DataConfig, split: Literal["train", "test"], root: Path, familiar: bool) -> Images:
+def _from_viewpoints(data: DataConfig, split: Literal["train", "test"], root: Path, familiar: bool) -> Images:
     """What a split shows from familiar viewpoints, or from all others."""
     assert data.familiar is not None
     found = load_split(data.name, split, root)
@@ -218,6 +219,10 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
     Args:
         config: of the run.
         root: holds one folder per data set.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_images`.
+        ValueError: no image of a class is left to learn from, or an epoch shall show fewer than there are.
     """
     train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
@@ -236,7 +241,7 @@ def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
     data, images = config.data, load_images(config, "train", root)
     if data.familiar is None:
         return hold_out(images, data.validation_images, config.seed)
-    known = _seen(data, "test", root, familiar=True)
+    known = _from_viewpoints(data, "test", root, familiar=True)
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
     return images, known[order[: data.validation_images]]
 

@@ -55,7 +55,7 @@ class Plan:
     images: int | None = None
 
 
-def networks(matrix: RunConfig, capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
+def with_another_cnn(matrix: RunConfig, capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
     """These three, and a CNN from other random weights."""
     return {MATRIX: matrix, CAPSNET: capsnet, CNN: cnn, OTHER_CNN: replace(cnn, seed=cnn.seed + 1)}
 
@@ -64,15 +64,17 @@ ON_TOYS = (without_decoder("matrix-toys"), load_preset("toys"), load_preset("toy
 CAPSNET_ON_SMALLNORB, CNN_ON_SMALLNORB = load_preset("smallnorb"), load_preset("smallnorb-cnn")
 FULL = Plan(
     {
-        SMALLNORB: networks(without_decoder("matrix-smallnorb"), CAPSNET_ON_SMALLNORB, CNN_ON_SMALLNORB),
-        TOYS: networks(*ON_TOYS),
+        SMALLNORB: with_another_cnn(
+            without_decoder("matrix-smallnorb"), CAPSNET_ON_SMALLNORB, CNN_ON_SMALLNORB
+        ),
+        TOYS: with_another_cnn(*ON_TOYS),
     },
     epsilons=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
     bim_steps=10,
 )
 QUICK = Plan(
     {
-        data: networks(stereo.QUICK_CAPSULES[data], stereo.quick(capsnet), stereo.QUICK_CNN[data])
+        data: with_another_cnn(stereo.QUICK_CAPSULES[data], stereo.quick(capsnet), stereo.QUICK_CNN[data])
         for data, capsnet in ((SMALLNORB, CAPSNET_ON_SMALLNORB), (TOYS, load_preset("toys")))
     },
     epsilons=(0.005, 0.02, 0.2),
@@ -106,7 +108,10 @@ class Attack:
         return torch.stack([of_bim(model, pixels, classes, epsilon) for epsilon in self.epsilons])
 
     def classes(self, present: Tensor) -> Tensor:
-        """What the loss takes images [B, J] for: the right class, or every one in turn, int64 [A, B]."""
+        """What the loss takes images for: the right class, or every one in turn, int64 [A, B].
+
+        `present` is 1 for the right class, [B, J].
+        """
         if not self.targeted:
             return present.argmax(dim=1).unsqueeze(0)
         return torch.arange(present.shape[1], device=present.device)[:, None].expand(-1, len(present))
@@ -129,20 +134,20 @@ def _run(lab: Lab, plan: Plan, data: str) -> None:
 
     Every row is of all networks and of the whole plan, so that none outlives the others.
     """
-    networks = plan.networks[data]
-    trained = cache(lab.trained)  # once, and not at all if there is nothing to find
-    shown = cache(partial(lab.evaluation_examples, networks[MATRIX], plan.images))
-    way = networks_of(*networks.values())
+    configs = plan.networks[data]
+    train = cache(lab.trained)  # once, and not at all if there is nothing to find
+    load = cache(partial(lab.evaluation_examples, configs[MATRIX], plan.images))
+    way = networks_of(*configs.values())
     way |= {"at_most": plan.images, "epsilons": list(plan.epsilons), "bim_steps": plan.bim_steps}
-    for method, config in networks.items():
+    for method, config in configs.items():
         key: Row = {"measured": "gradient", "data": data, "method": method}
-        lab.measure(key, way, partial(_measure_gradient, trained, shown, config))
+        lab.measure(key, way, partial(_measure_gradient, train, load, config))
     for attack in _attacks(plan):
         for source in ATTACKED:
-            configs = {victim: networks[victim] for victim in shown_to(source)}
+            victims = {victim: configs[victim] for victim in shown_to(source)}
             key = {"measured": "attack", "data": data, "attack": attack.name, "targeted": attack.targeted}
             key["source"] = source
-            find = partial(_measure_attack, lab, trained, shown, configs, attack, key | way)
+            find = partial(_measure_attack, lab, train, load, victims, attack, key | way)
             lab.measure(key, way, find)
 
 
@@ -152,13 +157,17 @@ def shown_to(source: str) -> list[str]:
     return [*victims, OTHER_CNN] if source == CNN else victims
 
 
-Networks = Callable[[RunConfig], Trained]
-Shown = Callable[[], Examples]
+Train = Callable[[RunConfig], Trained]
+Load = Callable[[], Examples]
 
 
-def _measure_gradient(networks: Networks, shown: Shown, config: RunConfig) -> Row:
-    """Size of the gradients that an untargeted attack begins with, and how many of them are exactly 0."""
-    images, trained = shown(), networks(config)
+def _measure_gradient(train: Train, load: Load, config: RunConfig) -> Row:
+    """Size of the gradients that an untargeted attack begins with, and how many of them are exactly 0.
+
+    Margins are widened, as attacks have them, but for `images_without_in_training_percent`: images that have
+    no gradient at all by the margins of training.
+    """
+    images, trained = load(), train(config)
     climbed = attacks.with_widest_margins(config.loss)
     right, without, zeros, sizes = [], [], [], []
     for batch in images.fixed(BATCH):
@@ -187,7 +196,7 @@ def _percent(shares: Tensor) -> float:
 
 
 def _measure_attack(
-    lab: Lab, networks: Networks, shown: Shown, configs: dict[str, RunConfig], attack: Attack, what: Row
+    lab: Lab, train: Train, load: Load, victims: dict[str, RunConfig], attack: Attack, what: Row
 ) -> Row:
     """Attack the first of these networks, and show what is made to all of them; `what` names the row.
 
@@ -196,8 +205,8 @@ def _measure_attack(
         attack the mean over classes of `percent_by_class`, of all images that are taken for this class when
         it is the target.
     """
-    models = {victim: networks(config).model for victim, config in configs.items()}
-    config, images = next(iter(configs.values())), shown()
+    models = {victim: train(config).model for victim, config in victims.items()}
+    config, images = next(iter(victims.values())), load()
     batches = tqdm(images.fixed(BATCH), attack.name, -(-len(images) // BATCH), leave=False)
     counts = lab.count(what, batches, partial(hits, list(models.values()), attack=attack, config=config.loss))
     percent = 100 * counts.double() / len(images)  # [victims, A, E]
@@ -236,10 +245,10 @@ def answers(model: Network, pixels: Tensor) -> Tensor:
     return scores.argmax(dim=1)
 
 
-def _strip(lab: Lab, models: dict[str, Network], shown: Examples, attack: Attack, config: RunConfig) -> Row:
+def _strip(lab: Lab, models: dict[str, Network], images: Examples, attack: Attack, config: RunConfig) -> Row:
     """The first image, untouched and at each epsilon, and what the attacked network takes it for."""
     method, model = next(iter(models.items()))
-    batch = next(shown.fixed(1))
+    batch = next(images.fixed(1))
     made = attack.examples(model, batch.pixels, batch.present.argmax(dim=1), config.loss)
     pixels = torch.cat([batch.pixels, *made])  # [1 + E, C, H, W]
     name = f"{config.data.name}-{attack.name}-{method}".lower().replace(" ", "-")
@@ -411,23 +420,26 @@ def draw(rows: list[Row], file: Path) -> None:
 
 def _draw_panel(axis: Any, made: list[Row], start: dict[str, float], black: bool) -> None:
     """A line for each attack and network that is shown the result, beginning where nothing is changed."""
-    for row in made:
-        chance = 100 / row["classes"]
-        victims = [victim for victim in row["percent"] if (victim != row["source"]) == black]
-        for victim in victims if row["source"] == CNN or not black else []:
-            first = chance if row["targeted"] else start[victim]
-            percent = [first, *row["percent"][victim]]
-            line, label = LINES[row["attack"]], f"{victim}, {row['attack']}"
-            axis.plot([0, *row["epsilons"]], percent, line, color=COLOURS[victim], label=label)
-    if made:
-        axis.axhline(chance, color=figure.PAPER, linewidth=0.8, linestyle=":", label="chance")
-        axis.set_xscale("symlog", linthresh=made[0]["epsilons"][0], linscale=0.4)
-        axis.set_xticks([0, *made[0]["epsilons"]], [f"{epsilon:g}" for epsilon in (0, *made[0]["epsilons"])])
-        axis.minorticks_off()
-        axis.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-        axis.set_xlim(0, made[0]["epsilons"][-1])
     axis.set_ylim(-3, 103)
     axis.set_xlabel("epsilon")
+    if not made:
+        return
+    chance, epsilons = 100 / made[0]["classes"], [0, *made[0]["epsilons"]]
+    for row in made:
+        if black and row["source"] != CNN:
+            continue
+        for victim in row["percent"]:
+            if (victim != row["source"]) != black:
+                continue
+            percent = [chance if row["targeted"] else start[victim], *row["percent"][victim]]
+            line, label = LINES[row["attack"]], f"{victim}, {row['attack']}"
+            axis.plot(epsilons, percent, line, color=COLOURS[victim], label=label)
+    axis.axhline(chance, color=figure.PAPER, linewidth=0.8, linestyle=":", label="chance")
+    axis.set_xscale("symlog", linthresh=epsilons[1], linscale=0.4)
+    axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axis.minorticks_off()
+    axis.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axis.set_xlim(0, epsilons[-1])
 
 
 def _draw_strips(axis: Any, folder: Path, made: list[Row]) -> None:
@@ -438,13 +450,13 @@ def _draw_strips(axis: Any, folder: Path, made: list[Row]) -> None:
     axis.set_yticks([])
     if not made:
         return
-    pictures = np.stack([np.load(folder / row["pictures"]) for row in made])  # [networks, 1 + E, H, W]
-    networks, columns, height, width = pictures.shape
-    mosaic = pictures.swapaxes(1, 2).reshape(networks * height, columns * width)
+    pictures = np.stack([np.load(folder / row["pictures"]) for row in made])  # [count, 1 + E, H, W]
+    count, columns, height, width = pictures.shape
+    mosaic = pictures.swapaxes(1, 2).reshape(count * height, columns * width)
     axis.imshow(mosaic, cmap="gray", vmin=0, vmax=255)
     epsilons = [f"{epsilon:g}" for epsilon in (0, *made[0]["epsilons"])]
     axis.set_xticks((np.arange(columns) + 0.5) * width - 0.5, epsilons)
-    axis.set_yticks((np.arange(networks) + 0.5) * height - 0.5, [row["source"] for row in made])
+    axis.set_yticks((np.arange(count) + 0.5) * height - 0.5, [row["source"] for row in made])
     axis.tick_params(length=0)
     axis.xaxis.tick_top()
     for n, row in enumerate(made):

@@ -90,10 +90,11 @@ class Lab:
         return read_rows(self.out)
 
     def measure(self, key: Row, way: Row, find: Callable[[], Row]) -> Row:
-        """A row of the experiment: what it found before in the same way, or else what it finds now.
+        """The row of a key, measured in this way: the one that is there, or else one that is measured now.
 
-        A row that was found in another way came of another plan. It goes when the new one is written, and so
-        does what else was measured on networks like its own and in another way: no mean is of two plans.
+        When a row is written, what an older plan left is removed, so that no mean is of two plans: the row of
+        the same key, measured in another way, and all rows of that row's kind (the same network with other
+        seeds, see `networks_of`) that were measured in another way than this.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
@@ -107,16 +108,9 @@ class Lab:
             if _has(row, key | way):
                 return row
         row = key | way | find() | {"command": provenance.command_line()}
-        rows = self.rows()  # as they are now
-        outdated = [other for other in rows if _has(other, key)]
-        kinds = {other.get("kind") for other in outdated}
-        kept = [
-            other
-            for other in rows
-            if other not in outdated and (other.get("kind") not in kinds or _of_one_plan(other, way))
-        ]
+        rows = _without_older_plan(self.rows(), key, way)  # as they are now: to find one takes hours
         self.out.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(each) + "\n" for each in [*kept, row])
+        lines = "".join(json.dumps(each) + "\n" for each in [*rows, row])
         checkpoint.write_atomically(self.out / ROWS, lines)
         self._unfinished(key | way).unlink(missing_ok=True)
         return row
@@ -125,7 +119,7 @@ class Lab:
         """Counts summed over batches, for what takes hours: an interruption loses a minute of it.
 
         Args:
-            what: is counted, for a row: its key and its way. Once it is there, they are counted anew.
+            what: key and way of the row that the counts are for; once it is written, they are counted anew.
             batches: the same ones each time.
             of_batch: counts of one of them, int64 on the CPU.
 
@@ -288,8 +282,16 @@ def _has(row: Row, values: Row) -> bool:
     return all(name in row and row[name] == value for name, value in values.items())
 
 
-def _of_one_plan(row: Row, way: Row) -> bool:
-    """Whether nothing says otherwise; networks of several seeds belong together."""
+def _without_older_plan(rows: list[Row], key: Row, way: Row) -> list[Row]:
+    """What stays of some rows when one of this key is measured in this way; see `Lab.measure`."""
+    replaced = [row for row in rows if _has(row, key)]
+    kinds = {row.get("kind") for row in replaced}
+    others = [row for row in rows if row not in replaced]
+    return [row for row in others if row.get("kind") not in kinds or _agrees(row, way)]
+
+
+def _agrees(row: Row, way: Row) -> bool:
+    """Whether a row was measured in no other way; the network may be that of another seed."""
     return all(row.get(name, value) == value for name, value in way.items() if name != "network")
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from training.config import LossConfig, MatrixCapsNetConfig, RunConfig, load_preset
-from training.evaluation import evaluate
 from training.experiments import figure, markdown, stereo
 from training.experiments.lab import Lab, Row, data_sets, measure_each
 from training.experiments.quick import narrowed
@@ -111,10 +110,7 @@ def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
 
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
-    shown = lab.evaluation_examples(config, test_images)
-    trained = lab.trained(config)
-    found = evaluate(trained.model, shown, config.loss)
-    return {"error_percent": found.error_percent, "images": found.images, **trained.origin}
+    return lab.measured_on_test(config, most=test_images)
 
 
 def report(rows: list[Row]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -147,6 +147,7 @@ def _match(lab: Lab, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> No
 
 def _measure(lab: Lab, config: RunConfig, plan: Plan) -> Row:
     """Errors on toys that were not trained on, from all viewpoints."""
+    # Not by lab.evaluation_examples: to a run that knows some viewpoints these are the novel ones alone.
     trained, along = lab.trained_to_the_end(config), config.data.familiar
     assert along is not None
     _, validation = training_examples(config, lab.root)
@@ -221,22 +222,30 @@ def _line(data: str, along: Along, method: str, rows: list[Row]) -> tuple[str, .
     )
 
 
-def _by_who_was_stopped(pairs: list[tuple[Row, Row]]) -> list[list[tuple[Row, Row]]]:
+class Pair(NamedTuple):
+    """A CNN and capsules of one seed that are as good under familiar viewpoints."""
+
+    cnn: Row
+    capsules: Row
+
+
+def _by_who_was_stopped(pairs: list[Pair]) -> list[list[Pair]]:
     """Pairs whose capsules were stopped early, as the paper's, and pairs whose CNN was; none is empty."""
-    of_cnns = {
-        method: [pair for pair in pairs if pair[0]["method"] == method] for method in (CNN, STOPPED_CNN)
-    }
-    return [found for found in of_cnns.values() if found]
+    parts = ([pair for pair in pairs if pair.cnn["method"] == method] for method in (CNN, STOPPED_CNN))
+    return [part for part in parts if part]
 
 
-def _fewer(data: str, along: Along, pairs: list[tuple[Row, Row]]) -> str:
+def _fewer(data: str, along: Along, pairs: list[Pair]) -> str:
     """How many errors less the capsules make than a CNN that is as good under familiar viewpoints."""
-    cnn, capsules = ({which: _mean_error(pairs, i, which) for which in (FAMILIAR, NOVEL)} for i in (0, 1))
-    which = "a stopped CNN" if pairs[0][0]["method"] == STOPPED_CNN else "the CNN"
+    cnns, capsules = [pair.cnn for pair in pairs], [pair.capsules for pair in pairs]
+    of_cnns, of_capsules = (
+        {which: _mean_error(rows, which) for which in (FAMILIAR, NOVEL)} for rows in (cnns, capsules)
+    )
+    partner = "a stopped CNN" if cnns[0]["method"] == STOPPED_CNN else "the CNN"
     return (
-        f"By {along}, capsules with {capsules[FAMILIAR]:.2f} % of errors from familiar viewpoints make "
-        f"{_compared(capsules[NOVEL], cnn[NOVEL])} than {which} with {cnn[FAMILIAR]:.2f} %, on "
-        f"{pairs[0][1]['images'][NOVEL]:,} images of {data} from novel viewpoints "
+        f"By {along}, capsules with {of_capsules[FAMILIAR]:.2f} % of errors from familiar viewpoints make "
+        f"{_compared(of_capsules[NOVEL], of_cnns[NOVEL])} than {partner} with {of_cnns[FAMILIAR]:.2f} %, on "
+        f"{capsules[0]['images'][NOVEL]:,} images of {data} from novel viewpoints "
         f"({markdown.counted(len(pairs), 'pair')} of networks); in the paper, with equal errors from "
         f"familiar viewpoints, about {PAPERS_FEWER} % fewer."
     )
@@ -250,9 +259,8 @@ def _compared(ours: float, other: float) -> str:
     return f"{100 * abs(1 - ours / other):.0f} % {word} errors"
 
 
-def _mean_error(pairs: list[tuple[Row, Row]], which: int, viewpoints: str) -> float:
-    """Of the CNNs, 0, or of the capsules, 1; percent."""
-    return mean(pair[which]["error_percent"][viewpoints] for pair in pairs)
+def _mean_error(rows: list[Row], viewpoints: str) -> float:
+    return mean(row["error_percent"][viewpoints] for row in rows)
 
 
 def _stops(rows: list[Row]) -> str:
@@ -297,13 +305,12 @@ SHADE = "#d0d8d0"
 
 def _draw_on(axis: Any, data: str, along: Along, rows: list[Row]) -> None:
     pairs = _matched(rows, along)
-    for which, colour in ((0, figure.OTHER), (1, figure.OURS)):
-        if not pairs:
-            continue
-        places = [_place(angle) for angle in pairs[0][which]["degrees"]]
-        errors = np.array([pair[which]["error_percent_at"] for pair in pairs])[:, np.argsort(places)]
-        for of_seed in errors:
-            axis.plot(sorted(places), of_seed, "o-", color=colour, markersize=3)
+    of_cnns, of_capsules = [pair.cnn for pair in pairs], [pair.capsules for pair in pairs]
+    for colour, of_seeds in ((figure.OTHER, of_cnns), (figure.OURS, of_capsules)):
+        for row in of_seeds:
+            places = [_place(angle) for angle in row["degrees"]]
+            errors = np.array(row["error_percent_at"])[np.argsort(places)]
+            axis.plot(sorted(places), errors, "o-", color=colour, markersize=3)
     known = [_place(angle) for angle in FAMILIAR_DEGREES[along]]
     half = 10 if along == "azimuth" else 2.5  # of the step between two viewpoints
     axis.axvspan(min(known) - half, max(known) + half, color=SHADE, zorder=0)
@@ -324,15 +331,15 @@ def _of(rows: list[Row], along: Along, method: str) -> list[Row]:
     return [row for row in rows if (row["along"], row["method"]) == (along, method)]
 
 
-def _matched(rows: list[Row], along: Along) -> list[tuple[Row, Row]]:
-    """For each seed a CNN and the capsules that are as good under familiar viewpoints."""
+def _matched(rows: list[Row], along: Along) -> list[Pair]:
+    """One for each seed."""
     cnn, stopped = ({row["seed"]: row for row in _of(rows, along, method)} for method in (CNN, STOPPED_CNN))
     pairs = []
     for capsules in _of(rows, along, CAPSULES):
         seed = capsules["seed"]
         partner = cnn.get(seed) if _reached(capsules) else stopped.get(seed)
         if partner:
-            pairs.append((partner, capsules))
+            pairs.append(Pair(partner, capsules))
     return pairs
 
 

@@ -1,8 +1,8 @@
 """Figure 2 of Hinton et al. 2018: how far votes are from the class capsules, in each iteration of routing.
 
-A vote's distance is that to the capsule's mean after an iteration, over all elements of the pose; its weight
-is the assignment R that the mean is made with, of the vote's share that goes to the capsule: over the classes
-these sum up to 1.
+A vote's distance is the Euclidean one, over all elements of the pose, to the capsule's mean after an
+iteration. Its weight is the assignment R that this mean was made with, before it is multiplied by the child's
+activation: over the classes a child's weights sum to 1.
 """
 
 # B batch, J classes, N votes for each class, T iterations, K bins of all distances, C channels, H and W
@@ -65,8 +65,8 @@ class Votes(NamedTuple):
     """What the votes for class capsules are like in each iteration, and what becomes of them.
 
     Attributes:
-        assignments: of each vote, before it is weighted by its capsule's activation, [T, B, J, N]; over J
-            they sum up to 1.
+        assignments: of each vote, before it is multiplied by the child's activation, [T, B, J, N]; over J
+            they sum to 1.
         distances: of each vote to the mean of the class that it is for, [T, B, J, N].
         probabilities: of the classes after each iteration, [T, B, J].
     """
@@ -91,7 +91,7 @@ def _run(lab: Lab, plan: Plan, data: str) -> None:
 def votes_for_classes(model: MatrixCapsNet, pixels: Tensor) -> Votes:
     """Route images [B, C, H, W] to the classes, and look at each iteration."""
     layer, given = model.class_caps, list[Capsules]()
-    with layer.register_forward_pre_hook(lambda _, children: given.extend(children)):
+    with layer.register_forward_pre_hook(lambda _, arguments: given.extend(arguments)):
         model(pixels)
     [children] = given
     votes = layer.votes(children.poses)  # [B, 1, J, N, 16]
@@ -107,8 +107,9 @@ def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
     """Histograms over all images, and of the three that the figure shows.
 
     Returns:
-        In each iteration, for the right class and as a mean over the wrong ones: `complete`, what share of
-        the votes goes there from which distance, [T][2][K], and `probability`, [T][2]; and the `examples`.
+        For each iteration, for the right class and as a mean over the wrong ones: `complete`, the share of
+        all votes for a class that is assigned to it, in bins of their distance, [T][2][K], and `probability`,
+        [T][2]; and the `examples` of the figure.
     """
     images = lab.evaluation_examples(config, plan.images)
     trained = lab.trained(config)
@@ -134,7 +135,7 @@ def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
 
 
 def _zoom(model: MatrixCapsNet, images: Examples) -> float:
-    """What half of the votes are nearer than in the first iteration, by the first images."""
+    """Median distance of a vote in the first iteration, by the first images; the figure zooms in to it."""
     batch = next(images.fixed(BATCH))
     return votes_for_classes(model, batch.pixels).distances[0].median().item()
 
@@ -145,7 +146,7 @@ def totals_of(votes: Votes, right: Tensor, zoom: float) -> tuple[Array, Array]:
     Args:
         votes: of some images.
         right: true for each image's own class, [B, J].
-        zoom: in the middle of the histograms.
+        zoom: the distance in the middle of the histograms' log scale.
 
     Returns:
         Shares of the votes by distance, [T, 2, K], and probabilities, [T, 2].

@@ -34,16 +34,16 @@ def unit(a: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Rays:
-    """Rays from one eye through a rectangle of a picture: eye + depth * (forward + x * right + y * down).
+    """Rays from one eye through a rectangle: eye + (reach + depth) * (forward + x * right + y * down).
 
-    Depths are counted from `reach` on, about where the toy is: what is small keeps its digits in float32.
+    The toy is about at `reach`, so that depths are small and keep their digits in float32.
 
     Attributes:
         eye: where the rays start, [3].
         forward: where the camera looks, of length 1, [3].
-        right: from the picture's middle to its right edge at depth 1, [3].
-        down: from its middle to its lower edge at depth 1, [3].
-        reach: the depth that counts as 0.
+        right: from the picture's middle to its right edge, a distance of 1 from the eye, [3].
+        down: likewise to its lower edge, [3].
+        reach: the distance from the eye that is depth 0.
         x: of each column, float32 [W], -1 to 1 over the whole picture.
         y: of each row, float32 [H].
     """
@@ -62,7 +62,7 @@ class Rays:
         return columns + (self.y * np.float32(dot(axis, self.down)))[:, None]
 
     def start(self, axis: Vector, along: Grid, origin: Vector) -> Grid:
-        """Where on an axis through the origin each ray is at depth 0, given how far it goes along it."""
+        """Where on an axis through the origin each ray is at depth 0; `along` is `self.along(axis)`."""
         return along * np.float32(self.reach) + np.float32(dot(axis, self.eye - origin))
 
     def part(self, rows: slice, columns: slice) -> "Rays":

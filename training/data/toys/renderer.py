@@ -1,9 +1,9 @@
 """A small ray caster: matte solids on a table under a few lamps, seen by a camera.
 
 The nearest meeting point decides each ray (there is no other light path than lamp, surface, camera). Lamps
-cast shadows: each has a picture of the depths that it sees, and what lies deeper is in the dark. A pixel is
-the mean of several rays, each of which asks for another part of the lamp, so that edges of solids are smooth
-and those of shadows soft.
+cast shadows by shadow maps: each has a picture of the depths that it sees, and what lies deeper is in the
+dark. A pixel is the mean of several rays, each of which looks into another cell of the shadow map, so that
+edges of solids are smooth and those of shadows soft.
 """
 
 # S rays per row and per column, P pixels per row and per column, L lamps
@@ -21,9 +21,9 @@ RAYS_PER_SIDE = 3  # of a pixel
 TABLE_REFLECTANCE = 0.75
 TOY_REFLECTANCE = 0.55  # the same paint on all
 AMBIENT = (0.10, 0.06)  # light from everywhere, and what a surface that faces up gets more of it
-SHADOW_SIZE = 224  # rays per row and per column of a lamp's picture
+SHADOW_SIZE = 224  # rays per row and per column of a shadow map
 SHADOW_OFFSET = 0.035  # above the toy's surface
-LAMP_SPREAD = 2  # rays between the parts of a lamp that the rays of a pixel ask for
+LAMP_SPREAD = 2  # cells of the shadow map between those that the rays of a pixel look into
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Lamp:
 
     Attributes:
         rays: from the lamp around the toy.
-        depths: at which they meet it first, float32 [S, S]; infinite where they meet nothing.
+        depths: the shadow map: where they meet it first, float32 [S, S]; infinite where they meet nothing.
         power: the light it gives at distance 1.
     """
 
@@ -119,7 +119,7 @@ def surface(solids: Sequence[Solid], rays: Rays) -> Surface:
         part = rectangle(solid, rays)
         seen = which[part] == index
         normals[:, *part][:, seen] = solid.normals(np.stack([grid[part][seen] for grid in points]))
-    offset = np.where(on_toy, np.float32(SHADOW_OFFSET), np.float32(0))  # no lamp looks at the table
+    offset = np.where(on_toy, np.float32(SHADOW_OFFSET), np.float32(0))  # no shadow map has the table in it
     above = [grid + normal * offset for grid, normal in zip(points, normals, strict=True)]
     return Surface(points, above, normals, on_toy)
 

@@ -85,7 +85,8 @@ def photograph(
 
     Args:
         subject: the toy.
-        azimuth_degrees: how far the cameras have gone round it; at 0 it faces them.
+        azimuth_degrees: of the turntable; at 0 the toy faces the cameras. All is computed as the toy sees it,
+            whom cameras and lamps go round together.
         elevations_degrees: of the cameras above the table.
         lightings: indices into LIGHTINGS.
 
@@ -147,7 +148,7 @@ def _developed(
 
 
 def _lamp(subject: Toy, azimuth_degrees: float, lamp: tuple[float, float, float]) -> Lamp:
-    """Lamps stand still as the cameras do; it is the toy that the turntable turns."""
+    """As the toy sees it: in the studio lamps stand still, as the cameras do, and the turntable turns it."""
     azimuth, elevation, light = lamp
     place = subject.middle + direction(azimuth_degrees + azimuth, elevation) * LAMP_DISTANCE
     return hang_lamp(subject.solids, place, subject.middle, subject.radius * 1.1, light * LAMP_DISTANCE**2)
