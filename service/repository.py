@@ -339,6 +339,8 @@ class Repository:
         if not self._is_any_usable() and not self._unloaded:
             raise NotReadyError(str(self.failure or "models are still loading"))
         name = self._default() if model is None else model
+        if not self._is_looked_through and name not in self._bundles.found:  # it may still be
+            raise NotReadyError("models are still loading")
         if name is None:
             default = shown(self._settings.default_model)
             raise ModelRequiredError(
@@ -351,11 +353,12 @@ class Repository:
         return name
 
     def _default(self) -> str | None:
-        """The model of requests that name none: the one in the settings, else the only one."""
+        """The model of requests that name none: the one in the settings, else the only one of all."""
         name = self._settings.default_model
         if name in self._bundles.found:
             return name
-        return next(iter(self._bundles.found)) if len(self._bundles.found) == 1 else None
+        is_only_one = self._is_looked_through and len(self._bundles.found) == 1
+        return next(iter(self._bundles.found)) if is_only_one else None
 
     # -- what is there ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from live_service import settings_for
 from tiny_bundle import SIDE, replace_file, rewrite_manifest, write_bundle
 
 from export.contract.manifest import read_manifest
+from service import bundles
 from service.bundles import find_bundles
 from service.errors import (
     ModelRequiredError,
@@ -47,6 +48,14 @@ def loaded(repository: Repository) -> list[str]:
     return sorted(f"{one.model}/{one.version}" for one in repository.ready())
 
 
+async def usable(repository: Repository, model: str) -> bool:
+    try:
+        async with repository.use(model, None):
+            return True
+    except NotReadyError:
+        return False
+
+
 def states(repository: Repository, model: str) -> dict[int, str]:
     described = repository.describe(model, manifests=False)["versions"]
     return {version["version"]: version["state"] for version in described}
@@ -77,6 +86,42 @@ def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_serve(tmp_pat
             assert "sha256" in newest["reason"]
             assert str(tmp_path) not in newest["reason"]
             assert states(repository, "tiny") == {3: "refused", 2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("model", "default"), [("other", "first"), (None, "other"), ("missing", "first")])
+def test_a_model_that_the_first_scan_has_not_come_to_is_still_loading(tmp_path, monkeypatch, model, default):
+    looked_on, check = threading.Event(), bundles.check_bundle
+
+    def check_slowly(path: Path, name: str) -> None:
+        if name == "other":
+            looked_on.wait()
+        check(path, name)
+
+    async def scenario() -> None:
+        for name in ("first", "other"):
+            write_bundle(tmp_path / name / "1")
+        monkeypatch.setattr(bundles, "check_bundle", check_slowly)
+        repository = Repository(settings_for(tmp_path, default_model=default), Metrics())
+        scan = asyncio.create_task(repository.first_scan())
+        try:
+            while not await usable(repository, "first"):
+                await asyncio.sleep(0.01)
+            with pytest.raises(NotReadyError, match="still loading"):
+                async with repository.use(model, None):
+                    pass
+        finally:
+            looked_on.set()
+            await scan
+        if model != "missing":
+            async with repository.use(model, None) as served:
+                assert served.model == "other"
+        else:
+            with pytest.raises(UnknownModelError, match="there are first, other"):
+                async with repository.use(model, None):
+                    pass
+        await repository.close()
 
     run(scenario())
 
