@@ -205,7 +205,7 @@ class Repository:
             NotReadyError: the first scan is not over.
         """
         if not self._is_looked_through:
-            raise NotReadyError(str(self.failure or "models are still loading"))
+            raise self._not_ready()
         return sorted(self._bundles.found)
 
     def loaded(self) -> list[Served]:
@@ -223,7 +223,7 @@ class Repository:
         if self.stopped:
             raise NotReadyError(self.stopped)
         if not loaded and not self._answers_without_any_loaded():
-            raise NotReadyError(str(self.failure or "models are still loading"))
+            raise self._not_ready()
         for served in loaded:
             if not served.batcher.answering:
                 raise NotReadyError(f"an inference thread of {served.model}/{served.version} does not answer")
@@ -337,10 +337,10 @@ class Repository:
 
     def _name_of(self, model: str | None) -> str:
         if not self._is_any_usable() and not self._unloaded:
-            raise NotReadyError(str(self.failure or "models are still loading"))
+            raise self._not_ready()
         name = self._default() if model is None else model
         if not self._is_looked_through and name not in self._bundles.found:  # it may still be
-            raise NotReadyError("models are still loading")
+            raise self._not_ready()
         if name is None:
             default = shown(self._settings.default_model)
             raise ModelRequiredError(
@@ -422,6 +422,9 @@ class Repository:
         self._check_not_taken_down(model)
         if model not in self._served:
             raise RefusedModelError(self._bundles.refusal(model))
+
+    def _not_ready(self) -> NotReadyError:
+        return NotReadyError(str(self.failure or "models are still loading"))
 
     def _is_any_usable(self) -> bool:
         return bool(self._served) or self._bundles.is_any_usable(self._unloaded)
