@@ -151,14 +151,8 @@ class _FusedEM(torch.autograd.Function):
 
         of_matrices, of_betas = (sum(parts) for parts in zip(*_in_threads(len(poses), part), strict=True))
         found = of_poses, of_activations, of_matrices, *of_betas
-        return (
-            *(torch.from_numpy(np.asarray(gradient)) for gradient in found),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        by_factors = (torch.from_numpy(np.asarray(gradient)) for gradient in found)
+        return *by_factors, *[None] * 5  # the other arguments have none
 
 
 def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
