@@ -147,7 +147,9 @@ def test_gradients_of_matrix_capsules_on_a_cpu_are_those_of_plain_array_operatio
     found = attacks.gradient(model, pixels.detach(), labels, attacks.with_widest_margins(LOSSES["matrix"]))
     scale = expected.abs().mean()
     assert scale > 0
-    assert (found - expected).norm() < 5e-4 * expected.norm()  # both round; seeds give 1e-5 to 1.2e-4
+    # Both round, and a few pixels amplify it, more or less by the number of threads.
+    assert (found - expected).norm() < 5e-4 * expected.norm()
+    assert torch.isclose(found / scale, expected / scale, rtol=1e-3, atol=1e-3).float().mean() > 0.99
     torch.testing.assert_close(found / scale, expected / scale, rtol=1e-2, atol=1e-2)
     large = expected.abs() > 0.01 * scale
     assert (found.sign() == expected.sign())[large].all()
