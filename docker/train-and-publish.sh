@@ -47,12 +47,10 @@ toys) if [ ! -e "$CAPSNET_DATA/toys" ]; then attend capsnet-train make toys; fi 
 *) attend capsnet-train download "$data" ;;
 esac
 
-if [ ! -e "$run/result.json" ]; then # written when the run has finished
-  if compgen -G "$run/checkpoints/step-*" >/dev/null; then
-    attend capsnet-train fit --out "$run" --resume
-  else
-    attend capsnet-train fit --preset "$preset" --out "$run"
-  fi
+if compgen -G "$run/checkpoints/step-*" >/dev/null; then
+  attend capsnet-train fit --out "$run" --resume # of a finished run this does nothing
+else
+  attend capsnet-train fit --preset "$preset" --out "$run"
 fi
 
 attend capsnet-export bundle "$run" --out "models/$model"

@@ -119,15 +119,16 @@ def _export(run: Path, root: Path, images: Path | None) -> Exported:
     config, best = checkpoint.read_config(run), checkpoint.best_checkpoint(run)
     model = _capsule_network(run, best)
     on_images = find_again(config, images, run)
-    _, held_out = training_examples(on_images, root)
+    train, validation = training_examples(on_images, root)
+    shown = train if validation is None else validation
     graphs = trace(model)
     return Exported(
         config,  # as it is: where the pictures lie now is nobody's business
         checkpoint.read_progress(best),
         model,
         graphs,
-        crop_share=(config.data.crop_pixels or held_out.size) / held_out.size,
-        parity_error=parity.check_parity(model, graphs, parity_pixels(held_out)),
+        crop_share=(config.data.crop_pixels or shown.size) / shown.size,
+        parity_error=parity.check_parity(model, graphs, parity_pixels(shown)),
         test=evaluate_encoder(graphs.encoder.SerializeToString(), on_images, root),
     )
 
@@ -143,10 +144,10 @@ def _capsule_network(run: Path, best: Path) -> CapsuleNetwork:
     return model
 
 
-def parity_pixels(held_out: Examples) -> NDArray[np.float32]:
-    """As many of the images that were held out as parity needs, [N, H, W, C], 0 to 1."""
+def parity_pixels(shown: Examples) -> NDArray[np.float32]:
+    """As many of these images as parity needs, [N, H, W, C], 0 to 1."""
     count = max(parity.BATCH_SIZES)
-    pixels = next(held_out.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
+    pixels = next(shown.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
     return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
 

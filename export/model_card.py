@@ -224,11 +224,17 @@ def _data(data: DataConfig) -> str:
     parts = [
         MADE_OF.get(data.name, f"{data.name} training set"),
         f"of a third of the {data.familiar}s alone" if data.familiar else "",
-        f"{data.validation_images} images of {'the test set' if data.familiar else 'it'} held out",
+        _held_out(data),
         f"at most {data.training_images} of the others trained on" if data.training_images else "",
         f"repeated to {data.epoch_images} an epoch" if data.epoch_images else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _held_out(data: DataConfig) -> str:
+    if not data.validation_images:
+        return "all of it: no checkpoint was selected, the last weights are the result"
+    return f"{data.validation_images} images of {'the test set' if data.familiar else 'it'} held out"
 
 
 def _augmentation(data: DataConfig) -> str:

@@ -109,9 +109,13 @@ def test_the_command_line_trains_by_torchrun_what_it_trains_alone(tmp_path):
     command = ["fit", "--images", str(tmp_path / "pictures"), "--epochs", "1", "--device", "cpu", "--out"]
     ran = torchrun(2, "-m", "training.cli", *command, str(tmp_path / "two"))
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("test error") == 1, "the first process alone prints"
+    assert ran.stdout.count("finished at step") == 1, "the first process alone prints"
+    assert not (tmp_path / "two" / "result.json").exists(), "the test set is measured by evaluate alone"
     with pytest.raises(SystemExit, match="0"):
         main([*command, str(tmp_path / "one")])
+    for name in ("one", "two"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["evaluate", str(tmp_path / name), "--device", "cpu"])
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
     assert two["data"] == one["data"] == "images test set, 4 images"
     for loss in ("classification_loss", "reconstruction_loss"):

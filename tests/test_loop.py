@@ -383,3 +383,22 @@ def test_a_torn_last_line_of_the_log_does_not_keep_a_run_from_going_on(tmp_path)
     _, finished = fit(tmp_path)
     assert finished
     assert log(tmp_path)[-1]["step"] == 10
+
+
+def test_without_validation_images_nothing_is_measured_and_the_last_weights_count(tmp_path):
+    config = replace(CONFIG, data=replace(CONFIG.data, validation_images=0))
+    checkpoint.write_config(tmp_path, config)
+    trainer = Trainer(tmp_path, config, CPU, Progress())
+    assert trainer.fit(shown(), None, Limits())
+    assert {row["kind"] for row in log(tmp_path)} == {"train"}
+    assert trainer.progress.best_error_percent is None
+    assert checkpoint.best_checkpoint(tmp_path) == checkpoint.checkpoint_at(tmp_path, 2 * (28 // 4))
+
+
+def test_a_run_that_measures_nothing_cannot_stop_at_an_error():
+    with pytest.raises(ValueError, match="there is no validation error"):
+        replace(
+            CONFIG,
+            data=replace(CONFIG.data, validation_images=0),
+            optimiser=replace(CONFIG.optimiser, stop_at_error_percent=1.0),
+        )

@@ -59,6 +59,8 @@ def run(tmp_path_factory):
     with pytest.raises(SystemExit) as ended:
         train(["fit", "--images", str(folder), "--epochs", "3", "--out", str(run), "--device", "cpu"])
     assert ended.value.code == 0
+    with pytest.raises(SystemExit, match="0"):
+        train(["evaluate", str(run), "--device", "cpu"])
     return run
 
 

@@ -13,8 +13,10 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.cli import main
 from training.config import CapsNetConfig, load_preset
+from training.examples import training_examples
 from training.models.capsnet import CapsNet
 from training.provenance import command_line
+from training.start import begin
 
 TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
 
@@ -37,7 +39,7 @@ def stored_run(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def test_a_finished_run_has_a_result_measured_once_on_all_test_images(tiny_run):
+def test_evaluate_measures_a_run_on_all_test_images(tiny_run):
     result = json.loads((tiny_run / "result.json").read_text())
     assert result["images"] == 1000
     assert result["error_percent"] == result["errors"] / 10
@@ -49,6 +51,15 @@ def test_evaluate_measures_the_same_again(tiny_run, capsys):
     assert status("evaluate", tiny_run, "--device", "cpu") == 0
     assert f"{before['errors']} of 1000" in capsys.readouterr().out
     assert json.loads((tiny_run / "result.json").read_text()) == before
+
+
+def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_path, monkeypatch):
+    every = load_preset("drawn")
+    every = replace(every, data=replace(every.data, validation_images=0), seed=1)
+    monkeypatch.setattr("training.start.load_preset", lambda _: every)
+    config = begin(tmp_path / "run", preset="drawn", start_from=tiny_run)
+    train, validation = training_examples(config, tmp_path)
+    assert (len(train), validation) == (4500, None)
 
 
 def test_a_checkpoint_says_where_it_comes_from(tiny_run):

@@ -14,6 +14,7 @@ from training.option_types import any_folder, positive, share, whole
 if TYPE_CHECKING:
     import torch
 
+    from training.checkpoint import Progress
     from training.distributed import Processes
     from training.loop import Trainer
 
@@ -214,7 +215,6 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from training import result
     from training.distributed import own_device, together
 
     config = _configuration(options)
@@ -228,8 +228,18 @@ def _fit(options: argparse.Namespace) -> int:
             print(f"stopped at step {trainer.progress.step}; go on with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
-        print(result.measure(options.out, config, data_root(options.data), device))
+        print(_finished(options.out, trainer.progress))
     return 0
+
+
+def _finished(run: Path, progress: "Progress") -> str:
+    """What a finished run has come to by what was held out of it; the test set stays untouched."""
+    found = f"finished at step {progress.step}: "
+    if progress.best_error_percent is None:
+        found += "nothing was held out, the last weights are the result"
+    else:
+        found += f"validation error {progress.best_error_percent:.2f} % at step {progress.best_step}"
+    return f"{found}; capsnet-train evaluate {run} measures it on the test set"
 
 
 def _configuration(options: argparse.Namespace) -> RunConfig:
@@ -268,7 +278,8 @@ def _train(
         return trainer, trainer.fit(train, validation, limits)
     with checkpoint.locked(options.out):
         checkpoint.write_config(options.out, config)
-        print(f"{config.preset}: {len(train)} images, {len(validation)} held out, on {session.hardware}")
+        held_out = 0 if validation is None else len(validation)
+        print(f"{config.preset}: {len(train)} images, {held_out} held out, on {session.hardware}")
         return trainer, trainer.fit(train, validation, limits)
 
 

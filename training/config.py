@@ -281,7 +281,8 @@ class DataConfig:
         flip: mirror half of the images, left to right.
         max_brightness: up to so much is added to the pixels, or taken away; they lie between 0 and 1.
         contrast: least and largest factor by which each channel's differences to its mean grow.
-        validation_images: taken from the training set by a seeded permutation, never trained on.
+        validation_images: taken from the training set by a seeded permutation, never trained on. 0 trains on
+            all: nothing is selected then, and the last weights are the run's result.
         training_images: no more than so many of the others are trained on; None takes all.
         epoch_images: an epoch shows so many, which fewer training images are repeated to; None: each once.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
@@ -314,7 +315,7 @@ class DataConfig:
     flip: bool = False
     max_brightness: float = Field(default=0.0, ge=0, le=1)
     contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
-    validation_images: int = Field(default=5000, ge=1)
+    validation_images: int = Field(default=5000, ge=0)
     training_images: int | None = Field(default=None, ge=1)
     epoch_images: int | None = Field(default=None, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
@@ -386,6 +387,14 @@ class RunConfig:
             raise ValueError(
                 f"loss.classification: {loss} is for images of one object, {self.data.name} shows {objects}; "
                 'take "margin"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_a_stop_that_nothing_measures(self) -> Self:
+        if self.optimiser.stop_at_error_percent is not None and not self.data.validation_images:
+            raise ValueError(
+                "optimiser.stop_at_error_percent: there is no validation error, data.validation_images is 0"
             )
         return self
 

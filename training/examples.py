@@ -213,8 +213,8 @@ def _from_viewpoints(data: DataConfig, split: Literal["train", "test"], root: Pa
     return Images.of(found)[torch.from_numpy(are_familiar(found, data.familiar) == familiar)]
 
 
-def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples]:
-    """What a run learns from, and what is held out of it for validation.
+def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples | None]:
+    """What a run learns from, and what is held out of it for validation: None if `validation_images` is 0.
 
     Args:
         config: of the run.
@@ -233,7 +233,8 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
             )
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
-    return examples(config.data, classes, train), examples(config.data, classes, validation)
+    held_out = examples(config.data, classes, validation) if len(validation) else None
+    return examples(config.data, classes, train), held_out
 
 
 def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:

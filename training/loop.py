@@ -115,10 +115,11 @@ class Trainer:
                 checkpoint.load_weights(self.average.model, newest)
             self.progress = checkpoint.read_progress(newest).resumed_by(session)
 
-    def fit(self, train: Examples, validation: Examples, limits: Limits) -> bool:
+    def fit(self, train: Examples, validation: Examples | None, limits: Limits) -> bool:
         """Train to the last epoch, or to the validation error at which the configuration ends the run.
 
-        A limit or a signal stops it before that. However it ends, it leaves a checkpoint.
+        A limit or a signal stops it before that. However it ends, it leaves a checkpoint. Without validation
+        images nothing is measured on the way, and the last weights are the run's result.
 
         Returns:
             Whether the run is finished.
@@ -128,7 +129,8 @@ class Trainer:
             ValueError: the processes cannot share a batch evenly.
         """
         self.processes.check_batch(min(self.config.optimiser.batch_size, len(train)))
-        train, validation = train.to(self.device), validation.to(self.device)
+        train = train.to(self.device)
+        validation = validation.to(self.device) if validation is not None else None
         per_epoch = steps_per_epoch(self.config.optimiser, len(train))
         last = per_epoch * self.config.optimiser.epochs
         self._since = started = saved = time.monotonic()
@@ -150,7 +152,7 @@ class Trainer:
                 if step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
                     self._log_losses(losses, per_epoch, log, bar)
                     losses = []
-                if epoch_ends:
+                if epoch_ends and validation is not None:
                     self._validate(validation, log, bar)
                 if epoch_ends or checkpoint_due:
                     self.save()

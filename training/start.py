@@ -85,6 +85,8 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     origin = _origin_of_run(run) if checkpoint.is_run(run) else _origin_of_bundle(run)
     first = from_dict(origin["config"])
     there, here = _held_out(first), _held_out(config)
+    if not config.data.validation_images:  # whatever was held out there may be trained on here
+        del here["the seed"], here["validation_images"]
     differing = [
         f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
     ]

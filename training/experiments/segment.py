@@ -112,6 +112,7 @@ def _measure(lab: Lab, config: RunConfig) -> Row:
     model, test = trained.model, lab.evaluation_examples(config)
     assert isinstance(model, CapsNet)
     _, validation = training_examples(config, lab.root)
+    assert validation is not None  # the threshold is chosen on it
     on_validation = measure(model, validation.to(lab.device), THRESHOLDS)
     chosen = max(THRESHOLDS, key=lambda threshold: on_validation[threshold]["right_percent"] or 0)
     used = {"chosen": chosen, "non-zero": GREY_LEVEL, "everything": EVERYTHING}

@@ -151,6 +151,7 @@ def _measure(lab: Lab, config: RunConfig, plan: Plan) -> Row:
     trained, along = lab.trained_to_the_end(config), config.data.familiar
     assert along is not None
     _, validation = training_examples(config, lab.root)
+    assert validation is not None  # matched() asks for familiar pairs
     matched_by = evaluate(trained.model, validation.to(lab.device), config.loss)
     split = load_split(config.data.name, "test", lab.root)
     seen_from = degrees(split, along)[: plan.test_images]
