@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains one preset to the end, in slices if need be, measures it on the test images, and leaves the network in
-# files that are small enough to be sent anywhere.
+# Trains one preset to the end, in slices if need be, and leaves the network in files that are small enough to be
+# sent anywhere.
 #
 #   benchmarks/gpu_fidelity.sh NAME [OPTION...]     options of `capsnet-train fit`: --seed, --epochs, ...
 #
@@ -20,7 +20,8 @@
 #   (cd out && sha256sum --check mnist-1.sha256)
 #   mkdir -p runs/mnist-1 && cat out/mnist-1.part-* | tar --extract --directory runs/mnist-1
 #
-# and is a run that `capsnet-train evaluate`, `capsnet-export bundle` and `capsnet-train fit --start-from` take.
+# and is a run that `capsnet-train evaluate`, `capsnet-export bundle` and `capsnet-train fit --start-from` take; the
+# first two measure it on the test images, which nothing here does.
 # `capsnet-train evaluate RUN --full` measures multimnist on 10 million pairs and affnist on affNIST.
 #
 # Experiments need no such script: `timeout --signal INT 9m capsnet-train experiment affnist`, again to go on.
@@ -59,7 +60,9 @@ if [ "$status" != 0 ] && [ "$status" != 130 ]; then exit "$status"; fi # 130: st
 best=$("$python" -c "from pathlib import Path; from training import checkpoint
 import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
 files=(config.json log.jsonl "checkpoints/$best/model.safetensors" "checkpoints/$best/progress.json")
-if [ -f "$run/result.json" ]; then files+=(result.json); fi
+for measured in result.json measured.jsonl; do # once `capsnet-train evaluate` has been asked
+  if [ -f "$run/$measured" ]; then files+=("$measured"); fi
+done
 mkdir -p "$out"
 aside=$(mktemp -d "$out/.parts.XXXXXX") # the parts of the slice before stay until these are whole
 trap 'rm -rf "$aside"' EXIT

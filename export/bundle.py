@@ -38,6 +38,8 @@ from training.data.folder import find_again
 from training.data.load import facts_of
 from training.examples import Examples, training_examples
 from training.metrics import Errors
+from training.models.build import Network
+from training.result import note_measurement, times_measured
 
 SAMPLES = 8
 SAMPLES_FILE = "samples.npz"
@@ -70,6 +72,7 @@ class Exported:
         crop_share: how much of a picture's side the network was shown, 0 to 1.
         parity_error: largest difference between network and graphs on images that were held out.
         test: what the encoder's graph gets wrong on the test images.
+        times_measured: how often the run had been measured on these before.
     """
 
     config: RunConfig
@@ -79,6 +82,7 @@ class Exported:
     crop_share: float
     parity_error: float
     test: Errors
+    times_measured: int
 
 
 def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Publication:
@@ -104,7 +108,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
         _write_graphs_and_samples(aside, exported)
-        manifest = _manifest(aside, name, exported)
+        manifest = _manifest(aside, name, exported, earlier_versions=len(_versions(out)))
         (aside / "MODEL_CARD.md").write_text(model_card(manifest))
         (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         aside.chmod(0o755)  # mkdtemp lets nobody else in
@@ -116,32 +120,36 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
 
 def _export(run: Path, root: Path, images: Path | None) -> Exported:
     """Turn a run's best checkpoint into graphs and measure them; the arguments are those of `publish`."""
-    config, best = checkpoint.read_config(run), checkpoint.best_checkpoint(run)
-    model = _capsule_network(run, best)
+    best = checkpoint.load_best(run, torch.device("cpu"))
+    config, model = best.config, _capsule_network(run, best.model)
     on_images = find_again(config, images, run)
     train, validation = training_examples(on_images, root)
     shown = train if validation is None else validation
     graphs = trace(model)
+    parity_error = parity.check_parity(model, graphs, parity_pixels(shown))
+    measured_before = times_measured(run, config)
+    test = evaluate_encoder(graphs.encoder.SerializeToString(), on_images, root)
+    note_measurement(run, best.name, test.error_percent)
     return Exported(
         config,  # as it is: where the pictures lie now is nobody's business
-        checkpoint.read_progress(best),
+        best.progress,
         model,
         graphs,
         crop_share=(config.data.crop_pixels or shown.size) / shown.size,
-        parity_error=parity.check_parity(model, graphs, parity_pixels(shown)),
-        test=evaluate_encoder(graphs.encoder.SerializeToString(), on_images, root),
+        parity_error=parity_error,
+        test=test,
+        times_measured=measured_before,
     )
 
 
-def _capsule_network(run: Path, best: Path) -> CapsuleNetwork:
-    """The network of a run's checkpoint, on the CPU, if it is one that bundles are made of."""
-    model = checkpoint.load_model(run, best, torch.device("cpu")).eval()
+def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
+    """The network of a run, if it is one that bundles are made of."""
     if not isinstance(model, CapsuleNetwork):
         raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
             f"{run} is a {model.config.architecture}, which has no poses; a bundle is made of a network of "
             "capsules, capsnet or matrix-capsnet"
         )
-    return model
+    return model.eval()
 
 
 def parity_pixels(shown: Examples) -> NDArray[np.float32]:
@@ -159,8 +167,9 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
     np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, pixels))
 
 
-def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
+def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int) -> Manifest:
     """What describes the graphs and samples that have been written into the folder."""
+    measured = {"times_measured": exported.times_measured, "earlier_versions": earlier_versions}
     config, model = exported.config, exported.model
     facts, architecture = facts_of(config.data), model.config.architecture
     return Manifest(
@@ -194,7 +203,7 @@ def _manifest(folder: Path, name: str, exported: Exported) -> Manifest:
             images=f"{config.data.name}, held out",
         ),
         metrics=_metrics(exported.test, config.data, name),
-        training={"config": to_dict(config), **asdict(exported.progress)},
+        training={"config": to_dict(config), **asdict(exported.progress), **measured},
         source_commit=exported.progress.source_commit,
     )
 
@@ -271,7 +280,7 @@ def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[n
 
 def _rename_to_next_version(aside: Path, out: Path) -> Path:
     """Give the finished folder its number; the next one if another publisher was faster."""
-    version = 1 + max((int(p.name) for p in out.iterdir() if VERSION.fullmatch(p.name)), default=0)
+    version = 1 + max(_versions(out), default=0)
     while True:
         try:
             published = aside.rename(out / str(version))
@@ -282,3 +291,8 @@ def _rename_to_next_version(aside: Path, out: Path) -> Path:
         else:
             checkpoint.sync(out)
             return published
+
+
+def _versions(out: Path) -> list[int]:
+    """Numbers of the versions that have been published."""
+    return [int(path.name) for path in out.iterdir() if VERSION.fullmatch(path.name)]

@@ -213,10 +213,22 @@ def _training(manifest: Manifest, config: RunConfig) -> list[str]:
         "resumed": "; ".join(training["resumed"]) or "never",
         "source commit": manifest.source_commit,
     }
+    if "times_measured" in training:  # older versions did not count
+        rows["test set"] = _times_measured(training)
     for stage, origin in enumerate(_origins(config.started_from), start=1):
         rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
+
+
+def _times_measured(training: dict[str, Any]) -> str:
+    """How often somebody had looked at the test error before this version was published."""
+    times, versions = training["times_measured"], training["earlier_versions"]
+    stages = " and the stages before it" if training["config"].get("started_from") else ""
+    return (
+        f"measured {times} time{'' if times == 1 else 's'} on this run{stages} before this version was made; "
+        f"{versions} earlier version{'' if versions == 1 else 's'} of this name"
+    )
 
 
 def _data(data: DataConfig) -> str:

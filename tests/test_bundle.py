@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ from export import bundle, parity
 from export.cli import main
 from export.contract.manifest import BundleError, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
+from training import checkpoint
+from training.config import to_dict
+from training.result import note_measurement, times_measured
 
 
 def test_a_bundle_holds_five_files(trained_bundle):
@@ -107,6 +111,30 @@ def test_a_manifest_that_names_a_path_is_refused(trained_bundle, tmp_path):
     (copy / "manifest.json").write_text(text.replace('"encoder.onnx"', '"../encoder.onnx"'))
     with pytest.raises(BundleError, match=r"'\.\./encoder\.onnx' is not a plain file name"):
         read_manifest(copy)
+
+
+def test_the_card_says_how_often_the_test_set_was_measured_before(tiny_run, tmp_path):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    (run / "measured.jsonl").write_text('{"command": "capsnet-train evaluate"}\n' * 2)
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    card = (bundle.publish(run, tmp_path / "model", Path("data")).path / "MODEL_CARD.md").read_text()
+    assert "| test set | measured 2 times on this run before this version was made; 1 earlier version" in card
+    assert times_measured(run, checkpoint.read_config(run)) == 3
+
+
+def test_what_the_stages_before_were_measured_is_counted(tiny_run, tmp_path):
+    config = checkpoint.read_config(tiny_run)
+    of_run = {"config": to_dict(config), "times_measured": 2}
+    assert times_measured(tmp_path, replace(config, started_from=of_run)) == 2
+    assert times_measured(tmp_path, replace(config, started_from=of_run | {"bundle": "a/1"})) == 3
+
+
+def test_a_run_that_was_measured_as_it_finished_has_been_measured_once(tiny_run, tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    config = checkpoint.read_config(tiny_run)
+    assert times_measured(tmp_path, config) == 1
+    note_measurement(tmp_path, "step-00000001", 1.0)
+    assert times_measured(tmp_path, config) == 2
 
 
 def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, trained_bundle, tmp_path, capsys):

@@ -4,9 +4,10 @@ A run is a folder:
 
     config.json                      the run's configuration
     log.jsonl                        one JSON object per logged step and validation
-    checkpoints/step-00000430/       model.safetensors, optimiser.safetensors, progress.json; raw.safetensors,
-                                     where model.safetensors is an average of the weights
-    result.json                      test metrics, once the run has finished
+    checkpoints/step-00000430/       model.safetensors, optimiser.safetensors, progress.json; config.json, of
+                                     that session; raw.safetensors, where model.safetensors is an average of
+                                     the weights
+    result.json                      test metrics, once `capsnet-train evaluate` has measured them
 
 A checkpoint is written aside and renamed, so a folder of that name is always whole.
 """
@@ -54,7 +55,8 @@ class Progress:
         hardware: what the run was started on.
         source_commit: commit of the code it was started with, `-dirty` if the working tree differed from it.
         command: the command line that started it.
-        resumed: one line for each later session: from which step, command, commit, hardware.
+        resumed: one line for each later session: from which step, command, commit, hardware, and what was
+            configured otherwise than in the session before.
     """
 
     step: int = 0
@@ -67,9 +69,16 @@ class Progress:
     command: str = ""
     resumed: tuple[str, ...] = ()
 
-    def resumed_by(self, session: "Progress") -> "Progress":
-        """This progress, with a note of the session that goes on from here."""
+    def resumed_by(self, session: "Progress", configured: str = "") -> "Progress":
+        """This progress, with a note of the session that goes on from here.
+
+        Args:
+            session: its hardware, command and commit.
+            configured: what is configured otherwise in it, see `configured_anew`.
+        """
         note = f"from step {self.step}: {session.command}, {session.source_commit}, {session.hardware}"
+        if configured:
+            note += f", configured anew: {configured}"
         return replace(self, resumed=(*self.resumed, note))
 
 
@@ -87,7 +96,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_config(run: Path, config: RunConfig) -> None:
-    """Start a run folder."""
+    """Say what a run, or the session that wrote a checkpoint, is configured with."""
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")
 
@@ -113,6 +122,30 @@ def read_config(run: Path) -> RunConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
+def configured_anew(checkpoint: Path, config: RunConfig) -> str:
+    """What a session that goes on from a checkpoint changes in the configuration, in words; "" if nothing.
+
+    Checkpoints of earlier versions do not say what they were configured with. Where one's own pictures lie is
+    no change: they are found again by their names.
+    """
+    if not is_run(checkpoint):
+        return ""
+    before, now = (_flat(to_dict(each)) for each in (read_config(checkpoint), config))
+    return ", ".join(
+        f"{name} {now.get(name)} ({before.get(name)} before)"
+        for name in before | now
+        if before.get(name) != now.get(name) and name != "data.folder"
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, its names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Keep other processes from training in the same folder.
@@ -127,6 +160,16 @@ def locked(run: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ValueError(f"another process is training in {run}") from None
         yield
+
+
+def refuse_a_run(folder: Path) -> None:
+    """Raise if a new run would write over another.
+
+    Raises:
+        ValueError: the folder holds a checkpoint.
+    """
+    if newest_checkpoint(folder):
+        raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --out")
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -163,6 +206,7 @@ def save(
     optimiser: torch.optim.Optimizer,
     progress: Progress,
     average: Network | None = None,
+    config: RunConfig | None = None,
 ) -> Path:
     """Write a checkpoint whole or not at all; older ones beyond the newest two and the best are removed.
 
@@ -172,6 +216,7 @@ def save(
         optimiser: Adam of its weights.
         progress: of this moment.
         average: has the average of its weights, where that is what the run is to give.
+        config: of this session, kept beside the weights: that of the run may be changed before the next one.
 
     Raises:
         NotFiniteError: a weight is not finite; nothing is written.
@@ -189,6 +234,8 @@ def save(
         save_file(_weights(model), aside / RAW)
     save_file(_optimiser_tensors(model, optimiser), aside / "optimiser.safetensors")
     write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
+    if config is not None:
+        write_config(aside, config)
     sync(aside)
     aside.rename(folder)
     sync(folder.parent)
@@ -210,6 +257,36 @@ def read_progress(checkpoint: Path) -> Progress:
         return _PROGRESS.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
+
+
+@dataclass(frozen=True)
+class Best:
+    """What a run gives: the checkpoint with its lowest validation error, or its newest one."""
+
+    name: str
+    config: RunConfig
+    progress: Progress
+    model: Network
+
+
+def load_best(run: Path, device: torch.device) -> Best:
+    """The best checkpoint of a run, read at once, as a run that goes on meanwhile may remove it.
+
+    Raises:
+        FileNotFoundError: the folder is not a run, or it has no checkpoint yet.
+        ValueError: a file is damaged.
+    """
+    config = read_config(run)
+    while True:
+        best = best_checkpoint(run)
+        try:
+            progress, model = read_progress(best), build(config.model)
+            load_weights(model, best)
+        except FileNotFoundError:
+            if best_checkpoint(run) == best:  # somebody else has removed it
+                raise
+        else:
+            return Best(best.name, config, progress, model.to(device))
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:

@@ -259,27 +259,19 @@ def _train(
     options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
 ) -> tuple["Trainer", bool]:
     """Train, alone or with others; gives the trainer and whether the run is finished."""
-    from training import checkpoint, provenance
     from training.examples import training_examples
-    from training.loop import Limits, Trainer
+    from training.loop import Limits
+    from training.open_run import open_run
     from training.start import first_weights
 
     first = first_weights(config, options.start_from) if options.start_from else None
     train, validation = training_examples(config, data_root(options.data))
-    hardware = provenance.hardware(device)
-    session = checkpoint.Progress(
-        hardware=hardware if processes.count == 1 else f"{processes.count} processes, each on {hardware}",
-        command=provenance.command_line(),
-        source_commit=provenance.source_commit(),
-    )
-    trainer = Trainer(options.out, config, device, session, first, processes)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
-    if not processes.first:
-        return trainer, trainer.fit(train, validation, limits)
-    with checkpoint.locked(options.out):
-        checkpoint.write_config(options.out, config)
-        held_out = 0 if validation is None else len(validation)
-        print(f"{config.preset}: {len(train)} images, {held_out} held out, on {session.hardware}")
+    with open_run(options.out, config, device, processes, first, new=not options.resume) as trainer:
+        if processes.first:
+            held_out = 0 if validation is None else len(validation)
+            hardware = trainer.session.hardware
+            print(f"{config.preset}: {len(train)} images, {held_out} held out, on {hardware}")
         return trainer, trainer.fit(train, validation, limits)
 
 

@@ -74,6 +74,10 @@ class Processes:
         distributed.all_reduce(raised, distributed.ReduceOp.MAX)
         return tuple(flag > 0 for flag in raised.tolist())
 
+    def wait_for_all(self) -> None:
+        """Go on when all processes have come here."""
+        self.any_of(False)
+
     def of_first(self, value: T) -> T:
         """What the first process has under this name."""
         if self.count == 1:

@@ -107,13 +107,15 @@ class Trainer:
         self.optimiser = self._learn.optimiser
         share = config.optimiser.weight_average
         self.average = WeightAverage(self.model, share) if share else None
-        self.progress = session
+        self.session = self.progress = session
+        self.before: Progress | None = None  # at the checkpoint that it goes on from
         self.interrupted = False  # by a signal
         if newest:
             checkpoint.load_optimiser(newest, self.model, self.optimiser)
             if self.average:
                 checkpoint.load_weights(self.average.model, newest)
-            self.progress = checkpoint.read_progress(newest).resumed_by(session)
+            self.before = checkpoint.read_progress(newest)
+            self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
     def fit(self, train: Examples, validation: Examples | None, limits: Limits) -> bool:
         """Train to the last epoch, or to the validation error at which the configuration ends the run.
@@ -176,7 +178,7 @@ class Trainer:
             return
         average = self.average.model if self.average else None
         try:
-            checkpoint.save(self.run, self.model, self.optimiser, self.progress, average)
+            checkpoint.save(self.run, self.model, self.optimiser, self.progress, average, self.config)
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
 

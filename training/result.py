@@ -1,17 +1,22 @@
-"""How well a run does on the test images: `result.json` in its folder."""
+"""How well a run does on the test images, `result.json` in its folder, and how often that has been measured.
+
+Who measures often and publishes the best has chosen on the test set. So every measurement of a run is noted
+in `measured.jsonl`, and the model card says how many there were.
+"""
 
 import json
 from pathlib import Path
 
 import torch
 
-from training import checkpoint
+from training import checkpoint, provenance
 from training.config import RunConfig
 from training.data.multimnist import PAPERS_PARTNERS
 from training.evaluation import Evaluation, evaluate
 from training.examples import evaluation_examples
 from training.transformed import TransformedSet, evaluate_transformed
 
+MEASURED = "measured.jsonl"
 FULL_SETS = ("multimnist", "shifted-mnist")
 
 
@@ -37,8 +42,9 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         raise ValueError(
             f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
         )
-    best = checkpoint.best_checkpoint(run)
-    model, test = checkpoint.load_model(run, best, device), evaluation_examples(config, root).to(device)
+    test = evaluation_examples(config, root).to(device)
+    best = checkpoint.load_best(run, device)
+    model = best.model
     data: TransformedSet = "affnist" if full else "affnist-style"
     transformed = None
     if config.data.name == "shifted-mnist":  # first, as affNIST may not be here
@@ -58,10 +64,39 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
     if transformed:
         result[f"{data}_error_percent"] = transformed.error_percent
     file = run / ("result-full.json" if full else "result.json")
+    note_measurement(run, best.name, found.error_percent)
     checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
     more = f"; on {data} {_in_words(transformed)}" if transformed else ""
     return f"{best.name}: test error {_in_words(found)}{missed}{more}"
+
+
+def note_measurement(run: Path, name: str, error_percent: float) -> None:
+    """Note that a run's checkpoint of this name has been measured on the test images."""
+    row = {"checkpoint": name, "error_percent": error_percent, "command": provenance.command_line()}
+    rows = [row] if _times_noted(run) or not _measured_as_it_finished(run) else [{"command": "unknown"}, row]
+    with (run / MEASURED).open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in rows)
+
+
+def times_measured(run: Path, config: RunConfig) -> int:
+    """How often a run, or a stage before it, was measured on the test images by `evaluate` or `bundle`.
+
+    Measurements in experiments are not counted.
+    """
+    before = config.started_from or {}
+    of_stages = before.get("times_measured", 0) + ("bundle" in before)  # which was measured when published
+    return of_stages + (_times_noted(run) or _measured_as_it_finished(run))
+
+
+def _times_noted(run: Path) -> int:
+    noted = run / MEASURED
+    return len(noted.read_bytes().splitlines()) if noted.exists() else 0
+
+
+def _measured_as_it_finished(run: Path) -> bool:
+    """Earlier versions measured a run once when it finished, and noted nothing."""
+    return (run / "result.json").exists()
 
 
 def _in_words(found: Evaluation) -> str:

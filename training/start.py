@@ -9,6 +9,7 @@ from torch import Tensor
 from training import checkpoint, published
 from training.config import RunConfig, from_dict, load_preset, to_dict
 from training.data.folder import configure, find_again
+from training.result import times_measured
 
 
 def begin(
@@ -36,8 +37,7 @@ def begin(
         ValueError: `out` holds a run, there is no such preset, the pictures cannot be learned from, or the
             other run learned from what would be held out here; also a bundle that is not whole.
     """
-    if checkpoint.newest_checkpoint(out):
-        raise ValueError(f"{out} holds a run already; go on with --resume, or choose another --out")
+    checkpoint.refuse_a_run(out)
     usual = "images" if images else "mnist"
     config = load_preset(usual if preset is None else preset)
     if images:
@@ -107,8 +107,13 @@ def _origin_of_run(run: Path) -> dict[str, Any]:
     newest = checkpoint.newest_checkpoint(run)
     if newest is None:
         raise FileNotFoundError(f"{run} has no checkpoint to start from")
-    first = to_dict(checkpoint.read_config(run))
-    return {"checkpoint": newest.name, "config": first, **asdict(checkpoint.read_progress(newest))}
+    first = checkpoint.read_config(run)
+    return {
+        "checkpoint": newest.name,
+        "config": to_dict(first),
+        **asdict(checkpoint.read_progress(newest)),
+        "times_measured": times_measured(run, first),
+    }
 
 
 def _held_out(config: RunConfig) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig,
 from training.data.files import MissingDataError
 from training.evaluation import evaluate
 from training.examples import Batch, Examples, examples, load_images, training_examples
-from training.loop import Limits, Trainer
+from training.loop import Limits
 from training.models.build import Network
+from training.open_run import open_run
 
 Row = dict[str, Any]
 ROWS = "rows.jsonl"
@@ -185,14 +186,6 @@ class Lab:
         np.save(self.out / f"{name}.npy", pictures)
         return f"{name}.npy"
 
-    def session(self) -> checkpoint.Progress:
-        """Hardware, command and commit, as what is trained now notes them."""
-        return checkpoint.Progress(
-            hardware=provenance.hardware(self.device),
-            command=provenance.command_line(),
-            source_commit=provenance.source_commit(),
-        )
-
     def trained(self, config: RunConfig) -> Trained:
         """The network of a configuration at its lowest validation error: trained now, unless it has been.
 
@@ -213,13 +206,9 @@ class Lab:
     def _train(self, config: RunConfig) -> tuple[Path, checkpoint.Progress]:
         run = self.networks / run_name(config)
         train, validation = training_examples(config, self.root)
-        with checkpoint.locked(run):
-            checkpoint.write_config(run, config)
-            newest = checkpoint.newest_checkpoint(run)
-            before = checkpoint.read_progress(newest) if newest else None
-            session = self.session()
-            trainer = Trainer(run, config, self.device, session)
-            tqdm.write(f"{run.name}: {describe(config)}, on {session.hardware}")
+        with open_run(run, config, self.device) as trainer:
+            tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
+            before = trainer.before
             if not trainer.fit(train, validation, Limits()):
                 raise KeyboardInterrupt
         if before and before.step == trainer.progress.step:  # finished before, not resumed now

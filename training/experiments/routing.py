@@ -15,16 +15,16 @@ import matplotlib as mpl
 import torch
 from torch import Tensor, nn
 
-from training import checkpoint
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.evaluation import BATCH
 from training.examples import Examples, training_examples
 from training.experiments import cifar10, figure, markdown
 from training.experiments.lab import Lab, Row, Trained, networks_of, run_name
 from training.experiments.quick import narrowed
-from training.loop import Limits, Trainer
+from training.loop import Limits
 from training.models.capsnet import CapsNet
 from training.models.capsules import RoutingByAgreement
+from training.open_run import open_run
 
 ITERATIONS = 10
 PAPER_CHANGE = {2: 0.007, 5: 1e-5}  # mean change of a logit by iteration, after 500 epochs
@@ -111,9 +111,7 @@ def stage(lab: Lab, config: RunConfig, epochs: int) -> Trained:
     """
     assert config.optimiser.cooldown_epochs == 0, "the rate would depend on where the training ends"
     run = lab.out / "stages" / run_name(config)
-    with checkpoint.locked(run):
-        checkpoint.write_config(run, config)
-        trainer = Trainer(run, _steady(config, max(epochs, 1)), lab.device, lab.session())
+    with open_run(run, _steady(config, max(epochs, 1)), lab.device) as trainer:
         if trainer.progress.epochs > epochs:
             raise ValueError(
                 f"{run} has been trained for {trainer.progress.epochs:g} epochs, and what it was like after "
