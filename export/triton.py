@@ -29,6 +29,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
+from export.contract.graph_file import check_self_contained
 from export.contract.manifest import (
     VERSION,
     BundleError,
@@ -212,12 +213,11 @@ def mask_graph(bundle: Bundle) -> bytes:
 
 def _check_graph(content: bytes, graph: Graph) -> None:
     """The file is an ONNX graph with the manifest's inputs and outputs, and all its weights are in it."""
+    check_self_contained(content, graph.file)
     try:
         model = onnx.load_model_from_string(content)
     except DecodeError as error:
         raise BundleError(f"{graph.file} is no ONNX graph: {error}") from None
-    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in model.graph.initializer):
-        raise BundleError(f"{graph.file} keeps tensors in other files (external data); export it as one file")
     sides = (("inputs", model.graph.input, graph.inputs), ("outputs", model.graph.output, graph.outputs))
     for side, values, tensors in sides:
         found = {value.name: (value.type.tensor_type.elem_type, _shape(value)) for value in values}

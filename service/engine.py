@@ -15,6 +15,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from export.contract.arrays import HEADER_LOCK
+from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
 from export.optimize.plan import Form
@@ -111,7 +112,7 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
         DeviceError: an explicit device cannot be had.
     """
     manifest = _read_manifest_of(bundle, model)
-    graphs = {role: read_checked(bundle, graph) for role, graph in manifest.graphs.items()}
+    graphs = {role: _read_graph(bundle, graph) for role, graph in manifest.graphs.items()}
     samples = _read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
     last_error: DeviceError | None = None
     for device in candidates(placement.device, ort.get_available_providers(), placement.precision):
@@ -152,8 +153,9 @@ def check_bundle(bundle: Path, model: str) -> None:
         BundleError: the bundle is not what its manifest says, or cannot be served.
     """
     manifest = _read_manifest_of(bundle, model)
-    for file in (*manifest.graphs.values(), manifest.samples):
-        read_checked(bundle, file)
+    for graph in manifest.graphs.values():
+        _read_graph(bundle, graph)
+    read_checked(bundle, manifest.samples)
 
 
 def _open(
@@ -194,7 +196,6 @@ def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: in
 
 
 def _halved(encoder: bytes, graph: Graph) -> bytes:
-    _refuse_external_data(encoder, graph.file)
     # Only wanted here: it is nothing that a service on a CPU should have to keep in memory.
     from export.optimize.half_precision import HalfPrecisionError, halved
 
@@ -233,10 +234,12 @@ def _create_session(
         BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
         DeviceError: ONNX Runtime would have used another device.
     """
-    _refuse_external_data(content, graph.file)
+    options = cpu_options(threads)
+    # The format that was checked, and not the runtime's own, which it would tell by the first bytes.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     try:
         # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
-        session = ort.InferenceSession(content, cpu_options(threads), providers=providers, enable_fallback=0)
+        session = ort.InferenceSession(content, options, providers=providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         if device != "cpu" and _can_be_read(content):
             raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
@@ -335,12 +338,10 @@ def _read_manifest_of(bundle: Path, model: str) -> Manifest:
     return manifest
 
 
-def _refuse_external_data(content: bytes, file: str) -> None:
-    """External tensors name their file under the key "location"."""
-    # Looked for as protobuf writes it, with its length in front: importing onnx takes memory that a service
-    # would have to keep.
-    if b"\x08location" in content:
-        raise BundleError(f"{file} keeps tensors in other files (external data); export it as one file")
+def _read_graph(bundle: Path, graph: Graph) -> bytes:
+    content = read_checked(bundle, graph)
+    check_self_contained(content, graph.file)
+    return content
 
 
 def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:

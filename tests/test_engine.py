@@ -24,7 +24,7 @@ from tiny_bundle import (
 from export.contract.manifest import BundleError, read_manifest
 from export.optimize.half_precision import halved
 from service.encoders import one_for_all
-from service.engine import Engine, check_samples, load_engine, open_session
+from service.engine import Engine, check_bundle, check_samples, load_engine, open_session
 from service.providers import PROVIDERS, DeviceError, Placement
 
 needs_no_gpu = pytest.mark.skipif(
@@ -227,6 +227,17 @@ def test_a_graph_with_weights_in_another_file_is_refused(bundle):
     replace_file(bundle, "encoder", (bundle / "encoder.onnx").read_bytes())
     with pytest.raises(BundleError, match="external data"):
         load(bundle)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_weights_in_another_file_are_refused_however_that_is_encoded_and_before_loading(bundle, role):
+    more = b"\x70\x01\x6a\x0e\x0a\x88\x00location\x12\x01w"  # the 8 takes two bytes instead of one
+    graph = b"\x2a" + bytes([len(more)]) + more  # protobuf joins it with the other half of the graph
+    file = bundle / f"{role}.onnx"
+    replace_file(bundle, role, file.read_bytes() + b"\x3a" + bytes([len(graph)]) + graph)
+    assert onnx.load(file, load_external_data=False).graph.initializer[-1].data_location == 1
+    with pytest.raises(BundleError, match="external data"):
+        check_bundle(bundle, "tiny")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
