@@ -210,7 +210,8 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
 
     from export.contract.manifest import read_manifest
     from export.evaluate import run_config, test_pixels
-    from export.optimize.half_precision import check_half, half_precision
+    from export.optimize.half_gate import check_half
+    from export.optimize.half_precision import half_precision
     from training.data.folder import find_again
     from training.data.sources import data_root
 
@@ -219,7 +220,7 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
-    found = check_half(model, half, np.concatenate(list(test)))
+    found = check_half(model, half, np.concatenate(list(test)), manifest.objects_per_image)
     file = options.out / "half.onnx"
     onnx.save_model(half, file)
     print(

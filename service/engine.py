@@ -22,6 +22,7 @@ from export.optimize.plan import Form
 from service.encoders import Encoders, Session, one_for_all, open_by_size
 from service.fast_graphs import fast_graphs
 from service.gpu_session import open_gpu_session
+from service.half_encoder import check_classes, halved
 from service.providers import (
     PROVIDERS,
     DeviceError,
@@ -137,6 +138,7 @@ def _open_checked(
     try:
         engine = _open(graphs, manifest, device, placement)
         check_samples(engine, samples)
+        check_half(engine, graphs["encoder"], samples["pixels"])
     except BundleError as error:
         if device != "cpu" or not placement.optimize:
             raise
@@ -175,7 +177,7 @@ def _open(
         encoders = _open_on_cpu(content, graph, placement, threads, share)
     else:
         if placement.precision == "half":
-            content = _halved(content, graph)
+            content = halved(content, graph)
         encoders = one_for_all(open_session(content, graph, device, placement, threads))
     return Engine(manifest, device, max_batch, lanes, encoders, decoder, placement.precision)
 
@@ -193,16 +195,6 @@ def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: in
         beside = open_by_size(plan.beside, partial(opened, threads=share))
         alone = beside if threads == share else open_by_size(plan.alone, partial(opened, threads=threads))
     return Encoders(alone, beside, plan)
-
-
-def _halved(encoder: bytes, graph: Graph) -> bytes:
-    # Only wanted here: it is nothing that a service on a CPU should have to keep in memory.
-    from export.optimize.half_precision import HalfPrecisionError, halved
-
-    try:
-        return halved(encoder)
-    except HalfPrecisionError as error:
-        raise BundleError(f"{graph.file}: {error}") from error
 
 
 def open_session(
@@ -318,6 +310,30 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
     for name, values in found:
         _check_values(name, values, samples[name], engine.device, tolerances[name])
+
+
+def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
+    """An encoder in half precision names the classes that the plain one does.
+
+    Args:
+        engine: that was opened with the encoder.
+        encoder: the plain graph.
+        pixels: of the samples, [N, H, W, C].
+
+    Raises:
+        BundleError: on an image made of the samples it does not.
+    """
+    if engine.precision != "half":
+        return
+    manifest, on_cpu = engine.manifest, [(PROVIDERS["cpu"], dict[str, str]())]
+    plain = _create_session(encoder, manifest.graphs["encoder"], "cpu", on_cpu, usable_cpus())
+    check_classes(
+        lambda images: engine.encode(images)[0],
+        lambda images: plain.run(["probabilities"], {"pixels": images})[0],
+        pixels,
+        manifest.objects_per_image,
+        engine.max_batch,
+    )
 
 
 def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice, tolerance: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from tiny_bundle import (
     PAIRS,
     SIDE,
@@ -18,13 +18,14 @@ from tiny_bundle import (
     make_model,
     replace_file,
     rewrite_manifest,
+    run_model,
     write_bundle,
 )
 
 from export.contract.manifest import BundleError, read_manifest
 from export.optimize.half_precision import halved
 from service.encoders import one_for_all
-from service.engine import Engine, check_bundle, check_samples, load_engine, open_session
+from service.engine import Engine, check_bundle, check_half, check_samples, load_engine, open_session
 from service.providers import PROVIDERS, DeviceError, Placement
 
 needs_no_gpu = pytest.mark.skipif(
@@ -299,9 +300,11 @@ def half_engine(bundle: Path, encoder: bytes) -> Engine:
 
 
 def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):
-    engine = half_engine(bundle, halved((bundle / "encoder.onnx").read_bytes()))
+    plain = (bundle / "encoder.onnx").read_bytes()
+    engine = half_engine(bundle, halved(plain))
     with np.load(bundle / "samples.npz") as samples:
         check_samples(engine, samples)
+        check_half(engine, plain, samples["pixels"])
         assert np.abs(engine.encode(samples["pixels"])[1] - samples["poses"]).max() > 1e-6
 
 
@@ -313,6 +316,29 @@ def test_an_encoder_whose_lengths_half_precision_spoils_is_refused(bundle):
         pytest.raises(BundleError, match=r"probabilities differs by .* at most 0\.005"),
     ):
         check_samples(engine, samples)
+
+
+def two_near_classes(first: int) -> bytes:
+    """An encoder in which the class `first` is a little more probable than another, whatever the picture."""
+    model = encoder_model(np.random.default_rng(0), 3, 4)
+    weights = next(weight for weight in model.graph.initializer if weight.name == "weights")
+    by_class = numpy_helper.to_array(weights).reshape(-1, 3, 4).copy()
+    by_class[:, 1] = by_class[:, 0]
+    by_class[:, 2] = 0
+    by_class[:, first] *= 1.006
+    weights.CopyFrom(numpy_helper.from_array(by_class.reshape(-1, 12), "weights"))
+    return saved(model)
+
+
+def test_an_encoder_whose_classes_half_precision_changes_is_refused_though_its_lengths_are_near(bundle):
+    plain, other = two_near_classes(0), two_near_classes(1)
+    pixels = np.random.default_rng(0).random((8, SIDE, SIDE, 1), np.float32)
+    probabilities, poses = run_model(plain, pixels=pixels)
+    check_half(half_engine(bundle, halved(plain)), plain, pixels)
+    engine = half_engine(bundle, halved(other))
+    check_samples(engine, {"pixels": pixels, "probabilities": probabilities, "poses": poses})
+    with pytest.raises(BundleError, match="samples: half precision changes the class of"):
+        check_half(engine, plain, pixels)
 
 
 def test_half_precision_on_a_cpu_is_an_error_that_says_what_to_set(bundle):

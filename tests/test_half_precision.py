@@ -10,17 +10,8 @@ from onnx import TensorProto, helper
 from tiny_bundle import SIDE, encoder_model, make_model
 
 from export.contract.manifest import newest_version
-from export.optimize.half_precision import (
-    MAX_LENGTH_ERROR,
-    PRODUCTS,
-    Agreement,
-    HalfPrecisionError,
-    check_agreement,
-    check_half,
-    compare,
-    half_precision,
-    halved,
-)
+from export.optimize.half_gate import MAX_LENGTH_ERROR, compare
+from export.optimize.half_precision import PRODUCTS, HalfPrecisionError, half_precision, halved
 
 SHIPPED = newest_version(Path("models/capsnet-mnist"))
 
@@ -94,38 +85,6 @@ def test_the_samples_are_answered_as_the_plain_graph_does(half):
         assert agreement.other_decisions == 0
         assert agreement.length_error < MAX_LENGTH_ERROR
         assert np.abs(poses - samples["poses"]).max() < MAX_LENGTH_ERROR
-
-
-def test_the_gate_lets_the_shipped_model_pass(plain, half):
-    with np.load(f"{SHIPPED}/samples.npz") as samples:
-        assert check_half(plain, half, samples["pixels"], batch=3).images == len(samples["pixels"])
-
-
-def test_the_gate_stops_other_weights(plain):
-    rng = np.random.default_rng(0)
-    one, other = encoder_model(rng, 3, 4), encoder_model(rng, 3, 4)
-    images = rng.random((4, SIDE, SIDE, 1), np.float32)
-    with pytest.raises(HalfPrecisionError, match="lengths by up to"):
-        check_half(one, half_precision(other), images)
-
-
-@pytest.mark.parametrize(
-    ("images", "others", "passes"), [(10_000, 2, True), (10_000, 3, False), (8, 0, True), (8, 1, False)]
-)
-def test_two_classes_in_ten_thousand_may_change(images, others, passes):
-    if passes:
-        check_agreement(Agreement(images, others, 0.0))
-    else:
-        with pytest.raises(HalfPrecisionError, match=f"class of {others} of {images} images"):
-            check_agreement(Agreement(images, others, 0.0))
-
-
-@pytest.mark.parametrize("wrong", [2 * MAX_LENGTH_ERROR, np.nan, np.inf])
-def test_a_length_that_is_off_or_no_number_is_stopped(wrong):
-    expected = np.array([[0.1, 0.9]], np.float32)
-    agreement = compare(expected, expected + np.float32([[wrong, 0]]))
-    with pytest.raises(HalfPrecisionError, match="lengths by up to"):
-        check_agreement(agreement)
 
 
 def test_a_weight_that_float16_cannot_hold_is_named():

@@ -18,16 +18,11 @@ twice or two read the same one.)
 
 import re
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-
-# N images, J classes
 
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 # Their first input's numbers come out as they went in; further inputs are shapes and axes.
@@ -38,27 +33,9 @@ EM_ROUTING = re.compile(r"routing/mean(_\d+)?$")
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
-MAX_OTHER_DECISIONS = 2  # per 10,000 images
-MAX_LENGTH_ERROR = 5e-3
-
 
 class HalfPrecisionError(ValueError):
-    """The graph cannot be had in half precision, or is not accurate enough in it."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How near a graph's answers come to those of the plain one.
-
-    Attributes:
-        images: how many were compared.
-        other_decisions: images of which another class is the most probable.
-        length_error: largest absolute difference of a probability, which is a capsule's length.
-    """
-
-    images: int
-    other_decisions: int
-    length_error: float
+    """The graph cannot be computed in half precision, or not accurately enough."""
 
 
 def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -174,56 +151,3 @@ def _rounded(weight: TensorProto, name: str) -> TensorProto:
             "so this model has to stay in float32"
         )
     return numpy_helper.from_array(values.astype(np.float16), name)
-
-
-def compare(expected: NDArray[np.float32], found: NDArray[np.float32]) -> Agreement:
-    """Compare probabilities [N, J] with those expected; a number that is none counts as an infinite error."""
-    error = np.abs(found - expected).max(initial=0)
-    others = int((found.argmax(axis=1) != expected.argmax(axis=1)).sum())
-    return Agreement(len(expected), others, float(np.nan_to_num(error, nan=np.inf)))
-
-
-def check_agreement(agreement: Agreement) -> None:
-    """The gate that half precision has to pass.
-
-    Of fewer than 10,000 images as many may differ in their class as that part of 10,000 allows, rounded down:
-    of a few samples none.
-
-    Raises:
-        HalfPrecisionError: too many images have another class, or a length is too far off.
-    """
-    allowed = MAX_OTHER_DECISIONS * agreement.images // 10_000
-    if agreement.other_decisions > allowed or not agreement.length_error <= MAX_LENGTH_ERROR:
-        raise HalfPrecisionError(
-            f"half precision changes the class of {agreement.other_decisions} of {agreement.images} images "
-            f"(at most {allowed} may) and lengths by up to {agreement.length_error:.2g} "
-            f"(at most {MAX_LENGTH_ERROR:g}); keep to float32"
-        )
-
-
-def check_half(
-    model: onnx.ModelProto, half: onnx.ModelProto, images: NDArray[np.float32], batch: int = 64
-) -> Agreement:
-    """Run both encoders on the CPU over a test set and put the second through the gate.
-
-    A CPU rounds to float16 between operators as a GPU does, and like one sums in float32.
-
-    Args:
-        model: the plain encoder.
-        half: what `half_precision` made of it.
-        images: the test set, float32 [N, H, W, C], 0 to 1.
-        batch: images per run.
-
-    Raises:
-        HalfPrecisionError: it does not pass.
-    """
-    plain, rounded = (
-        ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-        for each in (model, half)
-    )
-    parts = [images[first : first + batch] for first in range(0, len(images), batch)]
-    expected = np.concatenate([plain.run(["probabilities"], {"pixels": part})[0] for part in parts])
-    found = np.concatenate([rounded.run(["probabilities"], {"pixels": part})[0] for part in parts])
-    agreement = compare(expected, found)
-    check_agreement(agreement)
-    return agreement

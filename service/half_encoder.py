@@ -1,0 +1,59 @@
+"""An encoder in half precision: made when its bundle is loaded, and compared with the plain one.
+
+What it takes from export.optimize is imported late: a service on a CPU would have to keep onnx in memory.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.contract.manifest import BundleError, Graph
+
+# N images, H rows, W columns, C channels, J classes
+
+Floats = NDArray[np.float32]
+Encode = Callable[[Floats], Floats]  # pixels [N, H, W, C] to probabilities [N, J]
+
+
+def halved(encoder: bytes, graph: Graph) -> bytes:
+    """The encoder's graph in half precision.
+
+    Raises:
+        BundleError: it is no graph, or one that has to stay in float32; says why.
+    """
+    from export.optimize import half_precision
+
+    try:
+        return half_precision.halved(encoder)
+    except half_precision.HalfPrecisionError as error:
+        raise BundleError(f"{graph.file}: {error}") from error
+
+
+def check_classes(half: Encode, plain: Encode, samples: Floats, objects: int, max_batch: int) -> None:
+    """Both encoders name the same classes on some hundred images that are made of the samples.
+
+    Args:
+        half: in half precision, on its device.
+        plain: in float32.
+        samples: pixels of the bundle's samples.
+        objects: in an image.
+        max_batch: images that an encoder takes at once, at most.
+
+    Raises:
+        BundleError: a class differs, or a probability by too much.
+    """
+    from export.optimize.half_gate import check_generated
+    from export.optimize.half_precision import HalfPrecisionError
+
+    def in_parts(encode: Encode) -> Encode:
+        def encode_all(pixels: Floats) -> Floats:
+            parts = [pixels[first : first + max_batch] for first in range(0, len(pixels), max_batch)]
+            return np.concatenate([encode(part) for part in parts])
+
+        return encode_all
+
+    try:
+        check_generated(in_parts(plain), in_parts(half), samples, objects)
+    except HalfPrecisionError as error:
+        raise BundleError(f"samples: {error}") from error
