@@ -2,26 +2,23 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from export.contract.arrays import HEADER_LOCK
 from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
 from export.optimize.plan import Form
 from service.encoders import Encoders, Session, one_for_all, open_by_size
 from service.fast_graphs import fast_graphs
-from service.gpu_session import open_gpu_session
+from service.gpu_session import GpuSession, open_gpu_session
 from service.half_encoder import check_classes, halved
 from service.providers import (
     PROVIDERS,
@@ -34,6 +31,7 @@ from service.providers import (
     sample_tolerances,
     usable_cpus,
 )
+from service.samples import first_line, read_samples
 from service.settings import Precision
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
@@ -89,6 +87,12 @@ class Engine:
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
 
+    def close(self) -> None:
+        """Free what its graphs hold on a GPU; nobody calls `encode` or `decode` any more. Does not wait."""
+        for session in (*self.encoders.all, self.decoder):
+            if isinstance(session, GpuSession):
+                session.close()
+
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
@@ -114,7 +118,7 @@ def load_engine(bundle: Path, model: str, placement: Placement) -> Engine:
     """
     manifest = _read_manifest_of(bundle, model)
     graphs = {role: _read_graph(bundle, graph) for role, graph in manifest.graphs.items()}
-    samples = _read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
+    samples = read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
     last_error: DeviceError | None = None
     for device in candidates(placement.device, ort.get_available_providers(), placement.precision):
         try:
@@ -136,15 +140,23 @@ def _open_checked(
 ) -> Engine:
     """An engine that passes the samples; without derived graphs if it is they that do not."""
     try:
-        engine = _open(graphs, manifest, device, placement)
-        check_samples(engine, samples)
-        check_half(engine, graphs["encoder"], samples["pixels"])
+        return _checked(_open(graphs, manifest, device, placement), graphs, samples)
     except BundleError as error:
         if device != "cpu" or not placement.optimize:
             raise
-        engine = _open(graphs, manifest, device, placement._replace(optimize=False))
-        check_samples(engine, samples)  # what is the bundle's own fault is raised here once more
+        plain = _open(graphs, manifest, device, placement._replace(optimize=False))
+        engine = _checked(plain, graphs, samples)  # what is the bundle's own fault is raised here once more
         log.warning("the faster graphs are not used: %s", error)
+    return engine
+
+
+def _checked(engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str, Floats]) -> Engine:
+    try:
+        check_samples(engine, samples)
+        check_half(engine, graphs["encoder"], samples["pixels"])
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
@@ -168,10 +180,6 @@ def _open(
     lanes = min(threads, MAX_LANES)
     share = threads // lanes
     max_batch = placement.largest_batch(device)
-    decoder = None
-    if "decoder" in graphs:
-        in_full = placement._replace(precision="float32")
-        decoder = open_session(graphs["decoder"], manifest.graphs["decoder"], device, in_full, share)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
     if device == "cpu":
         encoders = _open_on_cpu(content, graph, placement, threads, share)
@@ -179,7 +187,16 @@ def _open(
         if placement.precision == "half":
             content = halved(content, graph)
         encoders = one_for_all(open_session(content, graph, device, placement, threads))
-    return Engine(manifest, device, max_batch, lanes, encoders, decoder, placement.precision)
+    engine = Engine(manifest, device, max_batch, lanes, encoders, None, placement.precision)
+    if "decoder" not in graphs:
+        return engine
+    in_full = placement._replace(precision="float32")
+    try:
+        decoder = open_session(graphs["decoder"], manifest.graphs["decoder"], device, in_full, share)
+    except BaseException:
+        engine.close()
+        raise
+    return replace(engine, decoder=decoder)
 
 
 def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: int, share: int) -> Encoders:
@@ -234,8 +251,8 @@ def _create_session(
         session = ort.InferenceSession(content, options, providers=providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         if device != "cpu" and _can_be_read(content):
-            raise DeviceError(f"device {device} cannot be used: {_first_line(error)}") from error
-        raise BundleError(f"{graph.file} cannot be loaded: {_first_line(error)}") from error
+            raise DeviceError(f"device {device} cannot be used: {first_line(error)}") from error
+        raise BundleError(f"{graph.file} cannot be loaded: {first_line(error)}") from error
     if session.get_providers()[0] != PROVIDERS[device]:
         raise DeviceError(
             f"device {device} cannot be used: ONNX Runtime chose {session.get_providers()[0]} for "
@@ -255,7 +272,7 @@ def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession
     try:
         session = ort.InferenceSession(file, options, providers=[PROVIDERS["cpu"]])
     except Exception as error:  # ONNX Runtime's errors share no base class
-        raise BundleError(f"{file.name} cannot be loaded: {_first_line(error)}") from error
+        raise BundleError(f"{file.name} cannot be loaded: {first_line(error)}") from error
     _check_interface(session, graph)
     return session
 
@@ -307,7 +324,7 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         if engine.has_decoder:
             found += zip(["reconstruction"], engine.decode(samples["poses"], samples["mask"]), strict=True)
     except Exception as error:  # ONNX Runtime's errors share no base class
-        raise BundleError(f"samples: the graphs fail on them: {_first_line(error)}") from error
+        raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
     for name, values in found:
         _check_values(name, values, samples[name], engine.device, tolerances[name])
 
@@ -367,34 +384,3 @@ def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:
         expected = [(t.name, "tensor(float)", t.shape) for t in tensors]
         if sorted(found, key=str) != sorted(expected, key=str):
             raise BundleError(f"{graph.file} has the {side}s {found}; the manifest says {expected}")
-
-
-def _read_samples(content: bytes, *, decoder: bool) -> dict[str, Floats]:
-    names = ["pixels", "probabilities", "poses", *(["mask", "reconstruction"] if decoder else [])]
-    try:
-        samples = _load_arrays(content, names)
-    except Exception as error:  # what numpy, zipfile and zlib raise has no base class, MemoryError among it
-        raise BundleError(f"samples: cannot be read: {_first_line(error)}") from error
-    for name, array in samples.items():
-        if array.dtype != np.float32 or array.ndim == 0 or len(array) == 0:
-            raise BundleError(
-                f"samples: {name} is {array.dtype} {list(array.shape)}; every array must be float32 and hold "
-                "at least one sample"
-            )
-    return samples
-
-
-def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
-    archive = np.load(BytesIO(content), allow_pickle=False)
-    if not isinstance(archive, NpzFile):
-        raise BundleError("one array and no archive of several")
-    with archive, HEADER_LOCK:
-        arrays = {name: archive[name] for name in names}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format
-            raise BundleError(f"{name} is no array")
-    return arrays
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

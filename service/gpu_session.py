@@ -8,8 +8,9 @@ last batch left there; rows do not mix, and theirs are cut off.
 
 Two rules of ONNX Runtime (core/providers/cuda/cuda_graph.cc) shape the rest. A recording belongs to the
 thread that made it and is made anew for any other, so a session has a thread of its own. And while one is
-being made, nothing else in the process may talk to the GPU: an allocation or a copy from another thread
-would spoil the recording, and fail itself. `Gpu` sees to that.
+being made, nothing else in the process may talk to the GPU: if another thread allocated, copied or freed, it
+would spoil the recording, and fail itself. `Gpu` sees to that. A session that is no longer used is closed,
+because its last reference may go at any moment.
 """
 
 import logging
@@ -18,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Literal
 
 import numpy as np
@@ -93,10 +95,10 @@ class GpuSession:
     """
 
     def __init__(self, session: ort.InferenceSession, largest: int, memory: Memory, *, records: bool) -> None:
-        self._session = session
+        self._provider_names = list(session.get_providers())
         self._sizes = batch_sizes(largest)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
-        self._slots = self._thread.submit(self._make_slots, memory, records).result()
+        self._slots = self._thread.submit(self._make_slots, session, memory, records).result()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Floats]) -> list[Floats]:
         """Outputs [N, ...] of these names, from inputs [N, ...] by name."""
@@ -104,16 +106,28 @@ class GpuSession:
 
     def get_providers(self) -> Sequence[str]:
         """ONNX Runtime's execution providers, the one in use first."""
-        return list(self._session.get_providers())
+        return self._provider_names
 
-    def _make_slots(self, memory: Memory, records: bool) -> list["Slot"]:
+    def close(self) -> None:
+        """Free what it holds on the GPU, while nobody records, after the run that it is at; does not wait."""
+        try:
+            self._thread.submit(self._free)
+        except RuntimeError:  # it is closed already
+            return
+        self._thread.shutdown(wait=False)
+
+    def _free(self) -> None:
+        with GPU.shared():
+            self._slots.clear()  # nobody else holds the session
+
+    def _make_slots(self, session: ort.InferenceSession, memory: Memory, records: bool) -> list["Slot"]:
         """A slot for every size, warmed up; in the session's thread, as all that follows."""
         slots: list[Slot] = []
         first: list[list[Floats]] = []
         # The largest first: its scratch memory serves the smaller ones, too.
         for number, size in reversed(list(enumerate(self._sizes, start=1))):
             with GPU.shared():
-                slot = Slot(self._session, size, memory, number if records else NO_RECORDING)
+                slot = Slot(session, size, memory, number if records else NO_RECORDING)
             # The first run with a number warms up, records and repeats the recording.
             with GPU.alone() if records else GPU.shared():
                 slot.run()
@@ -184,11 +198,25 @@ def open_gpu_session(
 
 def _open(create: Callable[..., ort.InferenceSession], largest: int, *, records: bool) -> GpuSession:
     with GPU.shared():
-        session = create(records=records)
+        try:
+            session = create(records=records)
+        except Exception as error:
+            _let_go(error)
+            raise
     try:
         return GpuSession(session, largest, "cuda", records=records)
     except Exception as error:  # ONNX Runtime's errors share no base class
+        with GPU.shared():
+            del session
+            _let_go(error)
         raise DeviceError(f"its first runs, of 1 to {largest} images, failed on the GPU: {error}") from error
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free now what an error's frames hold, such as a session, and not whenever the error is forgotten."""
+    while error:
+        clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 class Slot:

@@ -248,7 +248,7 @@ class Repository:
         self._served = {}
         for task in (*self._retiring, *self._loading.values()):
             task.cancel()
-        await asyncio.gather(*(asyncio.to_thread(served.batcher.close) for served in open_ones))
+        await asyncio.gather(*(served.close() for served in open_ones))
 
     # -- from disk to what is served --------------------------------------------------------------------
 

@@ -60,7 +60,12 @@ class Served:
         while self.users:
             self.idle.clear()
             await self.idle.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """End the inference threads, refuse what still waits, and let the engine's sessions go."""
         await asyncio.to_thread(self.batcher.close)
+        self.engine.close()
 
 
 def start(

@@ -14,11 +14,13 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_bundle import SIDE, decoder_model, encoder_model
+from tiny_bundle import SIDE, decoder_model, encoder_model, write_bundle
 
-from export.contract.manifest import newest_version
+from export.contract.manifest import newest_version, read_manifest
 from export.optimize.half_precision import halved
-from service.gpu_session import NO_RECORDING, Gpu, GpuSession, Slot, batch_sizes, open_gpu_session
+from service.encoders import one_for_all
+from service.engine import Engine
+from service.gpu_session import GPU, NO_RECORDING, Gpu, GpuSession, Slot, batch_sizes, open_gpu_session
 from service.providers import PROVIDERS, DeviceError, cuda_options
 
 OUTPUTS = ["probabilities", "poses"]
@@ -156,6 +158,78 @@ def test_a_session_that_is_no_longer_used_takes_its_thread_with_it():
     del session
     thread.join(10)
     assert not thread.is_alive()
+
+
+class Dropped:
+    """A session that notes when it goes, and whether the GPU was held then.
+
+    Args:
+        seen: gets True or False when it goes.
+    """
+
+    def __init__(self, seen: list[bool]) -> None:
+        self._inside, self._seen = plain_session(), seen
+
+    def __getattr__(self, name):
+        return getattr(self._inside, name)
+
+    def __del__(self) -> None:
+        self._seen.append(GPU._users > 0)
+
+
+def test_a_closed_session_is_freed_once_nobody_records():
+    freed = []
+    session = GpuSession(Dropped(freed), 2, "cpu", records=False)
+    (thread,) = session._thread._threads
+    with GPU.alone():
+        session.close()
+        thread.join(0.1)
+        assert freed == []
+    thread.join(10)
+    assert freed == [True]
+    assert not thread.is_alive()
+
+
+def test_a_session_may_be_closed_twice_and_does_not_run_any_more():
+    session = GpuSession(plain_session(), 2, "cpu", records=False)
+    session.close()
+    session.close()
+    with pytest.raises(RuntimeError):
+        session.run(OUTPUTS, {"pixels": pixels(1)})
+
+
+def test_an_engine_closes_the_sessions_of_both_its_graphs(tmp_path):
+    freed = []
+    encoder, decoder = (GpuSession(Dropped(freed), 2, "cpu", records=False) for _ in range(2))
+    manifest = read_manifest(write_bundle(tmp_path / "tiny" / "1"))
+    Engine(manifest, "cuda", 2, 1, one_for_all(encoder), decoder).close()
+    for session in (encoder, decoder):
+        session._thread.shutdown(wait=True)
+    assert freed == [True, True]
+
+
+@pytest.mark.skipif(PROVIDERS["cuda"] in ort.get_available_providers(), reason="there is a CUDA provider")
+def test_what_a_session_that_cannot_be_opened_has_taken_is_freed_while_the_gpu_is_held():
+    freed = []
+    with pytest.raises(DeviceError) as raised:
+        open_gpu_session(lambda records: Dropped(freed), 4, records=True)
+    assert freed == [True, True]  # with CUDA graphs and without, though the error is still at hand
+    assert "failed on the GPU" in str(raised.value)
+
+
+def test_what_a_session_that_cannot_be_made_has_taken_is_freed_while_the_gpu_is_held():
+    freed = []
+
+    def create(records: bool) -> ort.InferenceSession:
+        session = Dropped(freed)
+        try:
+            session.run(["no such output"], {})
+        except ValueError as error:
+            raise DeviceError("no device") from error
+
+    with pytest.raises(DeviceError):
+        open_gpu_session(create, 4, records=False)
+    assert freed == [True]
 
 
 def test_a_recording_that_does_not_outlive_the_next_ones_is_found_out():
