@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from service import access, classify, docs_page, errors, oip, oip_repository, reconstruct, segment
-from service.inputs import check_reconstruct, decode_images, read_classify, read_reconstruct
+from service.inputs import check_classify, check_reconstruct, decode_images, read_classify, read_reconstruct
 from service.limits import BodyLimit
 from service.metrics import Metrics
 from service.metrics import routes as metrics_routes
@@ -87,12 +87,14 @@ async def post_classify(
 
     A model of two views takes files in pairs, the left view first, and gives one result for each pair.
     """
-    body = await read_classify(request, service.settings)  # no version is kept loaded by a slow sender
-    async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
-        classify.check_query(query, served)
-        images = await decode_images(body, served.engine.manifest, query.preprocess, service)
-        access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
-        return json_response(await classify.classify(served, images, query, service))
+    body = await read_classify(request)  # no version is kept loaded by a slow sender
+    async with service.while_wanted(request):
+        asked = await check_classify(body, service)
+        async with service.repository.use(query.model, query.version) as served:
+            classify.check_query(query, served)
+            images = await decode_images(asked, served.engine.manifest, query.preprocess, service)
+            access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+            return json_response(await classify.classify(served, images, query, service))
 
 
 @quick_routes.post(
@@ -109,7 +111,7 @@ async def post_reconstruct(
 
     The two views of a model that has two stand side by side in every picture.
     """
-    body = await read_reconstruct(request, service.settings)
+    body = await read_reconstruct(request)
     async with service.while_wanted(request):
         fields, files = await check_reconstruct(body, service)
         async with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
@@ -132,16 +134,18 @@ async def post_segment(
     request: Request, query: Annotated[SegmentQuery, Query()], service: ServiceHere
 ) -> Response:
     """The k longest capsules decoded one at a time; for `Accept: image/png` the overlays side by side."""
-    body = await read_classify(request, service.settings)
-    async with service.while_wanted(request), service.repository.use(query.model, query.version) as served:
-        k = segment.object_count(query, served)
-        images = await decode_images(body, served.engine.manifest, query.preprocess, service)
-        access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
-        made = await segment.segment(served, images, k, service)
-        if prefers_png(", ".join(request.headers.getlist("accept"))):
-            overlays = await service.in_pool(segment.png_answer, made)
-            return Response(overlays, media_type="image/png", headers=VARY)
-        return json_response(await service.in_pool(segment.json_answer, served, made), VARY)
+    body = await read_classify(request)
+    async with service.while_wanted(request):
+        asked = await check_classify(body, service)
+        async with service.repository.use(query.model, query.version) as served:
+            k = segment.object_count(query, served)
+            images = await decode_images(asked, served.engine.manifest, query.preprocess, service)
+            access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+            made = await segment.segment(served, images, k, service)
+            if prefers_png(", ".join(request.headers.getlist("accept"))):
+                overlays = await service.in_pool(segment.png_answer, made)
+                return Response(overlays, media_type="image/png", headers=VARY)
+            return json_response(await service.in_pool(segment.json_answer, served, made), VARY)
 
 
 @routes.get("/models", summary="What is loaded, or refused and why", responses={200: {"model": ModelsAnswer}})

@@ -123,6 +123,12 @@ class UnsupportedCodingError(ServiceError):
     headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "gzip, deflate"}
 
 
+class PackedBodyError(UnsupportedCodingError):
+    """A Content-Encoding where none is unpacked."""
+
+    headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "identity"}
+
+
 class UnsupportedPictureError(ServiceError):
     """A file in a format that is not read, or no picture at all."""
 

@@ -5,7 +5,7 @@ import json
 import struct
 import threading
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,8 +14,6 @@ from fastapi import Request
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from export.contract.arrays import ArrayError, read_array
 from export.contract.manifest import Manifest, Preprocessing
@@ -31,10 +29,11 @@ from service import errors
 from service.errors import (
     InvalidFieldError,
     MalformedBodyError,
-    TooManyPicturesError,
+    PackedBodyError,
     UnsupportedBodyError,
     shown,
 )
+from service.multipart import MULTIPART, Part, Upload, parse_form, too_many_images
 from service.schemas import Preprocess, ReconstructFields, ReconstructRequest
 from service.settings import Settings
 from service.state import Service
@@ -44,37 +43,41 @@ from service.state import Service
 Floats = NDArray[np.float32]
 Fields = TypeVar("Fields", bound=ReconstructFields)
 
-MULTIPART = "multipart/form-data"
 NPY = "application/x-npy"
 NPY_SIGNATURE = b"\x93NUMPY"
 JSON_FIELDS = {"pose", "version", "perturbations", "sweep"}  # in a form, which has only text
-FORM_FIELDS = 32  # text parts of a form; no route has so many fields
 # The most that a request needs is half of it: a pose of 4,096 values, as many perturbations of two each, and
 # as many dimensions of a sweep. In memory a value takes dozens of times the bytes it has in a body.
 JSON_VALUES = 32_768
 SPACE = b" \t\r\n"
 PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
 QUICK_BYTES = 16_384
+QUICK_FORM_BYTES = 16_384  # a hostile form of this size takes 3 ms to parse
 QUICK_PIXELS = 64 * 64
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A file as it came; `filename` is None where the client gave none."""
+class Body:
+    """A request's body as it came.
 
-    filename: str | None
+    Attributes:
+        content_type: the header's value.
+        kind: the same without its parameters, in lower case; "" where there is none.
+        path: of the request, for messages.
+    """
+
     content: bytes
+    content_type: str
+    kind: str
+    path: str
 
 
 @dataclass(frozen=True)
 class ClassifyBody:
-    """A body of /classify or /segment as it came: picture files, or one .npy file."""
+    """What /classify or /segment is asked about: picture files, or one .npy file."""
 
     files: list[Upload]
     is_array: bool
-
-
-ReconstructBody = bytes | list[tuple[str, str | Upload]]  # JSON, or the parts of a form in order
 
 
 @dataclass(frozen=True)
@@ -89,26 +92,34 @@ class Images:
     pixels: Floats
 
 
-async def read_classify(request: Request, settings: Settings) -> ClassifyBody:
-    """The whole body of /classify or /segment: files in multipart, one raw file, or an array.
+async def read_classify(request: Request) -> Body:
+    """The whole body of /classify or /segment.
 
     Raises:
         ServiceError: what was expected and what came.
     """
-    kind = media_type(request)
-    if kind == MULTIPART:
-        return ClassifyBody(await _image_files(request, settings), is_array=False)
-    if kind == "application/json":
+    if _media_type(request) == "application/json":
         raise UnsupportedBodyError(
             f"{request.url.path} takes {MULTIPART} with the field images, one raw image, or {NPY}; "
             "got application/json"
         )
-    content = await _raw_body(request)  # whatever it is called: `curl --data-binary` calls it a form
-    if kind != NPY and content.startswith(NPY_SIGNATURE):
+    return await _read(request)
+
+
+async def check_classify(body: Body, service: Service) -> ClassifyBody:
+    """The files of a body of /classify or /segment: of a form, or one raw file or array.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    if body.kind == MULTIPART:
+        return ClassifyBody(_image_files(await _parts(body, service), body.path), is_array=False)
+    _require_content(body)  # whatever it is called: `curl --data-binary` calls it a form
+    if body.kind != NPY and body.content.startswith(NPY_SIGNATURE):
         raise UnsupportedBodyError(
-            f"the body is a .npy array: send it with the header Content-Type: {NPY}; got {shown(kind)}"
+            f"the body is a .npy array: send it with the header Content-Type: {NPY}; got {shown(body.kind)}"
         )
-    return ClassifyBody([Upload(None, content)], is_array=kind == NPY)
+    return ClassifyBody([Upload(None, body.content)], is_array=body.kind == NPY)
 
 
 async def decode_images(body: ClassifyBody, manifest: Manifest, rule: Preprocess, service: Service) -> Images:
@@ -134,37 +145,34 @@ async def decode_images(body: ClassifyBody, manifest: Manifest, rule: Preprocess
     )
 
 
-async def read_reconstruct(request: Request, settings: Settings) -> ReconstructBody:
+async def read_reconstruct(request: Request) -> Body:
     """The whole /reconstruct body.
 
     Raises:
         ServiceError: what was expected and what came.
     """
-    kind = media_type(request)
-    if kind == MULTIPART:
-        return await _read_form(request, settings)
-    if kind not in {"application/json", ""}:
+    kind = _media_type(request)
+    if kind not in {"application/json", "", MULTIPART}:
         raise UnsupportedBodyError(f"/reconstruct takes application/json or {MULTIPART}; got {shown(kind)}")
-    return await _raw_body(request)
+    return await _read(request)
+
+
+async def check_reconstruct(body: Body, service: Service) -> tuple[ReconstructFields, list[Upload]]:
+    """The fields of a /reconstruct body, and the picture's file, two of a pair, or none.
+
+    Raises:
+        ServiceError: what was expected and what came.
+    """
+    if body.kind == MULTIPART:
+        return await service.in_pool(_reconstruct_form, await _parts(body, service))
+    _require_content(body)
+    return await service.in_pool(_reconstruct_json, body.content)
 
 
 def pair_names(names: Sequence[str | None]) -> list[str | None]:
     """What pairs of files are called: the names of the left and the right one, as far as they have some."""
     pairs = zip(names[::2], names[1::2], strict=True)
     return [", ".join(name for name in pair if name) or None for pair in pairs]
-
-
-async def check_reconstruct(
-    body: ReconstructBody, service: Service
-) -> tuple[ReconstructFields, list[Upload]]:
-    """The fields of a /reconstruct body, and the picture's file, two of a pair, or none.
-
-    Raises:
-        ServiceError: what was expected and what came.
-    """
-    if isinstance(body, bytes):
-        return await service.in_pool(_reconstruct_json, body)
-    return await service.in_pool(_reconstruct_form, body)
 
 
 async def decode_files(
@@ -245,13 +253,8 @@ def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Fl
     except ArrayError as error:
         raise errors.WrongArrayError(str(error)) from None
     if len(pixels) * facts.views > settings.max_images_per_request:
-        raise _too_many_images(len(pixels) * facts.views, settings)
+        raise too_many_images(settings.max_images_per_request, len(pixels) * facts.views)
     return pixels
-
-
-def media_type(request: Request) -> str:
-    """The Content-Type without its parameters, "" where there is none."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def parse_json(text: str | bytes, place: str) -> Any:
@@ -280,33 +283,55 @@ def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
     return errors.UnreadablePictureError(detail)
 
 
-async def _raw_body(request: Request) -> bytes:
-    body = await request.body()
-    if not body:
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read(request: Request) -> Body:
+    """The whole body.
+
+    Raises:
+        PackedBodyError: it is packed.
+    """
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise PackedBodyError(
+            f"{request.url.path} takes bodies as they are, since pictures are packed already; got "
+            f"Content-Encoding: {shown(coding)}",
+        )
+    content_type = request.headers.get("content-type", "")
+    return Body(await request.body(), content_type, _media_type(request), request.url.path)
+
+
+def _require_content(body: Body) -> None:
+    if not body.content:
         raise MalformedBodyError("the body is empty")
-    return body
 
 
-async def _image_files(request: Request, settings: Settings) -> list[Upload]:
+async def _parts(body: Body, service: Service) -> list[Part]:
+    """The parts of a form; of a large one from a thread."""
+    form = (body.content, body.content_type, service.settings.max_images_per_request)
+    if len(body.content) <= QUICK_FORM_BYTES:
+        return parse_form(*form)
+    return await service.in_pool(parse_form, *form)
+
+
+def _image_files(parts: list[Part], path: str) -> list[Upload]:
     uploads = []
-    for name, value in await _read_form(request, settings):
+    for name, value in parts:
         if name != "images":
-            raise InvalidFieldError(
-                f"unknown field {shown(name)}; {request.url.path} takes files in the field 'images'"
-            )
+            raise InvalidFieldError(f"unknown field {shown(name)}; {path} takes files in the field 'images'")
         if isinstance(value, str):
             raise InvalidFieldError(
                 "the field images must hold files; got text (with curl: -F images=@7.png)"
             )
         uploads.append(value)
     if not uploads:
-        raise InvalidFieldError(
-            f"the multipart body has no part; {request.url.path} takes files in the field 'images'"
-        )
+        raise InvalidFieldError(f"the multipart body has no part; {path} takes files in the field 'images'")
     return uploads
 
 
-def _reconstruct_form(parts: list[tuple[str, str | Upload]]) -> tuple[ReconstructFields, list[Upload]]:
+def _reconstruct_form(parts: list[Part]) -> tuple[ReconstructFields, list[Upload]]:
     fields: dict[str, Any] = {}
     pictures: list[Upload] = []
     for name, value in parts:
@@ -354,63 +379,6 @@ def _validated(model: type[Fields], given: dict[str, Any], place: str) -> Fields
         return model.model_validate(given)
     except ValidationError as error:
         raise errors.invalid_field(error.errors(), place) from None
-
-
-class _InMemoryParser(MultiPartParser):
-    """Keeps files in memory: the body is bounded already, and no writable /tmp is needed.
-
-    Attributes:
-        is_complete: the closing boundary came; without it Starlette drops the last part in silence.
-    """
-
-    spool_max_size = 2**62
-    is_complete = False
-
-    def on_end(self) -> None:
-        """Called at the closing boundary."""
-        self.is_complete = True
-
-    async def parse(self) -> FormData:
-        """As Starlette's, but of a whole body only."""
-        self.stream = self._to_the_boundary(self.stream)
-        return await super().parse()
-
-    async def _to_the_boundary(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        async for chunk in stream:
-            yield chunk
-        if not self.is_complete:  # raised here, inside `parse`, which then closes its files
-            raise MultiPartException("it ends before its closing boundary")
-
-
-async def _read_form(request: Request, settings: Settings) -> list[tuple[str, str | Upload]]:
-    """The parts of a multipart body in order: text, or files."""
-    parser = _InMemoryParser(
-        request.headers,
-        request.stream(),
-        max_files=settings.max_images_per_request,
-        max_fields=FORM_FIELDS,
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        if error.message.startswith("Too many files"):
-            raise _too_many_images("more", settings) from None
-        raise MalformedBodyError(f"the multipart body cannot be read: {error.message}") from None
-    try:
-        return [(name, await _part(value)) for name, value in form.multi_items()]
-    finally:
-        await form.close()
-
-
-async def _part(value: str | UploadFile) -> str | Upload:
-    return value if isinstance(value, str) else Upload(value.filename or None, await value.read())
-
-
-def _too_many_images(came: int | str, settings: Settings) -> TooManyPicturesError:
-    return TooManyPicturesError(
-        f"a request may bring {settings.max_images_per_request} images "
-        f"(CAPSNET_MAX_IMAGES_PER_REQUEST), got {came}"
-    )
 
 
 def _refuse_constant(name: str) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from service.classify import heading, one_hot, require_decoder
 from service.errors import InvalidFieldError, TooManyPicturesError, shown
-from service.inputs import Upload, decode_files
+from service.inputs import decode_files
+from service.multipart import Upload
 from service.pictures import to_base64_pngs
 from service.repository import Served
 from service.schemas import Perturbation, Preprocess, ReconstructFields, ReconstructQuery, Sweep

@@ -386,6 +386,19 @@ def test_a_field_of_a_form_given_twice(client):
     assert_problem(client.post("/reconstruct", files=parts), 422, "invalid-field", "label", "twice")
 
 
+@pytest.mark.parametrize("route", ["/classify", "/segment", "/reconstruct"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "no such coding"])
+def test_a_packed_body_is_refused_as_such(client, route, coding):
+    answer = client.post(route, content=png(), headers={"Content-Encoding": coding, "Content-Type": ""})
+    assert_problem(answer, 415, "unsupported-coding", route, coding)
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_a_body_may_say_that_it_is_not_packed(client):
+    answer = client.post("/classify", content=png(), headers={"Content-Encoding": "identity"})
+    assert answer.status_code == 200
+
+
 def test_a_body_declared_too_large_is_refused_before_any_of_it_is_sent(client):
     with raw_connection(client) as connection:
         connection.sendall(head("/classify", "Content-Type: image/png", "Content-Length: 52428800"))
