@@ -114,7 +114,7 @@ class Access:
         request_id = _given_id(scope["headers"]) or f"{self._prefix}{next(self._count):08x}".encode()
         noted: dict[str, Any] = {}
         scope.setdefault("state", {})["noted"] = noted
-        exchange = _Exchange(receive, send, request_id)
+        exchange = _Exchange(scope["headers"], receive, send, request_id)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -136,18 +136,21 @@ class _Exchange:
     """What goes in and out during one request."""
 
     __slots__ = (
+        "_headers",
         "_receive",
         "_send",
         "bytes_in",
         "bytes_out",
         "is_gone",
         "is_over",
+        "is_read",
         "problem",
         "request_id",
         "status",
     )
 
-    def __init__(self, receive: Receive, send: Send, request_id: bytes) -> None:
+    def __init__(self, headers: Headers, receive: Receive, send: Send, request_id: bytes) -> None:
+        self._headers = headers
         self._receive = receive
         self._send = send
         self.request_id = request_id
@@ -155,10 +158,12 @@ class _Exchange:
         self.bytes_in = 0
         self.bytes_out = 0
         self.problem: str | None = None
+        self.is_read = False
         self.is_over = False
         self.is_gone = False
 
     async def receive(self) -> Message:
+        self.is_read = True  # or begun; the server then tells a client that waits for leave to send
         message = await self._receive()
         if message["type"] == "http.request":
             self.bytes_in += len(message.get("body", b""))
@@ -170,6 +175,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
+            if not self.is_read and _waits_for_leave(self._headers):  # nobody knows whether its body comes
+                message["headers"].append((b"connection", b"close"))
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
             self.bytes_out += len(body)
@@ -185,6 +192,11 @@ def _given_id(headers: Headers) -> bytes | None:
         if name == b"x-request-id":
             return value if SAFE_ID.fullmatch(value) else None
     return None
+
+
+def _waits_for_leave(headers: Headers) -> bool:
+    """Whether the client sends its body once it is told to, as `Expect: 100-continue` says."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def _template(scope: Scope) -> str:

@@ -30,7 +30,7 @@ from service.openapi import (
     require_keys,
 )
 from service.pictures import to_png_grid
-from service.quick_route import QuickRoute
+from service.quick_route import QuickRoute, answer_head
 from service.repository import Repository
 from service.schemas import (
     ClassifyAnswer,
@@ -164,10 +164,7 @@ async def get_model(name: str, service: ServiceHere) -> Response:
     return json_response(service.repository.describe(name, manifests=True))
 
 
-# One route answers both methods, so that a 405 lists both; the other is for the documentation, which
-# would have one operation twice.
 @routes.get("/healthz", summary="The process is alive", responses={200: {"model": Health}, **UNREADY})
-@routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
 async def get_health(service: ServiceHere) -> Response:
     """503 once inference threads have died too often and only a new process helps; /readyz says more."""
     service.repository.check_alive()
@@ -175,7 +172,6 @@ async def get_health(service: ServiceHere) -> Response:
 
 
 @routes.get("/readyz", summary="Requests will be answered", responses={200: {"model": Readiness}, **UNREADY})
-@routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
 async def get_readiness(service: ServiceHere) -> Response:
     """503 with the reason until a model is loaded and warmed, and while an inference thread is stuck."""
     loaded = service.repository.ready()
@@ -188,6 +184,9 @@ async def get_readiness(service: ServiceHere) -> Response:
 async def get_root() -> Response:
     """People who open the bare address find the documentation."""
     return RedirectResponse("docs")
+
+
+answer_head(routes)
 
 
 def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | None = None) -> FastAPI:

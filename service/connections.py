@@ -2,20 +2,25 @@
 
 Uvicorn 0.54 with httptools leaves them open and reads on: a connection without a request has no time limit
 once its first byte is there, 60 MB of header lines take 1 GB, and of requests sent ahead of their answers
-every answer lets in more. What is no HTTP it answers at once, before what was asked earlier; and of a request
-that offers another protocol, as `curl --http2` does, it drops the body.
+every answer lets in more. What is no HTTP it answers at once, before what was asked earlier. Of a request
+that offers another protocol, as `curl --http2` does, it drops the body, and it closes on a client that sends
+no more, as `nc -N` does, without an answer.
 """
 
 import asyncio
 import logging
+import select
 from typing import Any, ClassVar
 
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import errors
 from service.access import Access
 from service.errors import HeadTooLargeError, MalformedRequestError, ServiceError
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,7 @@ class BoundedHttp(HttpToolsProtocol):
             one read of the socket brings may go beyond it by 256 KiB.
         max_header_lines: of one request, trailers included.
         max_requests_ahead: requests that wait for the answer to an earlier one of their connection.
+        reset_s: seconds between looks whether a client that sends no more is still there to read.
     """
 
     idle_s: ClassVar[int] = 75
@@ -42,11 +48,14 @@ class BoundedHttp(HttpToolsProtocol):
     max_head_bytes: ClassVar[int] = 64 * 2**10
     max_header_lines: ClassVar[int] = 100
     max_requests_ahead: ClassVar[int] = 32
+    reset_s: ClassVar[float] = 0.1
 
     _newest: RequestResponseCycle | None = None
     _head_bytes = 0
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
+    _is_provoked = False
+    _reset_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -59,8 +68,25 @@ class BoundedHttp(HttpToolsProtocol):
         """It is gone."""
         if self._timer:
             self._timer.cancel()
+        if self._reset_timer:
+            self._reset_timer.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; it may still read the answers to what it has sent.
+
+        Returns:
+            Whether the connection stays open, until the last answer.
+        """
+        newest = self.cycle
+        is_whole = self._is_refused or not (newest and newest.more_body)
+        if newest is None or newest.response_complete or not is_whole:
+            return False
+        newest.keep_alive = False
+        if newest.scope.get("http_version", "1.0") not in OLD_VERSIONS and not self._reset_timer:
+            self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
@@ -87,6 +113,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Its head is here."""
         if len(self.headers) > self.max_header_lines:
             raise self._too_large()
+        self._check_host()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
@@ -111,6 +138,8 @@ class BoundedHttp(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except HttpParserUpgrade as offer:
                 data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = HttpRequestParser(self)  # after `Connection: close` the old one reads no more
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as Uvicorn does
             else:
                 return
 
@@ -123,6 +152,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _should_upgrade(self) -> bool:
         return False
+
+    def _check_host(self) -> None:
+        """One Host, as RFC 9112, 3.2, demands: of two, a proxy may have read the other one."""
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() not in OLD_VERSIONS):
+            raise MalformedRequestError(f"a request has one header Host, got {hosts or 'none'}")
 
     def _too_large(self) -> HeadTooLargeError:
         return HeadTooLargeError(
@@ -179,6 +214,29 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self._timer = self.loop.call_later(self.patience_s, self._look, now)
 
+    def _look_for_reset(self) -> None:
+        """Let the application know when a client that sends no more has gone for good.
+
+        That looks the same until something reaches it; then its system resets the connection. So it is sent,
+        once and while nothing else is, what a client that reads on may ignore (RFC 9110, 10.1.1 and 15.2).
+        """
+        if self.transport.is_closing():
+            return
+        if not self._is_provoked and not self.pipeline and not self.cycle.response_started:
+            self._is_provoked = True
+            self.transport.write(CONTINUE)
+        elif _is_reset(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+            return
+        self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+
     def _cut_off(self, reason: str) -> None:
         log.info("cut off a client", {"client": self.client[0] if self.client else None, "reason": reason})
         self.transport.abort()
+
+
+def _is_reset(descriptor: int) -> bool:
+    """Whether the other side of a socket has reset its connection."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors and resets are told without being asked for
+    return bool(poll.poll(0))

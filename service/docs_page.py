@@ -8,6 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 
+from service.quick_route import answer_head
+
 FOLDER = Path(__file__).parent / "docs"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 CAPSULE = (
@@ -42,3 +44,6 @@ async def get_asset(asset: str, request: Request) -> Response:
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(content, media_type=ASSETS[asset], headers={**headers, "Content-Encoding": "gzip"})
     return Response(gzip.decompress(content), media_type=ASSETS[asset], headers=headers)
+
+
+answer_head(routes)

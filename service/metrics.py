@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from service.errors import NotReadyError
+from service.quick_route import answer_head
 
 VERSION = ("model", "version")
 REQUEST_S = (
@@ -271,3 +272,6 @@ async def get_metrics(request: Request) -> Response:
     """Requests, queues, batches, models and the process, in Prometheus' text format; needs no key."""
     metrics: Metrics = request.state.service.metrics
     return Response(metrics.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+answer_head(routes)

@@ -29,7 +29,7 @@ from service.oip_schemas import (
 )
 from service.oip_tensors import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
 from service.openapi import PROBLEMS, UNREADY
-from service.quick_route import DirectRoute
+from service.quick_route import DirectRoute, answer_head
 from service.state import Service
 
 # Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
@@ -137,6 +137,9 @@ async def post_infer(request: Request) -> Response:
         note(request, model=f"{model.name}/{model.served.version}", images=images)
         outputs = await model.run(asked.inputs)
         return await _answer(request, asked, model, outputs, service)
+
+
+answer_head(routes)
 
 
 async def _read(request: Request, body: bytes, model: OipModel, service: Service) -> InferRequest:

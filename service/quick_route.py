@@ -3,10 +3,11 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, get_type_hints
 
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIRouter
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from service.errors import InvalidFieldError, invalid_field, shown
@@ -71,3 +72,28 @@ def read_query(model: type[BaseModel], request: Request) -> BaseModel:
         return model.model_validate(given)
     except ValidationError as error:
         raise invalid_field(error.errors(), "the query") from None
+
+
+def answer_head(routes: APIRouter) -> None:
+    """Let every route of these that answers GET answer HEAD, too, as RFC 9110, 9.1, demands.
+
+    A twin of the route answers both, so that a 405 lists both; the route itself stays for the documentation,
+    which would have one operation twice. The server leaves the body of an answer to HEAD away.
+    """
+    described = [route for route in routes.routes if isinstance(route, APIRoute)]
+    for route in described:
+        if "GET" in (route.methods or ()):
+            routes.add_api_route(
+                route.path,
+                route.endpoint,
+                methods=["GET", "HEAD"],
+                include_in_schema=False,
+                response_class=route.response_class,
+                response_model=None,
+                route_class_override=type(route),
+            )
+    routes.routes.sort(key=_answers_head, reverse=True)  # twins first; stable
+
+
+def _answers_head(route: BaseRoute) -> bool:
+    return isinstance(route, APIRoute) and "HEAD" in (route.methods or ())

@@ -61,7 +61,21 @@ def test_alive_is_alive(client):
     assert client.head("/healthz").status_code == client.head("/readyz").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+PAGES = [
+    "/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2", "/v2/models/tiny",
+    "/v2/models/tiny/versions/1", "/v2/models/tiny/ready", "/models", "/models/tiny", "/docs",
+    "/docs/swagger-ui.css",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_head_is_answered_as_get_without_a_body(client, path):
+    answer, page = client.head(path), client.get(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == page.headers["content-type"]
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_a_405_lists_every_method_of_the_route(client, path):
     answer = client.post(path)
     assert answer.status_code == 405

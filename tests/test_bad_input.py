@@ -226,6 +226,14 @@ def test_an_array_that_is_none(client, content):
     assert_problem(client.post("/classify", content=content, headers=headers), 422, "wrong-array")
 
 
+@pytest.mark.parametrize("shape", ["(True, 28, 28)", "(1, 28, 28, True)", "(-1, 28, 28)"])
+def test_an_array_whose_sizes_are_no_sizes(client, shape):
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(784)
+    answer = client.post("/classify", content=content, headers={"Content-Type": "application/x-npy"})
+    assert_problem(answer, 422, "wrong-array", shape.strip("()").split(",")[0])
+
+
 def test_an_array_of_too_many_images(client):
     headers = {"Content-Type": "application/x-npy"}
     content = npy(np.zeros((9, SIDE, SIDE), np.uint8))

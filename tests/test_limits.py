@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPResponse
 from io import BytesIO
 from pathlib import Path
@@ -309,6 +309,11 @@ UNREADABLE = {
     "a wrong header": b"GET /healthz HTTP/1.1\r\nHost test\r\n\r\n",
     "two lengths": head("/classify", PNG, LENGTH, CHUNKED),
     "a wrong chunk": head("/classify", PNG, CHUNKED) + b"no number\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: test\r\nHost: other\r\n\r\n",
+    "two hosts and an offer": head(
+        "/classify", "Host: other", "Connection: Upgrade", "Upgrade: h2c", "Content-Length: 0"
+    ),
     "a tunnel": b"CONNECT test:80 HTTP/1.1\r\nHost: test:80\r\n\r\n",
 }
 TOO_MANY = b"X: a\r\n" * (BoundedHttp.max_header_lines + 2)  # the parser tells of a line with the next
@@ -435,6 +440,97 @@ def test_an_offer_is_not_taken_up_where_there_is_no_body_either(patient):
             lines = [f"GET {path} HTTP/1.1", "Host: test", *OFFERS["websocket"], "", ""]
             connection.sendall("\r\n".join(lines).encode())
             assert connection.recv(2**16).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+@pytest.mark.parametrize("connection", ["close, Upgrade", "Upgrade, close"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("content", [b"", png()], ids=["GET", "POST"])
+def test_an_offer_on_a_connection_that_is_to_close_is_answered(patient, offer, connection, version, content):
+    line = f"POST /classify HTTP/{version}" if content else f"GET /healthz HTTP/{version}"
+    lines = [
+        "Host: test",
+        f"Connection: {connection}",
+        f"Upgrade: {offer}",
+        f"Content-Length: {len(content)}",
+    ]
+    with connected(patient) as client:
+        client.sendall("\r\n".join([line, *lines, "", ""]).encode() + content)
+        [(status, headers, _)] = answers(read_to_end(client))
+    assert status == 200
+    assert b"connection: close" in headers
+
+
+def test_an_old_client_needs_no_host(patient):
+    with connected(patient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        [(status, _, _)] = answers(read_to_end(connection))
+    assert status == 200
+
+
+def slow_png() -> bytes:
+    """A picture that takes longer to decode than the end of a client's sending takes to be noticed."""
+    file = BytesIO()
+    Image.new("L", (6000, 6000)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_client_that_sends_no_more_gets_all_its_answers(patient, version, before):
+    content = slow_png()
+    kept = "Connection: keep-alive"
+    last = head("/classify", PNG, kept, f"Content-Length: {len(content)}") + content
+    earlier = head("/classify", PNG, kept, f"Content-Length: {len(png())}") + png()
+    with connected(patient) as connection:
+        connection.sendall((earlier * before + last).replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        connection.shutdown(socket.SHUT_WR)
+        received = read_to_end(connection)
+    if version == "1.0":
+        assert b"100 Continue" not in received  # which such a client does not know
+        before = 0  # nor a second request on a connection
+    came = answers(received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""))
+    assert [status for status, _, _ in came] == [200] * (before + 1)
+    assert b"connection: close" in came[-1][1]
+
+
+def test_a_client_that_sends_no_more_of_a_body_is_gone(patient):
+    with connected(patient) as connection:
+        connection.sendall(head("/classify", PNG, LENGTH) + b"\x89PNG")
+        connection.shutdown(socket.SHUT_WR)
+        assert read_to_end(connection) == b""
+
+
+def test_what_is_no_request_is_refused_to_a_client_that_sends_no_more(patient):
+    good = head("/classify", PNG, f"Content-Length: {len(slow_png())}") + slow_png()
+    with connected(patient) as connection:
+        connection.sendall(good + b"no request\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        came = answers(read_to_end(connection).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""))
+    assert [status for status, _, _ in came] == [200, 400]
+
+
+def refused_and_told_to_wait(client: httpx.Client, *headers: str) -> bytes:
+    with connected(client) as connection:
+        connection.sendall(head("/nowhere", PNG, LENGTH, *headers))
+        connection.settimeout(0.2)
+        received = b""
+        with suppress(TimeoutError):
+            while more := connection.recv(2**16):
+                received += more
+            received += b"closed"
+    return received
+
+
+def test_a_refused_client_that_waits_for_leave_to_send_is_cut_off(patient):
+    answer = refused_and_told_to_wait(patient, "Expect: 100-Continue")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"connection: close" in answer
+    assert answer.endswith(b"closed")
+
+
+def test_a_refused_client_that_sends_anyway_keeps_its_connection(patient):
+    assert not refused_and_told_to_wait(patient).endswith(b"closed")
 
 
 def test_requests_that_offer_another_protocol_do_not_pile_up_either(patient):

@@ -35,6 +35,8 @@ def read_array(content: bytes, facts: Preprocessing) -> NDArray[np.float32]:
     """
     file = io.BytesIO(content)
     shape, column_major, dtype = _header(file)
+    if not all(type(size) is int for size in shape):  # numpy takes True for a size here, and fails later
+        raise ArrayError(f"array has shape {list(shape)}; expected whole numbers")
     if dtype.newbyteorder("=") not in (np.uint8, np.float32):
         raise ArrayError(f"array is {dtype.name}; expected uint8 (0-255) or float32 (0-1)")
     shape = _with_channels(shape, facts)
