@@ -246,6 +246,8 @@ def _data(data: DataConfig) -> str:
 def _held_out(data: DataConfig) -> str:
     if not data.validation_images:
         return "all of it: no checkpoint was selected, the last weights are the result"
+    if data.held_out == "toys" and not data.familiar:
+        return f"one toy of each category held out, {data.validation_images} pairs of these validated on"
     return f"{data.validation_images} images of {'the test set' if data.familiar else 'it'} held out"
 
 
@@ -258,11 +260,20 @@ def _augmentation(data: DataConfig) -> str:
         f"windows of {data.crop_pixels} pixels" if data.crop_pixels else "",
         "half of the images mirrored" if data.flip else "",
         f"shifts of up to {data.max_shift_pixels} pixels" if data.max_shift_pixels else "",
-        f"brightness +- {data.max_brightness:.2g}" if data.max_brightness else "",
-        "contrast times {:g} to {:g}".format(*data.contrast) if data.contrast != (1, 1) else "",
+        *_light(data),
         f"{data.blank_share:.2%} of the images blank, with no class present" if data.blank_share else "",
     ]
     return "; ".join(filter(None, changes)) or "none"
+
+
+def _light(data: DataConfig) -> Iterator[str]:
+    """How brightness and contrast are changed."""
+    after = data.light == "standardised"
+    if data.max_brightness:
+        yield f"brightness +- {data.max_brightness:.2g}{' of the standardised image' if after else ''}"
+    if data.contrast != (1, 1):
+        least, most = data.contrast
+        yield f"contrast times {least:g} to {most:g}{', of the standardised image' if after else ''}"
 
 
 def _first_weights(config: RunConfig) -> str:

@@ -113,13 +113,11 @@ def test_a_manifest_that_names_a_path_is_refused(trained_bundle, tmp_path):
         read_manifest(copy)
 
 
-def test_the_card_says_how_often_the_test_set_was_measured_before(tiny_run, tmp_path):
-    run = shutil.copytree(tiny_run, tmp_path / "run")
-    (run / "measured.jsonl").write_text('{"command": "capsnet-train evaluate"}\n' * 2)
-    (tmp_path / "model" / "1").mkdir(parents=True)
-    card = (bundle.publish(run, tmp_path / "model", Path("data")).path / "MODEL_CARD.md").read_text()
-    assert "| test set | measured 2 times on this run before this version was made; 1 earlier version" in card
-    assert times_measured(run, checkpoint.read_config(run)) == 3
+def test_the_card_says_how_often_the_test_set_was_measured_before(trained_bundle):
+    times = read_manifest(trained_bundle).training["times_measured"]
+    said = f"measured {times} time{'s' * (times != 1)} on this run before this version was made"
+    card = (trained_bundle / "MODEL_CARD.md").read_text()
+    assert f"| test set | {said}; 0 earlier versions of this name |" in card
 
 
 def test_what_the_stages_before_were_measured_is_counted(tiny_run, tmp_path):
@@ -141,8 +139,12 @@ def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, train
     model = tmp_path / "capsnet-drawn"
     first = shutil.copytree(trained_bundle, model / "1")
     before = {path.name: path.read_bytes() for path in first.iterdir()}
+    measured = times_measured(tiny_run, checkpoint.read_config(tiny_run))
     main(["bundle", str(tiny_run), "--out", str(model)])
     assert f"published {model / '2'}" in capsys.readouterr().out
+    counted = read_manifest(model / "2").training
+    assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 1)
+    assert times_measured(tiny_run, checkpoint.read_config(tiny_run)) == measured + 1
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
     assert sorted(path.name for path in model.iterdir()) == ["1", "2"]
     main(["evaluate", str(model)])

@@ -91,8 +91,9 @@ def test_cifar10_has_colour_crops_64_types_and_none_of_the_above():
         crop_pixels=24,
         max_shift_pixels=0,
         flip=True,
-        max_brightness=63 / 255,
+        max_brightness=0.25,
         contrast=(0.2, 1.8),
+        light="standardised",
     )
 
 
@@ -105,9 +106,11 @@ def test_smallnorb_is_the_same_network_on_crops_of_stereo_pairs():
         resize_pixels=48,
         crop_pixels=32,
         max_shift_pixels=0,
-        max_brightness=63 / 255,
+        max_brightness=0.25,
         contrast=(0.2, 1.8),
-        validation_images=2430,
+        light="standardised",
+        validation_images=4860,
+        held_out="toys",
     )
 
 
@@ -162,6 +165,13 @@ def test_every_presets_network_takes_the_images_that_it_is_shown(name):
         build(config.model)
     expected = (classes, config.model.image_channels, config.model.image_size, config.model.image_size)
     assert learned_from.pixels.shape == measured_on.pixels.shape == expected
+
+
+@pytest.mark.parametrize("name", presets())
+def test_no_preset_changes_light_that_its_network_would_undo(name):
+    config = load_preset(name)
+    changed = config.data.max_brightness or config.data.contrast != (1, 1)
+    assert not changed or (config.model.standardise and config.data.light == "standardised")
 
 
 @pytest.mark.parametrize("name", presets())

@@ -271,9 +271,9 @@ class Clock(SingleObjects):
     def to(self, device):
         return self
 
-    def draw(self, index, generator):
+    def draw(self, index, generator, part):
         Clock.seconds += 1
-        return super().draw(index, generator)
+        return super().draw(index, generator, part)
 
     def fixed(self, batch, versions=1):
         Clock.seconds += 3600

@@ -215,7 +215,15 @@ def test_familiar_viewpoints_are_told(tiny):
     config = replace(config, data=replace(config.data, familiar="azimuth"))
     data = row(card_of(tiny, config), "data")
     assert "of a third of the azimuths alone" in data
-    assert "2430 images of the test set held out" in data
+    assert "4860 images of the test set held out" in data
+
+
+def test_held_out_toys_and_the_order_of_light_are_told(tiny):
+    card = card_of(tiny, load_preset("toys"))
+    assert "one toy of each category held out, 4860 pairs of these validated on" in row(card, "data")
+    assert row(card, "augmentation").endswith(
+        "brightness +- 0.25 of the standardised image; contrast times 0.2 to 1.8, of the standardised image"
+    )
 
 
 def test_every_data_set_has_its_limits():

@@ -45,7 +45,8 @@ def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
 def test_a_setting_names_the_size_of_the_pictures_and_viewpoints_that_alone_are_known():
     config = load_preset("smallnorb-cnn")
     known = replace(config, data=replace(config.data, familiar="azimuth"))
-    assert "all training images of smallnorb but 2430 held out, shown as 32x32 pixels" in describe(config)
+    held_out = "4860, of one toy of each category, held out"
+    assert f"all training images of smallnorb but {held_out}, shown as 32x32 pixels" in describe(config)
     assert "of smallnorb under familiar viewpoints, by azimuth, shown as" in describe(known)
 
 

@@ -14,6 +14,7 @@ import torch
 from figures import areas
 from PIL import Image
 from scipy.io import savemat
+from stereo_files import TOYS
 
 from training import checkpoint
 from training.cli import main
@@ -77,7 +78,8 @@ def store_smallnorb(root: Path) -> None:
     for split, count in COUNT.items():
         images, labels = pictures(count, 5, (96, 96, 2))
         pairs = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        info = np.tile(np.array([4 if split == "train" else 0, 0, 0, 0], np.int32), (count, 1))
+        info = np.zeros((count, 4), np.int32)
+        info[:, 0] = np.array(TOYS[split])[np.arange(count) // 5 % 5]
         for kind, array in {"dat": pairs, "cat": labels.astype(np.int32), "info": info}.items():
             shape = array.shape + (1,) * (3 - array.ndim)
             magic = 0x1E3D4C55 if array.dtype == np.uint8 else 0x1E3D4C54

@@ -279,10 +279,17 @@ class DataConfig:
         max_shift_pixels: each image moves by up to this much per axis, zero padded (of `images`, its edge is
             repeated); of a pair each digit, in a frame that is so much larger on each side.
         flip: mirror half of the images, left to right.
-        max_brightness: up to so much is added to the pixels, or taken away; they lie between 0 and 1.
+        max_brightness: up to so much is added to all pixels of a training image, or taken away.
         contrast: least and largest factor by which each channel's differences to its mean grow.
+        light: where both are changed. `standardised`: in what the network has standardised, in units of its
+            standard deviation, and nothing is clamped (Sec. 5, Hinton et al. 2018); of a network that does
+            not, in the pixels. `pixels`: before that, in the pixels, clamped to 0 to 1, as earlier versions
+            did it: of which standardising leaves little.
         validation_images: taken from the training set by a seeded permutation, never trained on. 0 trains on
             all: nothing is selected then, and the last weights are the run's result.
+        held_out: what the validation images are taken from. `images`: any of the training set. `toys`, of
+            `smallnorb` and `toys`: one toy of each category, of which nothing is trained on, as nothing is of
+            those that are measured on; a fifth of the training set.
         training_images: no more than so many of the others are trained on; None takes all.
         epoch_images: an epoch shows so many, which fewer training images are repeated to; None: each once.
         blank_share: of the training images, shown blank with no class present (0 in the paper). A network
@@ -315,7 +322,9 @@ class DataConfig:
     flip: bool = False
     max_brightness: float = Field(default=0.0, ge=0, le=1)
     contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
+    light: Literal["pixels", "standardised"] = "pixels"
     validation_images: int = Field(default=5000, ge=0)
+    held_out: Literal["images", "toys"] = "images"
     training_images: int | None = Field(default=None, ge=1)
     epoch_images: int | None = Field(default=None, ge=1)
     blank_share: float = Field(default=0.0, ge=0, lt=1)
@@ -332,8 +341,11 @@ class DataConfig:
         asked_for = [option for option in unused if getattr(self, option) not in (None, 0, (1, 1))]
         if asked_for:
             raise ValueError(f"{', '.join(asked_for)}: {self.name} knows no such change; leave it out")
-        if self.familiar and self.name not in ("smallnorb", "toys"):
+        tells_how = self.name in ("smallnorb", "toys")
+        if self.familiar and not tells_how:
             raise ValueError(f"familiar: {self.name} does not say from where its pictures were taken")
+        if self.held_out == "toys" and not tells_how:
+            raise ValueError(f"held_out: {self.name} does not say which toy its pictures show")
         return self
 
 

@@ -1,9 +1,9 @@
 """The processes that train one network together, one on each GPU.
 
-torchrun starts them and tells each its rank. They make the same random choices, each learns from its part of
-every batch, and the mean of their gradients is that of the whole batch: weights are the same in all of them,
-and up to rounding those of one process. The first one keeps the log and the checkpoints. (Dropout is drawn by
-each for its part, so that with it the result is the same in distribution only.)
+torchrun starts them and tells each its rank. They make the same random choices, each makes its part of every
+batch and learns from it, and the mean of their gradients is that of the whole batch: weights are the same in
+all of them, and up to rounding those of one process. The first one keeps the log and the checkpoints.
+(Dropout is drawn by each for its part, so that with it the result is the same in distribution only.)
 """
 
 import os
@@ -15,8 +15,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from training.examples import Batch
 
 T = TypeVar("T")
 
@@ -50,10 +48,10 @@ class Processes:
                 "start as many as divide it"
             )
 
-    def part(self, batch: Batch) -> Batch:
-        """What this process learns from."""
-        size = len(batch) // self.count
-        return batch[self.rank * size : (self.rank + 1) * size] if self.count > 1 else batch
+    def part(self, images: int) -> slice:
+        """Which of so many images this process learns from."""
+        size = images // self.count
+        return slice(self.rank * size, (self.rank + 1) * size)
 
     def averaging(self, losses: nn.Module) -> nn.Module:
         """A module of losses, means over the batch, whose gradients become the mean of all processes'."""

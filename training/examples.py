@@ -2,7 +2,7 @@
 
 # N images, B batch, K objects per image, C channels, H and W height and width, J classes
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,17 +16,20 @@ from training.data import affnist_style
 from training.data.augment import (
     blank_some,
     centre_crop,
-    random_brightness,
-    random_contrast,
+    clamped_brightness,
+    clamped_contrast,
     random_crop,
     random_flip,
+    random_light,
     random_shift,
     resize,
 )
+from training.data.draws import ALL, Draws
 from training.data.folder import read_folder, refuse_changed
-from training.data.images import Images, hold_out
+from training.data.images import Images, hold_out, hold_out_toys
 from training.data.load import load_split
 from training.data.multimnist import PairMaker, Pairs
+from training.data.smallnorb import ToySplit
 from training.data.viewpoints import are_familiar
 
 
@@ -40,18 +43,18 @@ class Batch:
         masks: for each object 1 at its class, which is to be drawn, [B, K, J].
         objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1; in
             the light it was taken in, however the brightness and contrast of `pixels` were changed.
+        light: the brightness and contrast that a network shall see each image with, [B, 2], see
+            `training.models.standardise.relit`; None: those it has.
     """
 
     pixels: Tensor
     present: Tensor
     masks: Tensor
     objects: Tensor
+    light: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pixels)
-
-    def __getitem__(self, some: slice) -> "Batch":
-        return Batch(self.pixels[some], self.present[some], self.masks[some], self.objects[some])
 
     @staticmethod
     def of(pixels: Tensor, present: Tensor) -> "Batch":
@@ -60,10 +63,16 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same on the device."""
-        if self.pixels.device == device:
-            return self
-        moved = (tensor.to(device) for tensor in (self.pixels, self.present, self.masks, self.objects))
-        return Batch(*moved)
+        return self if self.pixels.device == device else self._each(lambda tensor: tensor.to(device))
+
+    def __getitem__(self, some: slice) -> "Batch":
+        return self._each(lambda tensor: tensor[some])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        light = None if self.light is None else change(self.light)
+        return Batch(
+            change(self.pixels), change(self.present), change(self.masks), change(self.objects), light
+        )
 
 
 class SingleObjects:
@@ -93,32 +102,38 @@ class SingleObjects:
         """The same images on the device."""
         return SingleObjects(self.config, self.classes, self.images.to(device))
 
-    def draw(self, index: Tensor, generator: torch.Generator) -> Batch:
+    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
         """Augmented images to learn from.
 
         Args:
-            index: which images, int64 [B], on their device.
+            index: which images, int64 [N], on their device.
             generator: source of the augmentation, on their device.
+            part: which of these are wanted; they are those of the whole batch.
         """
-        config, batch = self.config, self.images[index]
-        images = batch.pixels
+        config, batch = self.config, self.images[index[part]]
+        images, draws = batch.pixels, Draws(generator, len(index), part)
         if config.name == "shifted-mnist":
-            images = affnist_style.shifted(images, generator)
+            images = affnist_style.shifted(images, draws)
         if config.crop_pixels:
-            images = random_crop(images, config.crop_pixels, generator)
+            images = random_crop(images, config.crop_pixels, draws)
         if config.flip:
-            images = random_flip(images, generator)
+            images = random_flip(images, draws)
         repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
-        objects = to_pixels(random_shift(images, config.max_shift_pixels, generator, repeat_edges))
+        objects = to_pixels(random_shift(images, config.max_shift_pixels, draws, repeat_edges))
         present = F.one_hot(batch.labels, self.classes).float()
         if config.blank_share:
-            objects, present = blank_some(objects, present, config.blank_share, generator)
-        pixels = objects
-        if config.max_brightness:
-            pixels = random_brightness(pixels, config.max_brightness, generator)
-        if config.contrast != (1, 1):
-            pixels = random_contrast(pixels, *config.contrast, generator)
-        return replace(Batch.of(objects, present), pixels=pixels)
+            objects, present = blank_some(objects, present, config.blank_share, draws)
+        return self._in_random_light(Batch.of(objects, present), draws)
+
+    def _in_random_light(self, batch: Batch, draws: Draws) -> Batch:
+        """The same images to look at, with other brightness and contrast; to draw they stay what they are."""
+        config = self.config
+        if not config.max_brightness and config.contrast == (1, 1):
+            return batch
+        if config.light == "standardised":
+            return replace(batch, light=random_light(config.max_brightness, config.contrast, draws))
+        pixels = clamped_brightness(batch.pixels, config.max_brightness, draws)
+        return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, draws))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
         """Every image, the same each time.
@@ -160,9 +175,9 @@ class OverlaidObjects:
         """The same images on the device."""
         return OverlaidObjects(self.config, self.classes, self.images.to(device))
 
-    def draw(self, index: Tensor, generator: torch.Generator) -> Batch:
+    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
         """Each image with another one over it; the arguments are those of `SingleObjects.draw`."""
-        return self._batch(self._maker.random(index, generator))
+        return self._batch(self._maker.random(index, generator, part))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
         """Every image with so many others, the same ones each time; with 1,000 in the paper's test set."""
@@ -238,13 +253,17 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
 
 
 def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
-    """Images to train on, and others to validate on: see `DataConfig.familiar` for where these are from."""
-    data, images = config.data, load_images(config, "train", root)
-    if data.familiar is None:
-        return hold_out(images, data.validation_images, config.seed)
-    known = _from_viewpoints(data, "test", root, familiar=True)
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
-    return images, known[order[: data.validation_images]]
+    """Images to train on, and others to validate on: see `held_out` and `familiar` of `DataConfig`."""
+    data = config.data
+    if data.familiar is not None:
+        known = _from_viewpoints(data, "test", root, familiar=True)
+        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
+        return load_images(config, "train", root), known[order[: data.validation_images]]
+    if data.held_out == "toys" and data.validation_images:
+        split = load_split(data.name, "train", root)
+        assert isinstance(split, ToySplit)  # a configuration with anything else is refused
+        return hold_out_toys(split, data.validation_images, config.seed)
+    return hold_out(load_images(config, "train", root), data.validation_images, config.seed)
 
 
 def _repeated(images: Images, epoch_images: int | None) -> Images:

@@ -192,7 +192,8 @@ class Trainer:
         """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
         generator = generator_for(self.config.seed, step, self.device)
-        batch = self.processes.part(train.draw(self._batch_index(len(train), per_epoch), generator))
+        index = self._batch_index(len(train), per_epoch)
+        batch = train.draw(index, generator, self.processes.part(len(index)))
         own = step * self.processes.count + self.processes.rank
         torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
         rate = learning_rate(self.config.optimiser, step, per_epoch)

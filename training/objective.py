@@ -53,11 +53,11 @@ def look_at(model: Network, batch: Batch, config: LossConfig, spread_margin: Ten
         spread_margin: of spread loss at this moment of training, a scalar; None: at its end.
     """
     if isinstance(model, BaselineCnn):
-        logits = model(batch.pixels).float()
+        logits = model(batch.pixels, batch.light).float()
         cross_entropy = softmax_loss if model.config.exclusive else sigmoid_loss
         loss = cross_entropy(logits, batch.present)
         return Outcome(model.probabilities(logits), loss, loss.new_zeros(()))
-    poses, probabilities = model.classify(batch.pixels)
+    poses, probabilities = model.classify(batch.pixels, batch.light)
     loss = _classification_loss(probabilities, batch.present, config, spread_margin)
     if model.decoder is None:
         return Outcome(probabilities, loss, loss.new_zeros(()))

@@ -86,7 +86,7 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     first = from_dict(origin["config"])
     there, here = _held_out(first), _held_out(config)
     if not config.data.validation_images:  # whatever was held out there may be trained on here
-        del here["the seed"], here["validation_images"]
+        del here["the seed"], here["validation_images"], here["held_out"]
     differing = [
         f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
     ]
@@ -123,5 +123,6 @@ def _held_out(config: RunConfig) -> dict[str, Any]:
         "the digest of the pictures' names": config.data.folder_digest,
         "the seed": config.seed,
         "validation_images": config.data.validation_images,
+        "held_out": config.data.held_out,
         "familiar": config.data.familiar,
     }

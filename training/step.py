@@ -69,7 +69,8 @@ class Step:
         if spread_margin is None:
             spread_margin = self._config.spread_margins[1]
         margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
-        shown = (batch.pixels, batch.present, batch.masks, batch.objects, margin)
+        light = () if batch.light is None else (batch.light,)
+        shown = (batch.pixels, batch.present, batch.masks, batch.objects, *light, margin)
         if self._capture_next:
             self._capture(shown)
         for group in self.optimiser.param_groups:

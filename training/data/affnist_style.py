@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.data.draws import generator_for
+from training.data.draws import Draws, generator_for
 from training.data.images import Images
 from training.data.placement import check_frame, place, random_corners
 
@@ -25,12 +25,12 @@ MAX_SHEAR = 0.2
 SCALES = (0.8, 1.2)  # each axis has its own
 
 
-def shifted(pixels: Tensor, generator: torch.Generator, frame: int = FRAME_PIXELS) -> Tensor:
+def shifted(pixels: Tensor, draws: Draws, frame: int = FRAME_PIXELS) -> Tensor:
     """Place each image anywhere in a frame, for a training step.
 
     Args:
         pixels: square images, [B, C, H, H], any dtype.
-        generator: source of the places, on the images' device.
+        draws: source of the places.
         frame: height and width of the result.
 
     Returns:
@@ -40,7 +40,7 @@ def shifted(pixels: Tensor, generator: torch.Generator, frame: int = FRAME_PIXEL
         ValueError: the frame is smaller than the images.
     """
     check_frame(pixels, frame)
-    return place(pixels, random_corners((len(pixels),), frame - pixels.shape[2], generator), frame)
+    return place(pixels, random_corners(draws, frame - pixels.shape[2]), frame)
 
 
 def shifted_set(
@@ -64,7 +64,8 @@ def shifted_set(
     check_frame(images.pixels, frame)
     for version in range(versions):
         spare = frame - images.pixels.shape[2]
-        corners = random_corners((len(images),), spare, generator_for(seed, version)).to(images.pixels.device)
+        draws = Draws(generator_for(seed, version), len(images))
+        corners = random_corners(draws, spare).to(images.pixels.device)
         for start in range(0, len(images), batch):
             some = slice(start, start + batch)
             yield Images(place(images.pixels[some], corners[:, some], frame), images.labels[some])

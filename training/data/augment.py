@@ -6,12 +6,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from training.data.draws import Draws
+
 # N images, B batch, C channels, H rows, W columns
 
 
-def random_shift(
-    images: Tensor, max_shift: int, generator: torch.Generator, repeat_edges: bool = False
-) -> Tensor:
+def random_shift(images: Tensor, max_shift: int, draws: Draws, repeat_edges: bool = False) -> Tensor:
     """Shift each image by its own whole number of pixels, zeros or its own edge coming in from outside.
 
     Sabour et al. 2017, Sec. 5, shift MNIST by up to 2 pixels in each direction.
@@ -19,7 +19,7 @@ def random_shift(
     Args:
         images: [B, C, H, W], any dtype.
         max_shift: both shifts are uniform in -max_shift..max_shift pixels, down and to the right.
-        generator: source of the shifts, on the device of the images.
+        draws: source of the shifts.
         repeat_edges: for pictures whose ground is not black; else zeros.
 
     Returns:
@@ -35,17 +35,17 @@ def random_shift(
     # [B, C, H + 2 max_shift, W + 2 max_shift]
     padded = _edges_repeated(images, max_shift) if repeat_edges else F.pad(images, (max_shift,) * 4)
     # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
-    corners = torch.randint(2 * max_shift + 1, (2, len(images)), generator=generator, device=images.device)
+    corners = draws.whole_numbers(2 * max_shift + 1, before=(2,))
     return _windows(padded, corners, images.shape[2], images.shape[3])
 
 
-def random_crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def random_crop(images: Tensor, size: int, draws: Draws) -> Tensor:
     """Take from each image its own square window, all places equally likely.
 
     Args:
         images: [B, C, H, W], any dtype.
         size: height and width of the windows, pixels.
-        generator: source of the places, on the device of the images.
+        draws: source of the places.
 
     Returns:
         [B, C, size, size], same dtype and device.
@@ -56,9 +56,7 @@ def random_crop(images: Tensor, size: int, generator: torch.Generator) -> Tensor
     height, width = _check_crop(images, size)
     if height == width == size:
         return images
-    count, device = len(images), images.device
-    top = torch.randint(height - size + 1, (count,), generator=generator, device=device)
-    left = torch.randint(width - size + 1, (count,), generator=generator, device=device)
+    top, left = draws.whole_numbers(height - size + 1), draws.whole_numbers(width - size + 1)
     return _windows(images, torch.stack([top, left]), size, size)
 
 
@@ -80,31 +78,44 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
     return images[:, :, top : top + size, left : left + size]
 
 
-def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+def random_flip(images: Tensor, draws: Draws) -> Tensor:
     """Mirror each image left to right, or leave it, with equal probability.
 
     Args:
         images: [B, C, H, W], any dtype.
-        generator: source of the choice, on the device of the images.
+        draws: source of the choice.
 
     Returns:
         [B, C, H, W], same dtype and device.
     """
-    mirrored = torch.rand(len(images), generator=generator, device=images.device) < 0.5
+    mirrored = draws.shares() < 0.5
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
-def random_brightness(pixels: Tensor, most: float, generator: torch.Generator) -> Tensor:
-    """Make each image lighter or darker, all its pixels by the same amount.
+def random_light(max_brightness: float, contrast: tuple[float, float], draws: Draws) -> Tensor:
+    """How the light of each image changes, where a network changes it (`training/models/standardise.py`).
 
-    `tf.image.random_brightness`, as the official code calls it, except that the result is clamped (what
-    comes in to a served model, and what its decoder can give, lies between 0 and 1) and that pictures have
-    been cropped before.
+    Args:
+        max_brightness: the amounts that are added are uniform in -max_brightness..max_brightness.
+        contrast: least and largest factor of the differences to the mean; all between are equally likely.
+        draws: source of both.
+
+    Returns:
+        Amount and factor, float32 [B, 2].
+
+    Raises:
+        ValueError: max_brightness < 0, or the factors are not 0 <= least <= largest.
+    """
+    return torch.stack([_amounts(max_brightness, draws), _factors(*contrast, draws)], dim=1)
+
+
+def clamped_brightness(pixels: Tensor, most: float, draws: Draws) -> Tensor:
+    """Make each image lighter or darker, all its pixels by the same amount, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
         most: the amounts are uniform in -most..most.
-        generator: source of the amounts, on the device of the images.
+        draws: source of the amounts.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
@@ -112,25 +123,19 @@ def random_brightness(pixels: Tensor, most: float, generator: torch.Generator) -
     Raises:
         ValueError: most < 0.
     """
-    if most < 0:
-        raise ValueError(f"most must be at least 0, got {most}")
     if most == 0:
         return pixels
-    amount = most * (2 * _uniform(pixels, generator) - 1)
-    return (pixels + amount).clamp(0, 1)
+    return (pixels + _per_image(_amounts(most, draws))).clamp(0, 1)
 
 
-def random_contrast(pixels: Tensor, least: float, most: float, generator: torch.Generator) -> Tensor:
-    """Scale what each image's pixels differ by from the mean of their channel, by a factor of its own.
-
-    `tf.image.random_contrast`, as the official code calls it, but for the two things that `random_brightness`
-    names: the mean is that of the crop.
+def clamped_contrast(pixels: Tensor, least: float, most: float, draws: Draws) -> Tensor:
+    """Scale what each image's pixels differ by from the mean of their channel, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
         least: smallest factor; 1 changes nothing.
         most: largest factor; all between are equally likely.
-        generator: source of the factors, on the device of the images.
+        draws: source of the factors.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
@@ -138,13 +143,10 @@ def random_contrast(pixels: Tensor, least: float, most: float, generator: torch.
     Raises:
         ValueError: not 0 <= least <= most.
     """
-    if not 0 <= least <= most:
-        raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
     if least == most == 1:
         return pixels
-    factor = least + (most - least) * _uniform(pixels, generator)
     mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
-    return (mean + factor * (pixels - mean)).clamp(0, 1)
+    return (mean + _per_image(_factors(least, most, draws)) * (pixels - mean)).clamp(0, 1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -173,21 +175,19 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.from_numpy(resized).unflatten(0, images.shape[:2]).to(images.device)
 
 
-def blank_some(
-    pixels: Tensor, present: Tensor, share: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def blank_some(pixels: Tensor, present: Tensor, share: float, draws: Draws) -> tuple[Tensor, Tensor]:
     """Replace a random share of the images by empty ones, in which no class is present.
 
     Args:
         pixels: images, 0 where there is nothing, [B, C, H, W].
         present: 1 where a class is in the image, [B, J].
         share: of the images, 0 to 1.
-        generator: source of the choice, on the images' device.
+        draws: source of the choice.
 
     Returns:
         Images and what is present in them, same shapes and dtypes.
     """
-    kept = torch.rand(len(pixels), generator=generator, device=pixels.device) >= share
+    kept = draws.shares() >= share
     return pixels * kept[:, None, None, None], present * kept[:, None]
 
 
@@ -222,7 +222,20 @@ def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
     return height, width
 
 
-def _uniform(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """One number from 0 to 1 per image, [B, 1, 1, 1]."""
-    shape = (len(pixels), 1, 1, 1)
-    return torch.rand(shape, generator=generator, device=pixels.device, dtype=pixels.dtype)
+def _amounts(most: float, draws: Draws) -> Tensor:
+    """Uniform in -most..most, [B]."""
+    if most < 0:
+        raise ValueError(f"most must be at least 0, got {most}")
+    return most * (2 * draws.shares() - 1)
+
+
+def _factors(least: float, most: float, draws: Draws) -> Tensor:
+    """Uniform in least..most, [B]."""
+    if not 0 <= least <= most:
+        raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
+    return least + (most - least) * draws.shares()
+
+
+def _per_image(values: Tensor) -> Tensor:
+    """[B] to [B, 1, 1, 1]."""
+    return values[:, None, None, None]

@@ -1,6 +1,38 @@
 """Random choices that are a function of a seed and of an index, such as a step or a round."""
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
+
+ALL = slice(None)
+
+
+class Draws(NamedTuple):
+    """Random choices for each image of a batch, of which a process may learn from a part alone.
+
+    All are drawn, and those of the part are given out. So an image is changed in the same way however many
+    processes share its batch, and each of them changes its own images only.
+
+    Attributes:
+        generator: on the device where the images are.
+        batch: images in the whole batch.
+        part: which of them are wanted.
+    """
+
+    generator: torch.Generator
+    batch: int
+    part: slice = ALL
+
+    def whole_numbers(self, below: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> Tensor:
+        """Numbers from 0, int64 [*before, B, *after] for the B images of the part."""
+        shape, device = (*before, self.batch, *after), self.generator.device
+        every = torch.randint(below, shape, generator=self.generator, device=device)
+        return every[(ALL,) * len(before) + (self.part,)]
+
+    def shares(self) -> Tensor:
+        """A number from 0 to 1 for each of the B images of the part, float32 [B]."""
+        return torch.rand(self.batch, generator=self.generator, device=self.generator.device)[self.part]
 
 
 def generator_for(seed: int, index: int, device: torch.device | str = "cpu") -> torch.Generator:

@@ -4,9 +4,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from training.data.smallnorb import ToySplit
 from training.data.split import Split
 
 
@@ -47,3 +49,32 @@ def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
         raise ValueError(f"{count} validation images asked for; the training set has {len(images)} images")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     return images[order[count:]], images[order[:count]]
+
+
+def hold_out_toys(split: ToySplit, count: int, seed: int) -> tuple[Images, Images]:
+    """Part toys for training from those for validation: one toy of each category, chosen by the seed.
+
+    The networks are measured on toys that they have never seen. A picture of a toy that is trained on from
+    other sides would say little about that.
+
+    Returns:
+        All pairs of the other toys, to train on, and `count` pairs of those held out, both in random order.
+
+    Raises:
+        ValueError: a category has a single toy, or those held out have fewer pairs than asked for.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    is_held_out = np.zeros(len(split.labels), bool)
+    for category in np.unique(split.labels):
+        toys = np.unique(split.instance[split.labels == category])
+        if len(toys) < 2:
+            raise ValueError(f"category {category} has a single toy, which cannot be held out")
+        held_out = toys[torch.randint(len(toys), (), generator=generator)]
+        is_held_out |= (split.labels == category) & (split.instance == held_out)
+    if count > is_held_out.sum():
+        raise ValueError(
+            f"{count} validation images asked for; the toys held out have {is_held_out.sum()} pairs"
+        )
+    order = torch.randperm(len(split.labels), generator=generator)
+    images, first = Images.of(split), torch.from_numpy(is_held_out)[order]
+    return images[order[~first]], images[order[first][:count]]

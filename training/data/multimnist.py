@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.data.draws import generator_for
+from training.data.draws import ALL, Draws, generator_for
 from training.data.images import Images
 from training.data.placement import place, random_corners
 
@@ -75,17 +75,18 @@ class PairMaker:
         self._by_class = images.labels.argsort(stable=True)
         self._starts = self._counts.cumsum(0) - self._counts  # of each class in _by_class
 
-    def random(self, first: Tensor, generator: torch.Generator) -> Pairs:
+    def random(self, first: Tensor, generator: torch.Generator, part: slice = ALL) -> Pairs:
         """Pairs for a training step; the paper's training set is 1,000 such for each digit.
 
         Args:
             first: index of one image of each pair, int64 [B], on the images' device.
             generator: source of partners and shifts, on the images' device.
+            part: which of the pairs are wanted.
 
         Returns:
-            B pairs; `labels` and `objects` begin with the image that `first` names.
+            These pairs; `labels` and `objects` begin with the image that `first` names.
         """
-        return self._overlay(first, *self._draw(first, generator))
+        return self._overlay(first[part], *self._draw(first[part], Draws(generator, len(first), part)))
 
     def fixed(self, batch: int, seed: int = 0, partners: int = 1) -> Iterator[Pairs]:
         """Every image with a number of partners, the same ones each time: a test or validation set.
@@ -101,16 +102,16 @@ class PairMaker:
         """
         every = torch.arange(len(self.images), device=self.images.labels.device)
         for round_ in range(partners):
-            second, corners = self._draw(every, generator_for(seed, round_))
+            second, corners = self._draw(every, Draws(generator_for(seed, round_), len(every)))
             for start in range(0, len(every), batch):
                 some = slice(start, start + batch)
                 yield self._overlay(every[some], second[some], corners[:, some])
 
-    def _draw(self, first: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, first: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Partners [B] and corners [2, B, 2], on the images' device."""
         # So much larger than any set that the remainder is uniform for all that can be told.
-        drawn = torch.randint(2**62, first.shape, generator=generator, device=generator.device)
-        corners = random_corners((len(first), 2), 2 * self.max_shift, generator)
+        drawn = draws.whole_numbers(2**62)
+        corners = random_corners(draws, 2 * self.max_shift, objects=(2,))
         labels = self.images.labels[first]
         own_start, own_count = self._starts[labels], self._counts[labels]
         place_among_others = drawn.to(first.device) % (len(self.images) - own_count)

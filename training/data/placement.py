@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from training.data.draws import Draws
+
 
 def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
     """Put each image into a square frame of zeros.
@@ -37,9 +39,9 @@ def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
     ]
 
 
-def random_corners(shape: tuple[int, ...], spare: int, generator: torch.Generator) -> Tensor:
-    """Corners uniform in 0..spare pixels, int64 [2, *shape], on the generator's device."""
-    return torch.randint(spare + 1, (2, *shape), generator=generator, device=generator.device)
+def random_corners(draws: Draws, spare: int, objects: tuple[int, ...] = ()) -> Tensor:
+    """Corners uniform in 0..spare pixels for the objects of each image, int64 [2, B, *objects]."""
+    return draws.whole_numbers(spare + 1, before=(2,), after=objects)
 
 
 def check_frame(images: Tensor, frame: int) -> None:

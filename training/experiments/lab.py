@@ -313,7 +313,8 @@ def describe(config: RunConfig) -> str:
     if data.familiar:
         images += f" under familiar viewpoints, by {data.familiar}"
     elif not data.training_images:
-        images += f" but {data.validation_images} held out"
+        of_toys = ", of one toy of each category," if data.held_out == "toys" else ""
+        images += f" but {data.validation_images}{of_toys} held out"
     images += f", shown as {size}x{size} pixels"
     return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
 

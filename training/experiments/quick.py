@@ -15,9 +15,9 @@ QUICK_FORM = (
     f"a rule 1/{NARROWER} of the channels and 1/{LESS_NARROW} of the capsule types and of the width of fully "
     f"connected layers, the decoder's too, or of matrix capsules 1/{MATRIX_NARROWER} of the channels and "
     f"1/{MATRIX_TYPES_FEWER} of the types; in batches of {BATCH_SIZE} images at a learning rate of "
-    f"{LEARNING_RATE}, whatever these are in the full form; at most {VALIDATION_IMAGES:,} images are held "
-    "out. Networks of one table may have been trained on different numbers of images, or for different "
-    "numbers of epochs, so that each takes minutes: below the table stands which."
+    f"{LEARNING_RATE}, whatever these are in the full form; at most {VALIDATION_IMAGES:,} images are "
+    "validated on. Networks of one table may have been trained on different numbers of images, or for "
+    "different numbers of epochs, so that each takes minutes: below the table stands which."
 )
 
 

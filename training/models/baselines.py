@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from training.config import CnnConfig
 from training.models.convolution import Convolution, rectified
-from training.models.standardise import standardise
+from training.models.standardise import as_shown
 
 
 class BaselineCnn(nn.Module):
@@ -40,9 +40,9 @@ class BaselineCnn(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.classes = nn.Linear(widths[-1], config.classes)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Images [B, C, H, W], 0 to 1, to logits [B, J]."""
-        x = standardise(pixels) if self.config.standardise else pixels
+    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
+        """Images [B, C, H, W], 0 to 1, to logits [B, J]; with a `light` [B, 2] shown in that, see `relit`."""
+        x = as_shown(pixels, self.config.standardise, light)
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2

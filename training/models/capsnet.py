@@ -10,7 +10,7 @@ from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.official_initialisation import initialise_officially
-from training.models.standardise import standardise
+from training.models.standardise import as_shown
 
 
 class CapsNet(nn.Module):
@@ -57,9 +57,12 @@ class CapsNet(nn.Module):
         if config.official_initialisation:
             initialise_officially(self)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities."""
-        x = standardise(pixels) if self.config.standardise else pixels
+    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
+        """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities.
+
+        With a `light` [B, 2] they are shown in that, see `relit`.
+        """
+        x = as_shown(pixels, self.config.standardise, light)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
             x = rectified(layer, x)
@@ -68,9 +71,9 @@ class CapsNet(nn.Module):
         v: Tensor = self.class_caps(u)
         return v
 
-    def classify(self, pixels: Tensor) -> Classified:
+    def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:
         """Images [B, C, H, W], 0 to 1, to poses and probabilities of the classes."""
-        v = self(pixels)
+        v = self(pixels, light)
         return Classified(v, lengths(v))
 
 

@@ -29,7 +29,7 @@ from training.models.matrix_capsules import (
     MatrixCapsules,
     PrimaryMatrixCapsules,
 )
-from training.models.standardise import standardise
+from training.models.standardise import as_shown
 
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
@@ -70,9 +70,12 @@ class MatrixCapsNet(nn.Module):
             else None
         )
 
-    def forward(self, pixels: Tensor) -> Capsules:
-        """Images [B, C, H, W], 0 to 1, to class capsules: poses [B, J, 16] and activations [B, J]."""
-        x = standardise(pixels) if self.config.standardise else pixels
+    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
+        """Images [B, C, H, W], 0 to 1, to class capsules: poses [B, J, 16] and activations [B, J].
+
+        With a `light` [B, 2] they are shown in that, see `relit`.
+        """
+        x = as_shown(pixels, self.config.standardise, light)
         features = rectified(self.conv, x)
         capsules = self.primary_caps(features)
         for layer in self.conv_caps:
@@ -82,9 +85,9 @@ class MatrixCapsNet(nn.Module):
         activations = capsules.activations.squeeze(1)
         return Capsules(poses, activations)
 
-    def classify(self, pixels: Tensor) -> Classified:
+    def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:
         """The same as poses and probabilities of the classes."""
-        return Classified(*self(pixels))
+        return Classified(*self(pixels, light))
 
     def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config

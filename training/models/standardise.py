@@ -1,4 +1,8 @@
-"""Zero mean and unit variance for each image, as both papers prepare natural pictures."""
+"""What a network's first convolution is shown: in the papers natural pictures of zero mean and unit variance.
+
+Brightness and contrast are changed after that, as Hinton et al. 2018 have it (Sec. 5): changed before, a
+picture would be brought back to where it was.
+"""
 
 # B batch, C channels, H and W height and width
 
@@ -12,3 +16,20 @@ def standardise(pixels: Tensor) -> Tensor:
     centred = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
     variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
     return centred / variance.clamp(min=LEAST).sqrt()
+
+
+def relit(x: Tensor, light: Tensor) -> Tensor:
+    """Images [B, C, H, W] with other brightness and contrast: amount and factor of each, [B, 2].
+
+    As `tf.image.random_brightness` and then `random_contrast`: the amount is added, then what a pixel differs
+    by from the mean of its channel is scaled. Nothing is clamped.
+    """
+    amount, factor = light[:, :, None, None, None].unbind(dim=1)
+    mean = x.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
+    return mean + amount + factor * (x - mean)
+
+
+def as_shown(pixels: Tensor, standardised: bool, light: Tensor | None) -> Tensor:
+    """Pixels [B, C, H, W], 0 to 1, standardised if asked for, then in another light [B, 2] if given one."""
+    x = standardise(pixels) if standardised else pixels
+    return x if light is None else relit(x, light)
