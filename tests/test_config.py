@@ -180,8 +180,13 @@ def test_every_preset_survives_json(name):
     assert from_dict(to_dict(config)) == config
 
 
-def test_an_unknown_preset_is_an_error_that_lists_the_names():
-    with pytest.raises(ValueError, match=r"no preset 'nmist'; there are .*drawn, .*mnist"):
+def test_a_name_that_is_like_no_preset_gets_the_list_alone():
+    with pytest.raises(ValueError, match=r"no preset 'zzzzz'; there are affnist, "):
+        load_preset("zzzzz")
+
+
+def test_a_misspelt_preset_is_an_error_that_names_the_nearest():
+    with pytest.raises(ValueError, match=r"no preset 'nmist'; did you mean mnist\? There are .*drawn"):
         load_preset("nmist")
 
 

@@ -385,6 +385,46 @@ def test_a_torn_last_line_of_the_log_does_not_keep_a_run_from_going_on(tmp_path)
     assert log(tmp_path)[-1]["step"] == 10
 
 
+def with_patience(epochs, patience, learning_rate=0.01) -> RunConfig:
+    optimiser = replace(
+        CONFIG.optimiser,
+        epochs=epochs,
+        patience_epochs=patience,
+        learning_rate=learning_rate,
+        min_learning_rate=0,
+    )
+    return replace(CONFIG, optimiser=optimiser)
+
+
+def test_a_run_whose_validation_gets_no_better_ends_after_so_many_epochs(tmp_path):
+    trainer, finished = fit(tmp_path, with_patience(9, 2, learning_rate=1e-30))
+    assert (finished, trainer.progress.epochs, trainer.progress.improved_epochs) == (True, 3, 1)
+
+
+def test_each_lower_validation_error_gives_a_run_as_many_epochs_again(tmp_path):
+    fit(tmp_path / "long", with_patience(12, None))
+    errors = [row["error_percent"] for row in log(tmp_path / "long") if row["kind"] == "validation"]
+    firsts = [epoch for epoch, error in enumerate(errors, 1) if error < min(errors[: epoch - 1], default=101)]
+    patience = max(np.diff(firsts))  # as long as it takes to get better each time
+    trainer, finished = fit(tmp_path / "stopped", with_patience(12, int(patience)))
+    assert len(firsts) > 1, "the seed gives a run that gets better"
+    assert finished
+    assert trainer.progress.improved_epochs == firsts[-1]
+    assert trainer.progress.epochs == min(firsts[-1] + patience, 12)
+
+
+def test_a_run_that_ends_for_want_of_improvement_resumes_to_the_bit(tmp_path):
+    config = with_patience(9, 2)
+    whole, _ = fit(tmp_path / "whole", config)
+    assert whole.progress.epochs < 9, "it ends early"
+    finished = False
+    while not finished:
+        parts, finished = fit(tmp_path / "parts", config, Limits(max_minutes=1e-9))
+    assert parts.progress.step == whole.progress.step
+    for file in ("model.safetensors", "optimiser.safetensors"):
+        assert_same(weights(tmp_path / "parts", file), weights(tmp_path / "whole", file))
+
+
 def test_without_validation_images_nothing_is_measured_and_the_last_weights_count(tmp_path):
     config = replace(CONFIG, data=replace(CONFIG.data, validation_images=0))
     checkpoint.write_config(tmp_path, config)

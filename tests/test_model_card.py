@@ -114,6 +114,13 @@ def any_polarity(tiny: Manifest) -> dict:
     return {"preprocessing": tiny.preprocessing.model_copy(update={"polarity": "any"})}
 
 
+def test_a_run_that_may_end_early_is_told_as_such(tiny):
+    assert row(card_of(tiny, load_preset("images")), "end") == (
+        "when 10 epochs have brought no lower validation error"
+    )
+    assert "| end |" not in card_of(tiny, load_preset("mnist"))
+
+
 def test_an_average_of_weights_is_told(tiny):
     config = load_preset("mnist")
     averaged = replace(config, optimiser=replace(config.optimiser, weight_average=0.999))

@@ -1,6 +1,7 @@
 """capsnet-train as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 
 from training import checkpoint
 from training.checkpoint import Progress
-from training.cli import main
+from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.examples import training_examples
 from training.models.capsnet import CapsNet
@@ -76,6 +77,29 @@ def test_max_minutes_ends_with_a_checkpoint_and_status_0(tmp_path, capsys):
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--preset", "drawn"), False)])
+def test_without_a_preset_a_cpu_is_told_how_long_it_will_take_and_what_is_shorter(
+    arguments, said, tmp_path, monkeypatch, capsys
+):
+    usual = replace(load_preset("drawn"), preset="mnist")  # in place of MNIST
+    monkeypatch.setattr("training.start.load_preset", lambda _: usual)
+    run = tmp_path / "run"
+    assert status("fit", *arguments, "--out", run, "--max-minutes", "1e-9", "--device", "cpu") == 0
+    told = re.search(
+        r"no --preset is named: mnist, whose 6 epochs take about \d+ minutes on this CPU; "
+        r"--preset mnist-short trains the same network in 4, about \d+ minutes",
+        capsys.readouterr().err,
+    )
+    assert bool(told) == said
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(0.001, "1 minutes"), (0.5, "30 minutes"), (3.2, "3 hours"), (100, "4 days")]
+)
+def test_an_estimate_is_told_roughly(hours, said):
+    assert _duration(hours) == said
+
+
 def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run, tmp_path):
     run = tmp_path / "second"
     arguments = ["fit", "--preset", "drawn", "--start-from", tiny_run, "--out", run, "--max-minutes", "1e-9"]
@@ -99,7 +123,7 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     [
         (
             ["fit", "--preset", "nmist", "--out", "x"],
-            "no preset 'nmist'; there are affnist, affnist-cnn, cifar10, ",
+            "no preset 'nmist'; did you mean mnist? There are affnist, affnist-cnn, cifar10, ",
         ),
         (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
         (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),

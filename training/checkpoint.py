@@ -49,8 +49,9 @@ class Progress:
     Attributes:
         step: optimiser steps done.
         epochs: complete passes over the training images, a fraction within one.
-        best_step: the step with the lowest validation error so far; 0 before the first validation.
+        best_step: the last step with the lowest validation error so far; 0 before the first validation.
         best_error_percent: validation error at that step; None before the first validation.
+        improved_epochs: epochs done when the validation error was first so low.
         train_seconds: time spent in training, over all sessions of the run.
         hardware: what the run was started on.
         source_commit: commit of the code it was started with, `-dirty` if the working tree differed from it.
@@ -63,6 +64,7 @@ class Progress:
     epochs: float = 0.0
     best_step: int = 0
     best_error_percent: float | None = None
+    improved_epochs: float = 0.0
     train_seconds: float = 0.0
     hardware: str = ""
     source_commit: str = ""

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.config import RunConfig, presets
+from training.config import RunConfig, load_preset, presets
 from training.data.files import MissingDataError
 from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
     from training.checkpoint import Progress
     from training.distributed import Processes
+    from training.examples import Examples
     from training.loop import Trainer
 
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
 ALL_EXPERIMENTS = "all"
 CHANGES = ("preset", "seed", "epochs", "weight_average", "start_from")  # what a new run may be asked for
+SHORT_PRESET = "mnist-short"  # for those who have no GPU
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 EXAMPLES = """examples:
@@ -266,6 +268,9 @@ def _train(
 
     first = first_weights(config, options.start_from) if options.start_from else None
     train, validation = training_examples(config, data_root(options.data))
+    none_named = not (options.preset or options.images or options.resume)
+    if none_named and device.type == "cpu" and processes.count == 1:
+        print(_without_preset(config, train), file=sys.stderr)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
     with open_run(options.out, config, device, processes, first, new=not options.resume) as trainer:
         if processes.first:
@@ -273,6 +278,25 @@ def _train(
             hardware = trainer.session.hardware
             print(f"{config.preset}: {len(train)} images, {held_out} held out, on {hardware}")
         return trainer, trainer.fit(train, validation, limits)
+
+
+def _without_preset(config: RunConfig, train: "Examples") -> str:
+    """What to expect of the preset that nobody asked for, on a machine that it is not meant for."""
+    from training.estimate import hours_of_epoch
+
+    hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimiser.epochs
+    return (
+        f"no --preset is named: {config.preset}, whose {config.optimiser.epochs} epochs take about "
+        f"{_duration(config.optimiser.epochs * hours)} on this CPU; --preset {SHORT_PRESET} trains the same "
+        f"network in {short}, about {_duration(short * hours)}"
+    )
+
+
+def _duration(hours: float) -> str:
+    """In words, rounded as an estimate is."""
+    if hours >= 48:
+        return f"{hours / 24:.0f} days"
+    return f"{hours:.0f} hours" if hours >= 2 else f"{max(60 * hours, 1):.0f} minutes"
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import field
+from difflib import get_close_matches
 from importlib.resources import files
 from typing import Annotated, Any, Literal, Self
 
@@ -358,7 +359,8 @@ class OptimiserConfig:
     With a `weight_average` above 0 what is measured and exported is an exponential moving average of the
     weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
     With a `stop_at_error_percent` the run ends before the last epoch: at the first one after which the
-    validation error is at most so much. `weight_decay` times half the squared weights is part of the loss.
+    validation error is at most so much; with `patience_epochs`, at the first one that so many have passed at
+    without a lower validation error. `weight_decay` times half the squared weights is part of the loss.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -370,6 +372,7 @@ class OptimiserConfig:
     cooldown_epochs: int = Field(default=0, ge=0)
     weight_average: float = Field(default=0.0, ge=0, lt=1)
     stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)
+    patience_epochs: int | None = Field(default=None, ge=1)
     weight_decay: float = Field(default=0.0, ge=0)
 
 
@@ -404,10 +407,11 @@ class RunConfig:
 
     @model_validator(mode="after")
     def _refuse_a_stop_that_nothing_measures(self) -> Self:
-        if self.optimiser.stop_at_error_percent is not None and not self.data.validation_images:
-            raise ValueError(
-                "optimiser.stop_at_error_percent: there is no validation error, data.validation_images is 0"
-            )
+        for name in ("stop_at_error_percent", "patience_epochs"):
+            if getattr(self.optimiser, name) is not None and not self.data.validation_images:
+                raise ValueError(
+                    f"optimiser.{name}: there is no validation error, data.validation_images is 0"
+                )
         return self
 
     @model_validator(mode="after")
@@ -435,7 +439,9 @@ def load_preset(name: str) -> RunConfig:
         ValueError: there is no preset of that name, or a value in it is wrong.
     """
     if name not in presets():
-        raise ValueError(f"no preset {name!r}; there are {', '.join(presets())}")
+        near = get_close_matches(name, presets(), n=1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        raise ValueError(f"no preset {name!r}; {meant} are {', '.join(presets())}")
     text = (files("training") / "presets" / f"{name}.toml").read_text()
     return from_dict({"preset": name, **tomllib.loads(text)})
 

@@ -118,7 +118,7 @@ class Trainer:
             self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
     def fit(self, train: Examples, validation: Examples | None, limits: Limits) -> bool:
-        """Train to the last epoch, or to the validation error at which the configuration ends the run.
+        """Train to the last epoch, or to the validation at which the configuration ends the run.
 
         A limit or a signal stops it before that. However it ends, it leaves a checkpoint. Without validation
         images nothing is measured on the way, and the last weights are the run's result.
@@ -183,10 +183,15 @@ class Trainer:
             raise self._diverged(str(error)) from None
 
     def _finished(self, last: int) -> bool:
-        """Whether the last step has been done, or the validation error is as low as was asked for."""
-        enough, best = self.config.optimiser.stop_at_error_percent, self.progress.best_error_percent
-        low_enough = enough is not None and best is not None and best <= enough
-        return low_enough or self.progress.step >= last
+        """Whether the last step has been done, or validation is as good as asked for or gets no better."""
+        optimiser, best = self.config.optimiser, self.progress.best_error_percent
+        if self.progress.step >= last:
+            return True
+        if best is None:
+            return False
+        enough, patience = optimiser.stop_at_error_percent, optimiser.patience_epochs
+        in_vain = self.progress.epochs - self.progress.improved_epochs
+        return (enough is not None and best <= enough) or (patience is not None and in_vain >= patience)
 
     def _step(self, train: Examples, per_epoch: int) -> Tensor:
         """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
@@ -257,6 +262,8 @@ class Trainer:
     def _measure(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
         found = evaluate(self.result, validation, self.config.loss)
         best = self.progress.best_error_percent
+        if best is None or found.error_percent < best:
+            self.progress = replace(self.progress, improved_epochs=self.progress.epochs)
         if best is None or found.error_percent <= best:
             self.progress = replace(
                 self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
