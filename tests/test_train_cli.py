@@ -118,6 +118,14 @@ def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     assert "would be held out here" in capsys.readouterr().err
 
 
+def test_weights_of_another_architecture_are_refused_before_anything_is_made(tmp_path, capsys):
+    first = stored_run(tmp_path / "first")
+    arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]
+    assert status(*arguments) == 2
+    assert f"{first} holds the weights of another architecture" in capsys.readouterr().err
+    assert not (tmp_path / "second").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -322,7 +322,8 @@ def start_with(model: Network, weights: dict[str, Tensor]) -> None:
     Raises:
         ValueError: they are those of another architecture.
     """
-    _fill(model, weights, "what it is to start from")
+    refuse_other_weights(model, weights, "what it is to start from")
+    model.load_state_dict(weights)
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
@@ -361,10 +362,17 @@ def _weights(model: Network) -> dict[str, Tensor]:
 
 
 def _load_weights(model: Network, path: Path) -> None:
-    _fill(model, _load_tensors(path), str(path.parent))
+    weights = _load_tensors(path)
+    refuse_other_weights(model, weights, str(path.parent))
+    model.load_state_dict(weights)
 
 
-def _fill(model: Network, weights: dict[str, Tensor], where: str) -> None:
+def refuse_other_weights(model: Network, weights: dict[str, Tensor], where: str) -> None:
+    """Raise unless weights have the names and shapes of a model's.
+
+    Raises:
+        ValueError: they are those of another architecture; names one that differs.
+    """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if differing := [name for name in wanted | found if wanted.get(name) != found.get(name)]:
@@ -374,7 +382,6 @@ def _fill(model: Network, weights: dict[str, Tensor], where: str) -> None:
             f"{where} holds the weights of another architecture: {name} is {_shape(found.get(name))} there, "
             f"{_shape(wanted.get(name))} here{others}"
         )
-    model.load_state_dict(weights)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -4,11 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from training import checkpoint, published
 from training.config import RunConfig, from_dict, load_preset, to_dict
 from training.data.folder import configure, find_again
+from training.models.build import build
 from training.result import times_measured
 
 
@@ -72,12 +74,18 @@ def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
     """The weights of what `begin` found.
 
     Raises:
-        ValueError: the file is damaged, or a bundle whose graphs do not hold all weights.
+        ValueError: the file is damaged, a bundle's graphs do not hold all weights, or these are those of
+            another architecture.
     """
     assert config.started_from is not None
     if bundle := config.started_from.get("bundle"):
-        return published.weights(start_from, str(bundle))
-    return checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
+        weights = published.weights(start_from, str(bundle))
+    else:
+        weights = checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
+    with torch.device("meta"):
+        network = build(config.model)
+    checkpoint.refuse_other_weights(network, weights, str(start_from))
+    return weights
 
 
 def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
