@@ -15,7 +15,7 @@ other to whichever was the fastest in that round, so it may differ from that of 
 
 The plain graph is the bundle's on ONNX Runtime. Ours is, at each size, the graph that export/optimize chooses
 on this machine before anything else is measured; it stands in bold. As served are the sessions that a service
-has, several of them, with a batch shared between its lanes.
+has, several of them, with a batch shared between its lanes; it is meant to be within 5 % of the best form.
 
 The last column, "differs by", is the largest difference of an output from the plain graph's, at any size.
 Memory is the highest resident memory of the process until it has run batches of that size and the smaller
@@ -44,10 +44,10 @@ from infer_contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from infer_report import FORMS, SERVED, Report, Row
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
-from export.optimize.choice import SIZES, choose, measure, open_forms
-from export.optimize.derive import prepare
+from export.optimize.choice import choose, open_forms
+from export.optimize.derive import write_forms
+from export.optimize.measure import SIZES, measure
 from export.optimize.plan import Form
-from export.optimize.rewrite import rewritten
 from service.providers import usable_cpus
 
 # N images, H rows, W columns, C channels
@@ -108,19 +108,18 @@ def write_files(
 ) -> dict[int, Form]:
     """Write all that contenders open, and the plain graph's outputs; returns which form ours is, by size."""
     model = onnx.load_model_from_string(encoder)
-    forms = {form: prepare(graph, folder / f"{form}.onnx") for form, graph in rewritten(model).items()}
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    forms = write_forms(model, folder, options.threads)
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
-    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]
     (folder / "parameters.json").write_text(json.dumps(manifest.parameters))
     pixels = pictures(bundle, manifest, max(*options.batches, COMPARED_IMAGES))
     np.save(folder / "pixels.npy", pixels)
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
     np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))
-    sessions = open_forms({"plain": folder / "plain.onnx", **forms}, options.threads)
-    choice = choose(measure(sessions, SIZES))
-    return {size: choice.small if size <= choice.small_up_to else choice.large for size in options.batches}
+    choice = choose(measure(open_forms(forms, options.threads), SIZES).milliseconds)
+    return {size: choice.form(size) for size in options.batches}
 
 
 def pictures(bundle: Path, manifest: Manifest, count: int) -> Floats:
@@ -309,6 +308,7 @@ def _record(options: argparse.Namespace, manifest: Manifest, report: Report) -> 
             for row in report.rows
         ],
         "chosen": report.chosen_names(),
+        "of_best_form": report.of_best_form,
         "ratios": {
             name: {size: one._asdict() for size, one in found.items()}
             for name, found in report.ratios.items()

@@ -83,6 +83,14 @@ class Report:
                     )
         return found
 
+    @property
+    def of_best_form(self) -> dict[int, float]:
+        """The service's session against the fastest form of each round, by size; at best about 1."""
+        served, forms = self._row(SERVED), [row for row in self.rows if row.name in FORMS.values()]
+        if not served or len(forms) < len(FORMS):
+            return {}
+        return {size: speed_ratio(served, forms, size) for size in self.choice}
+
     def lines(self) -> Iterator[str]:
         """Both tables; what is chosen at a size stands in bold."""
         sizes, ratios = list(self.choice), self.ratios
@@ -97,6 +105,10 @@ class Report:
                     f"{name} / best other", *(f"{one.to_best_other:.2f}" for one in found.values()), ""
                 )
         bests = next((list(found.values()) for found in ratios.values() if found), [])
+        if self.of_best_form:
+            yield _line(
+                "as served / best form", *(f"{ratio:.2f}" for ratio in self.of_best_form.values()), ""
+            )
         if bests:
             yield _line("best other", *(one.best_other for one in bests), "")
         yield ""

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from service import access, classify, docs_page, errors, oip, oip_repository, reconstruct, segment
+from service.idle import choose_graphs_again
 from service.inputs import check_classify, check_reconstruct, decode_images, read_classify, read_reconstruct
 from service.limits import BodyLimit
 from service.metrics import Metrics
@@ -204,12 +205,16 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
         pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="pictures")
         repository = Repository(settings, metrics)
         metrics.watch(repository)
-        loading = asyncio.create_task(_keep_loaded(repository, on_loaded))
+        tasks = [
+            asyncio.create_task(_keep_loaded(repository, on_loaded)),
+            asyncio.create_task(choose_graphs_again(repository)),
+        ]
         try:
             yield {"service": Service(settings, repository, pool, metrics)}
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await repository.close()
             pool.shutdown()
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
-from export.optimize.plan import Form
+from export.optimize.plan import MAX_LANES, Form
 from service.encoders import Encoders, Session, one_for_all, open_by_size
 from service.fast_graphs import fast_graphs
 from service.gpu_session import GpuSession, open_gpu_session
@@ -39,7 +39,6 @@ from service.settings import Precision
 Floats = NDArray[np.float32]
 Role = Literal["encoder", "decoder"]
 
-MAX_LANES = 4
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +95,7 @@ class Engine:
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
-        return str(self.encoders.beside.large.get_providers()[0])
+        return str(self.encoders.beside.sessions[-1].get_providers()[0])
 
     @property
     def has_decoder(self) -> bool:
@@ -182,7 +181,7 @@ def _open(
     max_batch = placement.largest_batch(device)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
     if device == "cpu":
-        encoders = _open_on_cpu(content, graph, placement, threads, share)
+        encoders = _open_on_cpu(content, graphs.get("decoder", b""), graph, placement, (threads, share))
     else:
         if placement.precision == "half":
             content = halved(content, graph)
@@ -199,10 +198,13 @@ def _open(
     return replace(engine, decoder=decoder)
 
 
-def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: int, share: int) -> Encoders:
+def _open_on_cpu(
+    content: bytes, decoder: bytes, graph: Graph, placement: Placement, threads: tuple[int, int]
+) -> Encoders:
     """Sessions of the graphs that are fastest here: all threads for a batch alone, a share beside others."""
     cache = placement.cache if placement.optimize else None
-    with fast_graphs(content, graph, cache, (threads, share)) as (plan, folder):
+    alone_threads, share = threads
+    with fast_graphs(content, graph, cache, threads, decoder) as (plan, folder):
 
         def opened(form: Form, threads: int) -> Session:
             if form == "plain":
@@ -210,8 +212,10 @@ def _open_on_cpu(content: bytes, graph: Graph, placement: Placement, threads: in
             return open_derived(folder / f"{form}.onnx", graph, threads)
 
         beside = open_by_size(plan.beside, partial(opened, threads=share))
-        alone = beside if threads == share else open_by_size(plan.alone, partial(opened, threads=threads))
-    return Encoders(alone, beside, plan)
+        if share == alone_threads:
+            return Encoders(beside, beside, plan, folder)
+        alone = open_by_size(plan.alone, partial(opened, threads=alone_threads))
+    return Encoders(alone, beside, plan, folder)
 
 
 def open_session(

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def fast_graphs(
-    encoder: bytes, graph: Graph, cache: Path | None, threads: tuple[int, int]
+    encoder: bytes, graph: Graph, cache: Path | None, threads: tuple[int, int], decoder: bytes = b""
 ) -> Iterator[tuple[Plan, Path]]:
     """Which graph to run when, and the folder of those that are not the bundle's own; PLAIN for none.
 
@@ -38,6 +38,7 @@ def fast_graphs(
         graph: what the manifest says of it.
         cache: where plans are kept; if it cannot be written, they are made anew each time. None for PLAIN.
         threads: of a batch that is alone and of one that shares the cores.
+        decoder: runs between batches of the encoder; empty for none.
     """
     if cache is None or len(encoder) < SMALLEST_BYTES:
         yield PLAIN, Path()
@@ -51,7 +52,7 @@ def fast_graphs(
         return
     if _can_write(plans):
         _forget_unused(plans)
-        yield _derive(encoder, folder, threads), folder
+        yield _derive(encoder, decoder, folder, threads), folder
         return
     with ExitStack() as stack:
         try:
@@ -61,7 +62,7 @@ def fast_graphs(
             yield PLAIN, Path()
             return
         log.warning("%s cannot be written; faster graphs are derived again at every start", plans)
-        yield _derive(encoder, temporary / "plan", threads), temporary / "plan"
+        yield _derive(encoder, decoder, temporary / "plan", threads), temporary / "plan"
 
 
 def _can_write(plans: Path) -> bool:
@@ -86,14 +87,22 @@ def _forget_unused(plans: Path) -> None:
                 rmtree(folder, ignore_errors=True)
 
 
-def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
+def derive_command(folder: Path, threads: tuple[int, int], encoder: bytes, niceness: int = 0) -> list[str]:
+    """What makes a plan in a process of its own; it reads the encoder, and behind it the decoder."""
+    numbers = (*threads, len(encoder), niceness)
+    # -P: whatever is called `export` in the working directory is not ours.
+    return [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, numbers)]
+
+
+def _derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     """Derive in a process of its own, which gives back the memory that it takes."""
     log.info("deriving faster graphs for this processor, once")
     began = time.monotonic()
-    # -P: whatever is called `export` in the working directory is not ours.
-    command = [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, threads)]
+    command = derive_command(folder, threads, encoder)
     try:
-        done = subprocess.run(command, input=encoder, capture_output=True, timeout=DERIVE_S, check=False)
+        done = subprocess.run(
+            command, input=encoder + decoder, capture_output=True, timeout=DERIVE_S, check=False
+        )
     except subprocess.TimeoutExpired:
         log.warning("no faster graphs within %.0f s; the bundle's own is used", DERIVE_S)
         return PLAIN
@@ -107,4 +116,6 @@ def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
         log.warning("no faster graphs: %s; the bundle's own is used", reason)
         return PLAIN
     log.info("derived faster graphs in %.1f s", time.monotonic() - began)
+    if plan.is_under_load:
+        log.info("they were measured under load, and are measured again in an idle minute")
     return plan

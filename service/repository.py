@@ -9,6 +9,7 @@ version in a request is looked up among what was found and never becomes a path.
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -88,6 +89,7 @@ class Repository:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[asyncio.Task[None], Served] = {}
         self._is_looked_through = False
+        self._used_at = time.monotonic()
         self.failure: StartError | None = None
         self.stopped = ""
 
@@ -107,6 +109,7 @@ class Repository:
             yield served
         finally:
             served.users -= 1
+            self._used_at = time.monotonic()
             if served.users == 0:
                 served.idle.set()
 
@@ -186,6 +189,22 @@ class Repository:
             for served in self._served.pop(model, {}).values():
                 self._retire(served)
         self._note_failure()
+
+    def idle_s(self) -> float:
+        """For how many seconds no request has used a model."""
+        is_used = any(served.users for served in self.loaded())
+        return 0.0 if is_used else time.monotonic() - self._used_at
+
+    async def reload(self, served: Served) -> None:
+        """Load a version once more, from the same files, and let it take the traffic."""
+        async with self._updating[served.model]:
+            versions = self._served.get(served.model, {})
+            if versions.get(served.version) is not served:
+                return
+            fresh = await self._load(served.model, served.version, served.found, None)
+            if fresh:
+                self._served[served.model] = {**versions, served.version: fresh}
+                self._retire(served)
 
     def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is on disk of a model and what has become of it, newest first.

@@ -1,3 +1,4 @@
+import asyncio
 import hashlib
 import json
 import logging
@@ -7,8 +8,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from live_service import settings_for
+from tiny_bundle import write_bundle
 
 from export.contract.manifest import Graph, Tensor
 from export.optimize.derive import derive
@@ -16,7 +20,10 @@ from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
 from export.to_onnx import trace_encoder
 from service.engine import load_engine
 from service.fast_graphs import SMALLEST_BYTES, UNUSED_DAYS, fast_graphs
+from service.idle import choose_graphs_again
+from service.metrics import Metrics
 from service.providers import Placement
+from service.repository import Repository
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
 
@@ -24,6 +31,7 @@ SHIPPED = Path(__file__).parents[1] / "models" / "capsnet-mnist"
 # The narrowest that gains something; what a transform saves grows with the square of the channels.
 NARROW = CapsNetConfig(conv_channels=64, primary_types=16, classes=3, class_dim=4, decoder_hidden=())
 ONE_CORE = (1, 1)
+MUCH = 1e9  # of waiting for a core: no machine is under such a load
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,11 @@ def plan_file(encoder: bytes, cache: Path) -> Path:
     return cache / "cpu" / plan_key(digest, ONE_CORE, ort.__version__) / FILE
 
 
+def rewrite_plan(folder: Path, **changes: object) -> None:
+    plan = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps(plan | changes))
+
+
 def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
     pixels = np.random.default_rng(0).random((5, 28, 28, 1), dtype=np.float32)
     expected = ort.InferenceSession(encoder).run(None, {"pixels": pixels})
@@ -76,7 +89,7 @@ def test_a_plan_is_made_once(encoder, cache):
 def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
     folder = plan_file(encoder, cache).parent
     made = (folder / FILE).stat().st_mtime_ns
-    assert derive(encoder, folder, ONE_CORE) == read_plan(folder)
+    assert derive(encoder, b"", folder, ONE_CORE) == read_plan(folder)
     assert (folder / FILE).stat().st_mtime_ns == made
 
 
@@ -85,16 +98,41 @@ def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
     [
         {"sha256": {}},
         {"sha256": {"../../somewhere/else": "0" * 64}},
-        {"beside": {"small": "plain", "small_up_to": -5, "large": "plain"}},
-        {"beside": {"small": "none such", "small_up_to": 1, "large": "plain"}},
+        {"beside": {"forms": ["plain", "plain"], "borders": [-5]}},
+        {"beside": {"forms": ["none such"], "borders": []}},
     ],
 )
 def test_a_plan_that_was_not_written_by_us_is_none(encoder, cache, tmp_path, change):
     folder = shutil.copytree(plan_file(encoder, cache).parent, tmp_path / "plan")
     assert read_plan(folder) is not None
-    plan = json.loads((folder / FILE).read_text())
-    (folder / FILE).write_text(json.dumps(plan | change))
+    rewrite_plan(folder, **change)
     assert read_plan(folder) is None
+
+
+def test_a_plan_that_was_measured_under_load_is_measured_again_in_an_idle_minute(encoder, cache, tmp_path):
+    async def scenario() -> None:
+        models = write_bundle(
+            tmp_path / "narrow" / "1", encoder=onnx.load_model_from_string(encoder)
+        ).parents[1]
+        settings = settings_for(models, cache=cache, threads=1, default_model="narrow")
+        repository = Repository(settings, Metrics())
+        await repository.first_scan()
+        (before,) = repository.loaded()
+        assert before.describe()["encoder"].endswith("; measured under load")
+        choosing = asyncio.create_task(choose_graphs_again(repository, idle_s=0.01))
+        async with asyncio.timeout(60):
+            while repository.loaded() == [before]:
+                await asyncio.sleep(0.01)
+        choosing.cancel()
+        await asyncio.gather(choosing, return_exceptions=True)
+        (after,) = repository.loaded()
+        assert after.engine.encoders.plan == read_plan(folder)
+        await repository.close()
+
+    folder = plan_file(encoder, cache).parent
+    rewrite_plan(folder, waited=MUCH)
+    asyncio.run(scenario())
+    assert read_plan(folder).waited < MUCH
 
 
 def test_only_the_graphs_in_use_are_kept(encoder, cache):
@@ -196,11 +234,10 @@ def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement
     for weights in folder.glob("*.weights"):
         values = np.fromfile(weights, np.float32)
         (1.5 * values).tofile(weights)
-    plan = json.loads((folder / FILE).read_text())
-    plan["sha256"] = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in plan["sha256"]
-    }
-    (folder / FILE).write_text(json.dumps(plan))
+    names = json.loads((folder / FILE).read_text())["sha256"]
+    rewrite_plan(
+        folder, sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    )
     with caplog.at_level(logging.WARNING):
         engine = load_engine(shipped, "capsnet-mnist", placement)
     assert engine.encoders.describe() == "plain"

@@ -94,6 +94,12 @@ def test_the_best_other_is_the_fastest_of_each_round():
     assert Report(rows, {2: "both_axes"}).ratios["ours"][2].to_best_other == 2
 
 
+def test_what_is_served_is_compared_with_the_fastest_form_of_each_round():
+    forms = [row(PLAIN, 2, 4, 4), row(ONE_AXIS, 4, 2, 8), row(BOTH_AXES, 8, 8, 8)]
+    assert Report([*forms, row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_form == {2: 0.8}
+    assert Report([*forms[1:], row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_form == {}
+
+
 def test_without_the_plain_graph_there_are_speeds_but_no_ratios():
     lines = list(Report([row("OpenVINO", 4), row(BOTH_AXES, 1)], {2: "both_axes"}).lines())
     assert not any("/" in line for line in lines[2:])

@@ -2,9 +2,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from pydantic import ValidationError
 
-from export.optimize.choice import choose, largest_errors, measure
-from export.optimize.plan import FILE, PLAIN, read_plan
+from export.optimize.choice import choose, largest_errors
+from export.optimize.plan import FILE, PLAIN, Choice, read_plan
 
 
 def scaling(factor: float) -> ort.InferenceSession:
@@ -40,10 +41,32 @@ def test_a_form_that_is_slower_throughout_is_not_chosen():
     assert str(choose(times)) == "plain"
 
 
-def test_each_form_is_timed_at_each_size():
-    times = measure({"plain": scaling(1), "one_axis": scaling(2)}, [1, 3])
-    assert {form: sorted(found) for form, found in times.items()} == {"plain": [1, 3], "one_axis": [1, 3]}
-    assert all(value > 0 for found in times.values() for value in found.values())
+def test_three_forms_may_each_have_their_range():
+    times = {
+        "plain": {1: 2.0, 2: 5.0, 4: 10.0, 16: 40.0},
+        "one_axis": {1: 2.5, 2: 3.0, 4: 6.0, 16: 30.0},
+        "both_axes": {1: 6.0, 2: 6.0, 4: 7.0, 16: 10.0},
+    }
+    choice = choose(times)
+    assert str(choice) == "plain to 1 image, one_axis to 4 images, then both_axes"
+    assert [choice.form(images) for images in (1, 2, 4, 5, 64)] == [
+        "plain",
+        "one_axis",
+        "one_axis",
+        "both_axes",
+        "both_axes",
+    ]
+
+
+def test_a_form_that_gains_hardly_anything_is_not_worth_its_memory():
+    times = {"plain": {1: 1.0, 4: 4.0}, "one_axis": {1: 1.02, 4: 3.98}}
+    assert str(choose(times)) == "plain"
+
+
+def test_forms_and_borders_have_to_fit_each_other():
+    for forms, borders in (((), ()), (("plain",), (1,)), (("plain", "one_axis", "plain"), (4, 4))):
+        with pytest.raises(ValidationError):
+            Choice(forms=forms, borders=borders)
 
 
 def test_an_error_is_the_largest_difference_from_the_plain_form():

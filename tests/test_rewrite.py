@@ -4,7 +4,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from export.optimize.cost import both_axes_tile, one_axis_tile
+from export.optimize.cost import both_axes_tiles, one_axis_tiles
 from export.optimize.plain_encoder import read_encoder
 from export.optimize.rewrite import rewritten
 from export.to_onnx import trace_decoder, trace_encoder
@@ -23,20 +23,32 @@ def mnist() -> onnx.ModelProto:
     return encoder()
 
 
+def weights_of(model: onnx.ModelProto) -> set[tuple[int, ...]]:
+    return {tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
 def test_the_papers_convolution_is_one_tile(mnist):
     plain = read_encoder(mnist)
-    assert both_axes_tile(plain) == (6, 6)
-    assert one_axis_tile(plain.primary) == 6
+    assert both_axes_tiles(plain)[0] == (6, 6)
+    assert one_axis_tiles(plain.primary)[0] == 6
 
 
 def test_a_convolution_of_one_channel_stays_as_it_is(mnist):
-    assert one_axis_tile(read_encoder(mnist).conv1) is None
+    assert one_axis_tiles(read_encoder(mnist).conv1) == []
 
 
 def test_a_narrow_network_stays_as_it_is():
     narrow = encoder(conv_channels=8, primary_types=2, classes=3, class_dim=4)
-    assert both_axes_tile(read_encoder(narrow)) is None
+    assert both_axes_tiles(read_encoder(narrow)) == []
     assert rewritten(narrow) == {}
+
+
+def test_of_the_second_rank_are_other_tiles_and_of_a_rank_too_high_no_forms(mnist):
+    first, second = rewritten(mnist), rewritten(mnist, 1)
+    assert first.keys() == second.keys() == {"one_axis", "both_axes"}
+    for form in first:
+        assert weights_of(first[form]) != weights_of(second[form])
+    assert rewritten(mnist, 99) == {}
 
 
 def test_a_graph_without_convolutions_stays_as_it_is():
@@ -55,10 +67,11 @@ def test_a_graph_without_convolutions_stays_as_it_is():
     ],
     ids=["mnist", "multimnist", "cifar10", "smallnorb", "a size that tiles do not divide"],
 )
-def test_both_forms_compute_what_the_plain_graph_does(config):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_both_forms_compute_what_the_plain_graph_does(config, rank):
     """At half the papers' widths, which is where transforms begin to pay."""
     plain = encoder(conv_channels=128, primary_types=16, **config)
-    forms = rewritten(plain)
+    forms = rewritten(plain, rank)
     assert forms.keys() == {"one_axis", "both_axes"}
     sessions = {form: ort.InferenceSession(model.SerializeToString()) for form, model in forms.items()}
     session = ort.InferenceSession(plain.SerializeToString())

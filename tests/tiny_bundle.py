@@ -30,10 +30,12 @@ def write_bundle(
     objects_per_image: int = 1,
     classes: tuple[str, ...] = CLASSES,
     channels: int = 1,
+    encoder: onnx.ModelProto | None = None,
 ) -> Path:
     """Write the bundle `<model>/<version>` as which the folder is named; returns the folder.
 
-    Two channels are the views of a pair, of which the encoder weighs each in its own way.
+    Two channels are the views of a pair, of which the encoder weighs each in its own way. Another encoder has
+    the same inputs and outputs.
     """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -41,7 +43,7 @@ def write_bundle(
     picture: Shape = (None, SIDE, SIDE, channels)
     poses: Shape = (None, classes_count, size)
     mask: Shape = (None, classes_count)
-    models = {"encoder": encoder_model(rng, classes_count, size, channels)}
+    models = {"encoder": encoder or encoder_model(rng, classes_count, size, channels)}
     tensors = {"encoder": ({"pixels": picture}, {"probabilities": mask, "poses": poses})}
     if decoder:
         models["decoder"] = decoder_model(rng, classes_count, size, channels)

@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 BUNDLE = Path(os.environ["BENCH_BUNDLE"])
 THREADS = int(os.environ["BENCH_THREADS"])
-MAX_BATCH = 8  # as the service's own on a CPU
+MAX_BATCH = 8  # of the plain graph larger ones are no faster
 
 
 def load_session() -> ort.InferenceSession:

@@ -1,8 +1,10 @@
-"""`python -m export.optimize FOLDER ALONE BESIDE < encoder.onnx`: derive in a process of its own.
+"""Derive in a process of its own: `python -m export.optimize FOLDER ALONE BESIDE BYTES NICENESS`.
 
-So a service gives back the memory that deriving takes, and never imports what it takes.
+Standard input is an encoder of so many bytes and behind it a decoder, or nothing, as in their files. So a
+service gives back the memory that deriving takes, and never imports what it takes.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,9 +15,12 @@ from export.optimize.derive import derive
 
 def main() -> None:
     """Derive from standard input; ends with one line and status 2 where that cannot be done."""
-    folder, alone, beside = sys.argv[1:]
+    folder, (alone, beside, length, niceness) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    if niceness:
+        os.nice(niceness)
     try:
-        derive(sys.stdin.buffer.read(), Path(folder), (int(alone), int(beside)))
+        encoder, decoder = sys.stdin.buffer.read(length), sys.stdin.buffer.read()
+        derive(encoder, decoder, folder, (alone, beside))
     except (DecodeError, ValueError, OSError) as error:
         sys.exit(f"{error}")
 

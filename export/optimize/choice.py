@@ -1,35 +1,38 @@
-"""Measure the forms of a graph side by side and choose the fastest for each size of batch."""
+"""Choose the fastest form of a graph for each size of batch, from what was measured."""
 
-import time
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping
+from itertools import groupby, pairwise, product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.optimize.measure import noise
 from export.optimize.plan import Choice, Form
 
-Milliseconds = dict[Form, dict[int, float]]
+Name = TypeVar("Name")
 
-SIZES = (1, 2, 4, 8, 16)
-SECONDS, LEAST_ROUNDS = 0.25, 4  # of measuring a size
 TESTED_IMAGES = 19
 # A form whose outputs differ by more from the plain graph's is not used. Two orders of summation in float32
 # differ by 1e-6; the weights of a model far from the papers' might be such that a transform loses more.
 MAX_ERROR = 1e-5
+# A graph that is faster by less, at one size, is not worth its memory.
+LEAST_GAIN = 0.03
 
 
 def open_forms(
     files: Mapping[Form, Path], threads: int, *, prepared: bool = False
 ) -> dict[Form, ort.InferenceSession]:
     """A session of each form on the CPU; prepared ones are as the runtime rearranges them already."""
+    return {form: open_form(file, threads, prepared=prepared) for form, file in files.items()}
+
+
+def open_form(file: Path, threads: int, *, prepared: bool = False) -> ort.InferenceSession:
+    """A session on the CPU; a prepared graph is as the runtime rearranges it already."""
     options = cpu_options(threads, prepared=prepared)
-    return {
-        form: ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        for form, file in files.items()
-    }
+    return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def cpu_options(threads: int, *, prepared: bool = False) -> ort.SessionOptions:
@@ -54,7 +57,7 @@ def largest_errors(
         pixels: images [N, H, W, C], 0 to 1; None takes noise of all contrasts.
     """
     plain = sessions["plain"]
-    images = _noise(plain, TESTED_IMAGES) if pixels is None else pixels
+    images = noise(plain, TESTED_IMAGES) if pixels is None else pixels
     expected = plain.run(None, {"pixels": images})
     errors: dict[Form, float] = {}
     for form, session in sessions.items():
@@ -65,44 +68,37 @@ def largest_errors(
     return errors
 
 
-def measure(sessions: Mapping[Form, ort.InferenceSession], sizes: Sequence[int]) -> Milliseconds:
-    """Least milliseconds of a batch, by form and size; the forms take turns, so noise hits them alike."""
-    times: dict[Form, dict[int, float]] = {form: {} for form in sessions}
-    for size in sizes:
-        feeds = {"pixels": _noise(sessions["plain"], size)}
-        taken: dict[Form, list[float]] = {form: [] for form in sessions}
-        until = time.perf_counter() + SECONDS
-        # The first run of a size sets memory aside.
-        while time.perf_counter() < until or len(taken["plain"]) < LEAST_ROUNDS:
-            for form, session in sessions.items():
-                before = time.perf_counter()
-                session.run(None, feeds)
-                taken[form].append(1000 * (time.perf_counter() - before))
-        for form, values in taken.items():
-            times[form][size] = min(values[1:])
-    return times
+def choose(milliseconds: Mapping[Form, Mapping[int, float]]) -> Choice:
+    """The forms that together lose least, each for a range of sizes.
 
+    What they lose at a size is how much slower they are than the fastest form there; it is added up, and each
+    border between two ranges counts as a loss of LEAST_GAIN.
 
-def choose(times: Milliseconds) -> Choice:
-    """The form for small batches and the form for large ones that together lose least.
-
-    What they lose at a size is how much slower they are than the fastest form there; it is added up.
+    Args:
+        milliseconds: of a batch, by form and size; every form has the same sizes.
     """
-    sizes = sorted(times["plain"])
-    fastest = {size: min(found[size] for found in times.values()) for size in sizes}
+    sizes = sorted(next(iter(milliseconds.values())))
+    slower = slower_than_fastest(milliseconds)
 
-    def lost(choice: tuple[Form, int, Form]) -> tuple[float, bool]:
-        small, small_up_to, large = choice
-        taken = (times[small if size <= small_up_to else large][size] / fastest[size] for size in sizes)
-        return sum(taken), small != large  # of equals, the one that is simpler
+    def lost(forms: tuple[Form, ...]) -> float:
+        borders = sum(a != b for a, b in pairwise(forms))
+        return LEAST_GAIN * borders + sum(slower[form][size] for form, size in zip(forms, sizes, strict=True))
 
-    small, small_up_to, large = min(product(times, sizes, times), key=lost)
-    return Choice(small=small, small_up_to=small_up_to, large=large)
+    best = min(product(milliseconds, repeat=len(sizes)), key=lost)
+    ranges = [
+        (form, [size for _, size in members])
+        for form, members in groupby(zip(best, sizes, strict=True), key=lambda pair: pair[0])
+    ]
+    return Choice(
+        forms=tuple(form for form, _ in ranges), borders=tuple(members[-1] for _, members in ranges[:-1])
+    )
 
 
-def _noise(session: ort.InferenceSession, images: int) -> NDArray[np.float32]:
-    """Random pictures of the size that the graph takes, some of them nearly flat."""
-    random = np.random.default_rng(0)
-    shape = session.get_inputs()[0].shape[1:]
-    contrast = np.linspace(1, 0, images).reshape(images, *(1 for _ in shape))
-    return (random.random((images, *shape)) * contrast).astype(np.float32)
+def slower_than_fastest(milliseconds: Mapping[Name, Mapping[int, float]]) -> dict[Name, dict[int, float]]:
+    """By what share each form is slower than the fastest at each size: 0.1 is a tenth."""
+    sizes = next(iter(milliseconds.values()))
+    fastest = {size: min(found[size] for found in milliseconds.values()) for size in sizes}
+    return {
+        form: {size: found[size] / fastest[size] - 1 for size in sizes}
+        for form, found in milliseconds.items()
+    }

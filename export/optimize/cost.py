@@ -1,17 +1,22 @@
 """How long a convolution takes in each of its forms: a model with few numbers, measured once.
 
-It is only asked which tile is best and whether a form can pay at all; which graph is used for a batch is
-measured on the machine itself (`choice`). So the numbers below need to be right in their proportions. They
-are those of two Zen 3 cores with ONNX Runtime 1.31 on the paper's network.
+It is only asked which tiles may be best and whether a form can pay at all. Which of the two best tiles is
+used, and which graph for which batch, is measured on the machine itself (`measure`). So the numbers below
+need to be about right in their proportions. They are those of two Zen 3 cores with ONNX Runtime 1.31 on the
+paper's network.
 """
 
 # C channels in, F channels out
 
+from collections.abc import Mapping
 from itertools import product
+from typing import TypeVar
 
 from export.optimize.one_axis import Convolution
 from export.optimize.plain_encoder import PlainEncoder
 from export.optimize.strided import StridedConvolution, strided_convolution
+
+Tile = TypeVar("Tile", int, tuple[int, int])
 
 # Per nanosecond: multiply-adds of a direct convolution and of products between channels, of a product with
 # a small matrix, and numbers that are only moved.
@@ -24,26 +29,23 @@ SMALL_BATCH, LARGE_BATCH = 1, 16  # that the forms are meant for
 LARGEST_TILE = 6  # beyond it float32 loses too much
 
 
-def one_axis_tile(convolution: Convolution) -> int | None:
-    """The best tile along rows for one image, or None if the convolution is faster as it is."""
+def one_axis_tiles(convolution: Convolution) -> list[int]:
+    """The tiles along rows with which one image is faster than as the convolution is, best first."""
     rows = convolution.output_size[0]
     tiles = _possible_tiles(rows, convolution.weight.shape[2], convolution.strides[0])
     times = {tile: one_axis_ns(convolution, tile) for tile in tiles}
-    best = min(times, key=times.__getitem__, default=None)
-    return best if best is not None and times[best] < direct_ns(convolution, SMALL_BATCH) else None
+    return _faster_than(direct_ns(convolution, SMALL_BATCH), times)
 
 
-def both_axes_tile(encoder: PlainEncoder) -> tuple[int, int] | None:
-    """The best tile for a large batch, or None if the plain encoder is faster."""
+def both_axes_tiles(encoder: PlainEncoder) -> list[tuple[int, int]]:
+    """The tiles with which a large batch is faster than in the plain encoder, best first."""
     primary = encoder.primary
     sizes = zip(primary.output_size, primary.weight.shape[2:], primary.strides, strict=True)
     times = {
         (rows, columns): both_axes_ns(encoder, (rows, columns))
         for rows, columns in product(*(_possible_tiles(*size) for size in sizes))
     }
-    best = min(times, key=times.__getitem__, default=None)
-    plain = direct_ns(encoder.conv1, LARGE_BATCH) + direct_ns(primary, LARGE_BATCH)
-    return best if best is not None and times[best] < plain else None
+    return _faster_than(direct_ns(encoder.conv1, LARGE_BATCH) + direct_ns(primary, LARGE_BATCH), times)
 
 
 def direct_ns(convolution: Convolution, batch: int) -> float:
@@ -89,6 +91,10 @@ def _outputs(along_rows: StridedConvolution, along_columns: StridedConvolution) 
     """Multiply-adds per channel from a tile's products to its outputs: first the rows, then the columns."""
     by_row = along_rows.outputs * along_rows.size * along_columns.size
     return by_row + along_rows.outputs * along_columns.outputs * along_columns.size
+
+
+def _faster_than(plain: float, times: Mapping[Tile, float]) -> list[Tile]:
+    return sorted((tile for tile in times if times[tile] < plain), key=times.__getitem__)
 
 
 def _possible_tiles(outputs: int, kernel: int, stride: int) -> list[int]:

@@ -3,35 +3,43 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
 from export.optimize.choice import (
     MAX_ERROR,
-    SIZES,
     choose,
     cpu_options,
     largest_errors,
-    measure,
+    open_form,
     open_forms,
+    slower_than_fastest,
 )
-from export.optimize.plan import FILE, PLAIN, Form, Plan, read_plan
+from export.optimize.measure import SIZES, measure
+from export.optimize.plan import FILE, MAX_LANES, PLAIN, Form, Plan, files_of, read_plan
 from export.optimize.rewrite import rewritten
 
 LARGE_TENSOR_BYTES = 64 * 1024
 ASIDE = ".deriving-"
+TILES = 2  # of the most promising, how many are measured
+MEANT_FOR: Mapping[Form, Sequence[int]] = {"one_axis": (1, 4), "both_axes": (8, 16)}  # sizes of batches
 
 
-def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
+def derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     """Make the folder, with a plan and the graphs that it names; it is there whole or not at all.
+
+    A plan that is there, such as one that another process has just made, is taken. One that was measured
+    under load is made anew, and replaced unless the load is no less.
 
     Args:
         encoder: the plain graph, as in its file.
-        folder: to be made; a plan that another process has just made there is taken.
+        decoder: what a service runs between batches of the encoder, as in its file; empty for nothing.
+        folder: to be made.
         threads: of a batch that is alone and of one that shares the cores.
 
     Raises:
@@ -40,19 +48,23 @@ def derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder.parent):
-        return read_plan(folder) or _derive(encoder, folder, threads)
+        found = read_plan(folder)
+        return (
+            found if found and not found.is_under_load else _derive(encoder, decoder, folder, threads, found)
+        )
 
 
-def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
-    model = onnx.load_model_from_string(encoder)
-    forms: dict[Form, onnx.ModelProto] = {"plain": model, **rewritten(model)}
+def _derive(
+    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], found: Plan | None
+) -> Plan:
     for left in folder.parent.glob(f"{ASIDE}*"):  # by one that was killed: nobody else is at work
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
-        del model  # a form is only held until it is written; from then on it is mapped
-        files = {form: prepare(forms.pop(form), aside / f"{form}.onnx") for form in list(forms)}
-        plan = _plan(files, threads)
+        files = write_forms(onnx.load_model_from_string(encoder), aside, threads[0])
+        plan = _plan(files, decoder, threads)
+        if found and found.waited <= plan.waited:
+            return found
         for file in aside.iterdir():
             if file.stem not in plan.forms - {"plain"}:
                 file.unlink()
@@ -64,6 +76,43 @@ def _derive(encoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return plan
+
+
+def write_forms(model: onnx.ModelProto, folder: Path, threads: int) -> dict[Form, Path]:
+    """Write each form of a plain graph into the folder, with the faster of its two most promising tiles.
+
+    Args:
+        model: the plain graph; its weights are in the files afterwards, no longer in it.
+        folder: gets FORM.onnx and their weights.
+        threads: that a run may use.
+    """
+    rivals: dict[Form, list[Path]] = {}
+    for rank in range(TILES):
+        part = folder / f"rank-{rank}"
+        part.mkdir()
+        forms = rewritten(model, rank)
+        for form in list(forms):  # a form is only held until it is written; from then on it is mapped
+            rivals.setdefault(form, []).append(prepare(forms.pop(form), part / f"{form}.onnx"))
+    files: dict[Form, Path] = {
+        "plain": prepare(model, folder / "plain.onnx")
+    }  # last, as it takes the weights
+    for form, found in rivals.items():
+        best = _fastest(found, MEANT_FOR[form], threads)
+        for name in files_of(form):  # a graph names its weights, so both keep their names
+            (best.parent / name).rename(folder / name)
+        files[form] = folder / best.name
+    for rank in range(TILES):
+        shutil.rmtree(folder / f"rank-{rank}")
+    return files
+
+
+def _fastest(files: Sequence[Path], sizes: Sequence[int], threads: int) -> Path:
+    """The graph that loses least at these sizes of batches, all together."""
+    if len(files) == 1:
+        return files[0]
+    sessions = {file: open_form(file, threads, prepared=True) for file in files}
+    slower = slower_than_fastest(measure(sessions, sizes).milliseconds)
+    return min(files, key=lambda file: sum(slower[file].values()))
 
 
 def prepare(model: onnx.ModelProto, file: Path) -> Path:
@@ -92,14 +141,34 @@ def prepare(model: onnx.ModelProto, file: Path) -> Path:
     return file
 
 
-def _plan(files: Mapping[Form, Path], threads: tuple[int, int]) -> Plan:
+def _plan(files: Mapping[Form, Path], decoder: bytes, threads: tuple[int, int]) -> Plan:
     if len(files) == 1:
         return PLAIN
-    errors = largest_errors(open_forms(files, threads[1], prepared=True))
+    alone, share = threads
+    errors = largest_errors(open_forms(files, share, prepared=True))
     exact = {form: file for form, file in files.items() if errors.get(form, 0.0) <= MAX_ERROR}
-    times = {count: measure(open_forms(exact, count, prepared=True), SIZES) for count in set(threads)}
-    alone, beside = (choose(times[count]) for count in threads)
-    return Plan(alone=alone, beside=beside, errors=errors, milliseconds=times, sha256={})
+    between = _runs(decoder, share) if decoder else lambda: None
+    by_itself = measure(open_forms(exact, alone, prepared=True), SIZES, between=between)
+    in_company = by_itself
+    if share < alone:
+        sessions = open_forms(exact, share, prepared=True)
+        in_company = measure(sessions, SIZES, lanes=min(alone // share, MAX_LANES), between=between)
+    return Plan(
+        alone=choose(by_itself.milliseconds),
+        beside=choose(in_company.milliseconds),
+        threads=threads,
+        errors=errors,
+        milliseconds={"alone": by_itself.milliseconds, "beside": in_company.milliseconds},
+        waited=max(by_itself.waited, in_company.waited),
+        sha256={},
+    )
+
+
+def _runs(decoder: bytes, threads: int) -> Callable[[], object]:
+    """Runs a decoder once, for one image."""
+    session = ort.InferenceSession(decoder, cpu_options(threads), providers=["CPUExecutionProvider"])
+    feeds = {tensor.name: np.zeros([1, *tensor.shape[1:]], np.float32) for tensor in session.get_inputs()}
+    return lambda: session.run(None, feeds)
 
 
 @contextmanager

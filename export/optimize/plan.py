@@ -7,37 +7,51 @@ import hashlib
 import os
 import platform
 import re
+from bisect import bisect_left
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 Form = Literal["plain", "one_axis", "both_axes"]
 
 FILE = "plan.json"
+MAX_LANES = 4  # batches that a service runs side by side, at most
+MAX_WAITED = 0.1  # on idle cores threads wait for less than a hundredth of the time
 
 
 class Choice(BaseModel):
     """The form for each size of batch.
 
     Attributes:
-        small: the one for small batches.
-        small_up_to: images in such a batch, at most.
-        large: the one for larger ones.
+        forms: from the one for small batches to the one for large ones.
+        borders: images in a batch, at most, for each of them but the last; ascending.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    small: Form
-    small_up_to: int = Field(ge=1)
-    large: Form
+    forms: tuple[Form, ...] = Field(min_length=1)
+    borders: tuple[PositiveInt, ...] = ()
+
+    @model_validator(mode="after")
+    def _borders_lie_between_forms(self) -> "Choice":
+        if len(self.borders) != len(self.forms) - 1 or any(a >= b for a, b in pairwise(self.borders)):
+            raise ValueError(f"{len(self.forms)} forms need a border less, ascending; got {self.borders}")
+        return self
+
+    def form(self, images: int) -> Form:
+        """The one for so many images."""
+        return self.forms[bisect_left(self.borders, images)]
 
     def __str__(self) -> str:
-        """In words: "plain", or "one_axis to 4 images, then both_axes"."""
-        if self.small == self.large:
-            return self.large
-        return f"{self.small} to {self.small_up_to} image{'s'[: self.small_up_to - 1]}, then {self.large}"
+        """In words: "plain", or "plain to 1 image, one_axis to 4 images, then both_axes"."""
+        ranges = (
+            f"{form} to {border} image{'s'[: border - 1]}, "
+            for form, border in zip(self.forms, self.borders, strict=False)
+        )
+        return "".join(ranges) + ("then " if self.borders else "") + self.forms[-1]
 
 
 class Plan(BaseModel):
@@ -46,8 +60,12 @@ class Plan(BaseModel):
     Attributes:
         alone: for a batch that has all cores.
         beside: for one that shares them with others.
+        threads: of a batch that is alone and of one beside others.
         errors: largest difference of an output from the plain graph's, by form.
-        milliseconds: of a batch, which the choice was made from: by threads, form and images.
+        milliseconds: of a batch, which the choice was made from: for `alone` and for `beside`, by form and
+            images.
+        waited: for how much of the measuring its threads waited for a core, together; 0 where the system
+            does not tell.
         sha256: of the files beside it, by name.
     """
 
@@ -56,18 +74,33 @@ class Plan(BaseModel):
 
     alone: Choice
     beside: Choice
+    threads: tuple[int, int]
     errors: dict[Form, float]
-    milliseconds: dict[int, dict[Form, dict[int, float]]]
+    milliseconds: dict[Literal["alone", "beside"], dict[Form, dict[int, float]]]
+    waited: float
     sha256: dict[str, str]
 
     @property
     def forms(self) -> set[Form]:
         """Those in use."""
-        return {self.alone.small, self.alone.large, self.beside.small, self.beside.large}
+        return {*self.alone.forms, *self.beside.forms}
+
+    @property
+    def is_under_load(self) -> bool:
+        """Whether something else took the cores while it was measured."""
+        return self.waited > MAX_WAITED
 
 
-ALWAYS_PLAIN = Choice(small="plain", small_up_to=1, large="plain")
-PLAIN = Plan(alone=ALWAYS_PLAIN, beside=ALWAYS_PLAIN, errors={}, milliseconds={}, sha256={})
+ALWAYS_PLAIN = Choice(forms=("plain",))
+PLAIN = Plan(
+    alone=ALWAYS_PLAIN,
+    beside=ALWAYS_PLAIN,
+    threads=(1, 1),
+    errors={},
+    milliseconds={},
+    waited=0.0,
+    sha256={},
+)
 
 
 def read_plan(folder: Path) -> Plan | None:

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 
 from export.contract.manifest import read_checked, read_manifest
-from export.optimize.choice import MAX_ERROR, choose, largest_errors, measure, open_forms
+from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_forms
+from export.optimize.measure import measure
 from export.optimize.plan import Choice, Form
 from export.optimize.rewrite import rewritten
 
@@ -65,7 +66,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         on_samples = largest_errors(sessions, samples["pixels"])
     on_noise = largest_errors(sessions)
     errors: dict[Form, float] = {form: max(on_samples[form], on_noise[form]) for form in on_samples}
-    times = measure(sessions, SHOWN_SIZES)
+    times = measure(sessions, SHOWN_SIZES).milliseconds
     reports = {
         form: FormReport(
             file, errors.get(form, 0.0), {size: 1000 * size / times[form][size] for size in SHOWN_SIZES}

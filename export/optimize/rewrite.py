@@ -3,53 +3,59 @@
 import onnx
 
 from export.optimize.both_axes import both_axes
-from export.optimize.cost import both_axes_tile, one_axis_tile
+from export.optimize.cost import both_axes_tiles, one_axis_tiles
 from export.optimize.nodes import Nodes, with_nodes
 from export.optimize.one_axis import add_one_axis
 from export.optimize.plain_encoder import NotOptimizableError, known_shapes, read_convolution, read_encoder
 from export.optimize.plan import Form
 
 
-def rewritten(model: onnx.ModelProto) -> dict[Form, onnx.ModelProto]:
+def rewritten(model: onnx.ModelProto, rank: int = 0) -> dict[Form, onnx.ModelProto]:
     """A plain graph in each other form that may be faster, with the same inputs and outputs.
 
     Args:
         model: a static graph with a free batch and inferred shapes, as capsnet-export writes it; any other is
             left alone as far as it is not understood. It is not changed.
+        rank: of the tiles that may be the best (`cost`), which to take; 0 is the most promising.
 
     Returns:
         `one_axis` if there is a convolution for which it pays (for small batches), `both_axes` if it is an
-        encoder of dynamic routing for which it pays (for large ones); maybe neither.
+        encoder of dynamic routing for which it pays (for large ones); maybe neither. None for which no tile
+        has this rank.
     """
     forms: dict[Form, onnx.ModelProto] = {}
-    with_one_axis = one_axis(model)
+    with_one_axis = one_axis(model, rank)
     if with_one_axis is not None:
         forms["one_axis"] = with_one_axis
     try:
         encoder = read_encoder(model)
     except NotOptimizableError:
         return forms
-    tile = both_axes_tile(encoder)
-    if tile is not None:
-        forms["both_axes"] = both_axes(encoder, tile)
+    tiles = both_axes_tiles(encoder)
+    if rank < len(tiles):
+        forms["both_axes"] = both_axes(encoder, tiles[rank])
     return forms
 
 
-def one_axis(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The graph with every convolution for which it pays in `one_axis` form, or None if there is none."""
+def one_axis(model: onnx.ModelProto, rank: int) -> onnx.ModelProto | None:
+    """The graph with every convolution for which it pays in `one_axis` form; None if no tile has this rank.
+
+    A convolution with fewer tiles takes the last of its own.
+    """
     weights, shapes = {tensor.name: tensor for tensor in model.graph.initializer}, known_shapes(model)
-    nodes, count = Nodes(), 0
+    nodes, has_rank = Nodes(), False
     for node in model.graph.node:
-        tile = None
+        tiles: list[int] = []
         if node.op_type == "Conv":
             try:
                 convolution = read_convolution(node, weights, shapes)
-                tile = one_axis_tile(convolution)
+                tiles = one_axis_tiles(convolution)
             except NotOptimizableError:
                 pass
-        if tile is None:
+        if not tiles:
             nodes.nodes.append(node)
             continue
+        has_rank = has_rank or rank < len(tiles)
+        tile = tiles[min(rank, len(tiles) - 1)]
         add_one_axis(nodes, node.input[0], node.output[0], convolution, tile)
-        count += 1
-    return with_nodes(model, nodes) if count else None
+    return with_nodes(model, nodes) if has_rank else None

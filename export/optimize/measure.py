@@ -1,0 +1,167 @@
+"""Time the forms of a graph as a service runs them: one form, many times in a row.
+
+A graph that runs once in a while finds its weights pushed out of the caches by what ran meanwhile; a service
+runs the same one again and again. So a form runs in blocks of runs in a row, of which the first is not
+counted. The blocks of the forms take turns, because a machine that becomes slower shall meet them all alike;
+between two blocks runs what else a service runs, such as its decoder. Where a service has several lanes the
+others run the same batches all the while.
+
+The best run of a form is compared with the best runs of the others: what else the machine does only ever adds
+time. A form that is close to the fastest gets more blocks, and so do all that may be the fastest while the
+best of one of them has come only once.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+Name = TypeVar("Name")  # of what is measured, such as a form
+
+SIZES = (1, 2, 4, 8, 16)
+LEAST_BLOCKS, MOST_BLOCKS, MOST_S = 3, 10, 2.0  # for a size of batch; three blocks though they take longer
+LEAST_RUNS, BLOCK_S = 3, 0.04  # in a row, after the first
+CLOSE = 1.05  # times the fastest: to tell such forms apart takes more blocks
+RIVAL = 1.4  # times the fastest: noise might hide that such a form is faster
+HOPELESS = 2.5  # times the fastest, in the first block already
+
+
+@dataclass
+class Times(Generic[Name]):
+    """What was measured.
+
+    Attributes:
+        milliseconds: of the best run of a batch, by form and size.
+        waited_s: how long threads waited for a core, all together.
+        took_s: how long measuring took.
+    """
+
+    milliseconds: dict[Name, dict[int, float]] = field(default_factory=dict)
+    waited_s: float = 0.0
+    took_s: float = 0.0
+
+    @property
+    def waited(self) -> float:
+        """For how much of the time threads waited for a core: 0 on idle cores, or where it is not told."""
+        return self.waited_s / self.took_s if self.took_s else 0.0
+
+
+def measure(
+    sessions: Mapping[Name, ort.InferenceSession],
+    sizes: Sequence[int],
+    *,
+    lanes: int = 1,
+    between: Callable[[], object] = lambda: None,
+) -> Times[Name]:
+    """Time each form at each size of batch.
+
+    Args:
+        sessions: by form.
+        sizes: images in a batch.
+        lanes: how many threads run batches side by side.
+        between: is called between two blocks.
+    """
+    times = Times({form: {} for form in sessions})
+    for size in sizes:
+        best: dict[Name, list[float]] = {form: [] for form in sessions}  # of each block
+        feeds = {"pixels": noise(next(iter(sessions.values())), size)}
+        until = time.perf_counter() + MOST_S
+        while rivals := undecided(best, is_late=time.perf_counter() > until):
+            for form in rivals:
+                between()
+                best[form].append(_block(sessions[form], feeds, lanes, times))
+        for form, found in best.items():
+            times.milliseconds[form][size] = min(found)
+    return times
+
+
+def undecided(best: Mapping[Name, Sequence[float]], *, is_late: bool = False) -> list[Name]:
+    """The forms that need another block to say which one is the fastest; none once that is clear.
+
+    Args:
+        best: the best run of each block so far, by form.
+        is_late: there is no time for more than LEAST_BLOCKS.
+    """
+    blocks = max(map(len, best.values()))
+    if blocks == 0:
+        return list(best)
+    fastest = min(min(found) for found in best.values())
+    limit = fastest * (HOPELESS if blocks < LEAST_BLOCKS else RIVAL)
+    rivals = [form for form, found in best.items() if min(found) <= limit]
+    if len(rivals) == 1:
+        return []
+    if blocks < LEAST_BLOCKS:
+        return rivals
+    close = [form for form in rivals if min(best[form]) <= CLOSE * fastest]
+    is_clear = len(close) == 1 and all(_came_twice(best[form]) for form in rivals)
+    return [] if is_late or is_clear or blocks >= MOST_BLOCKS else rivals
+
+
+def noise(session: ort.InferenceSession, images: int) -> NDArray[np.float32]:
+    """Random pictures [N, H, W, C] of the size that the graph takes, some of them nearly flat."""
+    random = np.random.default_rng(0)
+    shape = session.get_inputs()[0].shape[1:]
+    contrast = np.linspace(1, 0, images).reshape(images, *(1 for _ in shape))
+    return (random.random((images, *shape)) * contrast).astype(np.float32)
+
+
+def _came_twice(best: Sequence[float]) -> bool:
+    """Two blocks agree upon the best run."""
+    first, second = sorted(best)[:2]
+    return second <= CLOSE * first
+
+
+def _block(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int, times: Times[Name]
+) -> float:
+    """Milliseconds of the best of some runs in a row; what they waited and took is added to the times."""
+    with _beside(session, feeds, lanes - 1):
+        session.run(None, feeds)  # its weights come back into the caches; memory is set aside
+        began, waited_s, best, runs = time.perf_counter(), _waited_s(), math.inf, 0
+        while runs < LEAST_RUNS or time.perf_counter() < began + BLOCK_S:
+            before = time.perf_counter()
+            session.run(None, feeds)
+            best = min(best, time.perf_counter() - before)
+            runs += 1
+        times.waited_s += max(0.0, _waited_s() - waited_s)
+        times.took_s += time.perf_counter() - began
+    return 1000 * best
+
+
+@contextmanager
+def _beside(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int
+) -> Iterator[None]:
+    """Meanwhile so many other lanes run the same batch again and again."""
+    is_over = Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            session.run(None, feeds)
+
+    threads = [Thread(target=run) for _ in range(lanes)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _waited_s() -> float:
+    """How long the threads that there are have waited for a core, all together; 0 where that is not told."""
+    waited_ns = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            waited_ns += int(file.read_text().split()[1])
+    return waited_ns / 1e9
