@@ -12,8 +12,9 @@ there was company a moment ago a batch leaves room for more of it: one on all co
 slower than two that share.
 
 An image in a large batch costs a fraction of one that is alone. So where many requests are on their way, a
-lane does not set off with the first that comes: it gathers for some milliseconds, until there are its share
-of as many as there were a moment ago. Where there are few nobody waits.
+lane does not set off with the first that comes: it gathers for some milliseconds, until there are as many as
+there were a moment ago, and runs them with all cores. Where they are more than a batch holds, each lane
+gathers its share of them. Where there are few nobody waits.
 
 Whatever happens, every request gets its outcome: a batch that fails is run again one request at a time, so
 that only the one at fault fails; a thread that dies takes only its present batch with it, and is restarted.
@@ -359,14 +360,26 @@ class Batcher:
         return bool(lane.batch)
 
     def _gather(self, lane: _Lane) -> None:
-        """Wait for a large batch where one can be had."""
+        """Wait for a large batch where one can be had: of all that are on their way, else of a share."""
         if self._gather_above is None:
             return
-        share = min(self._max_batch, self._crowd.at(time.monotonic()) // len(self._lanes))
-        if share > self._gather_above and self._waiting < share:
-            self._gathering, self._gathered = lane, share
-            lane.wake.wait_for(lambda: self._waiting >= share or self._closed, GATHER_S)
+        crowd = self._crowd.at(time.monotonic())
+        takes_all = crowd <= self._max_batch
+        images = crowd if takes_all else min(self._max_batch, crowd // len(self._lanes))
+        if images > self._gather_above:
+            self._gathering, self._gathered = lane, images
+            self._wait_for(lane, images, while_others_run=takes_all)
             self._gathering = None
+
+    def _wait_for(self, lane: _Lane, images: int, *, while_others_run: bool) -> None:
+        """Wait for so many images, for GATHER_S; if asked, what others run now is waited for first."""
+        now = time.monotonic()
+        until, latest = now + GATHER_S, now + COMPANY_S
+        while self._waiting < images and now < until and not self._closed:
+            lane.wake.wait(until - now)
+            now = time.monotonic()
+            if while_others_run and any(other.busy_since for other in self._lanes):
+                until = min(now + GATHER_S, latest)
 
     def _take(self, batch: list[_Slice]) -> None:
         """From the head of the queue on; what is left of a large request goes to the queue's end."""

@@ -332,6 +332,22 @@ def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkey
     asyncio.run(scenario())
 
 
+def test_where_two_lanes_would_have_small_batches_one_gathers_for_both(monkeypatch):
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, gather_above=2)) as batcher:
+            graph = Doubling()
+            many = await while_held(graph, batcher, images(1), images(2))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
+            first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+            await asyncio.sleep(0.02)
+            await asyncio.gather(first, *(batcher.submit(graph.run, images(n)) for n in (2, 3)))
+            assert graph.batches[-1] == 3
+
+    asyncio.run(scenario())
+
+
 def test_where_few_are_on_their_way_nobody_waits_for_more():
     async def scenario() -> None:
         with closing(make_batcher(gather_above=2)) as batcher:

@@ -1,14 +1,16 @@
+import time
+
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
-from export.optimize.choice import choose, largest_errors
+from export.optimize.choice import choose, cpu_options, largest_errors
 from export.optimize.plan import FILE, PLAIN, Choice, read_plan
 
 
-def scaling(factor: float) -> ort.InferenceSession:
+def scaling(factor: float, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
     """A graph that multiplies pictures of 2 x 3 with one channel."""
     shape = ["batch", 2, 3, 1]
     graph = helper.make_graph(
@@ -19,7 +21,17 @@ def scaling(factor: float) -> ort.InferenceSession:
         [numpy_helper.from_array(np.float32(factor), "factor")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_threads_that_have_nothing_to_do_use_no_processor_time():
+    """By default they spin for tens of milliseconds after a run."""
+    session = scaling(2, cpu_options(2))
+    for _ in range(5):
+        session.run(None, {"pixels": np.ones((200_000, 2, 3, 1), np.float32)})
+    began = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - began < 0.01
 
 
 def test_the_fastest_for_one_image_and_the_fastest_for_many_are_chosen():
