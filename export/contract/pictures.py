@@ -6,12 +6,14 @@ not read.
 """
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageStat
 from PIL.TiffImagePlugin import TiffImageFile
 
+from export.contract.deep_pictures import NoRangeError, find_levels, in_strips, parse_no_data
 from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
@@ -21,6 +23,7 @@ WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the 
 LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less
 STRIP_PIXELS = 2**20  # converted and shrunk at once
 ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
+NO_DATA_TAG = 42113  # GDAL_NODATA: the number that stands for no data, as text
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -52,10 +55,9 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
     """Decode the first frame of an image file, upright and opaque.
 
     Transparency is filled with white or black: a drawing on a transparent sheet (less than half of it
-    opaque) gets the one that its ink stands out from, any other picture the one it resembles. Grey of 16
-    bits is scaled from 0-65535, floats from 0-1; other integers and floats from their smallest to their
-    largest value. A picture whose shorter side is at least twice 1024 pixels, or its longer side twice 4096,
-    is shrunk by a whole factor.
+    opaque) gets the one that its ink stands out from, any other picture the one it resembles. What is white
+    in a picture of more than 8 bits or of floats its numbers tell, see `deep_pictures`. A picture whose
+    shorter side is at least twice 1024 pixels, or its longer side twice 4096, is shrunk by a whole factor.
 
     Args:
         content: a PNG, JPEG, WebP, BMP, TIFF or GIF file.
@@ -140,38 +142,46 @@ def _orientation(picture: Image.Image) -> int:
 def _flatten(picture: Image.Image) -> Image.Image:
     """Make a loaded picture L or RGB, 8 bits, opaque and of a working size."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        return Image.fromarray(_eight_bits(np.asarray(_shrunk(picture, "F")), picture.mode))
+        return _of_eight_bits(picture)
     if picture.has_transparency_data:
         return _on_a_ground(_shrunk(picture, "RGBA"))
     return _shrunk(picture, "L" if picture.mode in {"1", "L"} else "RGB")
 
 
-def _shrunk(picture: Image.Image, mode: str) -> Image.Image:
-    """The picture in the mode and of a working size; strip by strip, because a converted whole costs much."""
+def _of_eight_bits(picture: Image.Image) -> Image.Image:
+    """A picture of more bits or of floats, scaled by its range instead of clipped."""
+    width, height = picture.size
+    rows = max(1, STRIP_PIXELS // width)
+    strips = (picture.crop((0, start, width, end)) for start, end in in_strips(height, rows))
+    declared = picture.tag_v2.get(NO_DATA_TAG) if isinstance(picture, TiffImageFile) else None
+    try:
+        levels = find_levels(map(_numbers, strips), picture.mode, parse_no_data(declared))
+    except NoRangeError as error:
+        raise PictureError(str(error)) from None
+    small = _shrunk(picture, "F", lambda strip: Image.fromarray(levels.apply(_numbers(strip))))
+    return Image.fromarray(np.asarray(np.rint(np.asarray(small)), np.uint8))
+
+
+def _numbers(strip: Image.Image) -> NDArray[np.float32]:
+    return np.asarray(strip.convert("F"))
+
+
+def _shrunk(
+    picture: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image] | None = None
+) -> Image.Image:
+    """The picture of a working size, converted to the mode; strip by strip: a converted whole costs much."""
+    convert = convert or (lambda strip: strip.convert(mode))
     short, long = sorted(picture.size)
     factor = max(short // WORKING_SIDE_PIXELS, min(long // LONG_SIDE_PIXELS, short // MIN_SIDE_PIXELS))
     if factor < 2:
-        return picture.convert(mode)
+        return convert(picture)
     width, height = picture.size
     small = Image.new(mode, (-(-width // factor), -(-height // factor)))
     rows = max(1, STRIP_PIXELS // (width * factor))  # of the small picture
     for row in range(0, small.height, rows):
         strip = picture.crop((0, row * factor, width, min((row + rows) * factor, height)))
-        small.paste(strip.convert(mode).reduce(factor), (0, row))
+        small.paste(convert(strip).reduce(factor), (0, row))
     return small
-
-
-def _eight_bits(values: NDArray[np.float32], mode: str) -> NDArray[np.uint8]:
-    """Scale a deep picture to 0-255 by its range instead of clipping it. [H, W] to uint8 [H, W]."""
-    if not np.isfinite(values).all():
-        raise PictureError("picture has pixels that are not finite numbers")
-    deep = values.astype(np.float64)  # in float32 the widest ranges overflow
-    low, high = float(deep.min()), float(deep.max())
-    full = 1.0 if mode == "F" else 65535.0
-    if low >= 0 and high <= full:
-        low, high = 0.0, full
-    span = (high - low) or 1.0  # a flat picture has none
-    return np.asarray(np.rint((deep - low) / span * 255), np.uint8)
 
 
 def _on_a_ground(picture: Image.Image) -> Image.Image:
