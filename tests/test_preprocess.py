@@ -6,6 +6,7 @@ import time
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
 from export.contract.preprocess import to_input
 from training.data.drawn import draw_digits
+from training.data.load import load_split
 
 DIGIT = Preprocessing(height=28, width=28, polarity="light-on-dark", placement="digit")
 MAX_PIXELS = 50_000_000
@@ -218,6 +220,44 @@ def test_a_picture_of_the_models_size_is_taken_as_it_is(mode, rule):
     value = to_input(read_picture(content, MAX_PIXELS), DIGIT, rule)
     assert value.dtype == np.float32
     np.testing.assert_array_equal(value[..., 0], pixels.astype(np.float32) / np.float32(255))
+
+
+def test_a_dark_on_light_picture_of_the_models_size_is_inverted_and_not_moved():
+    digit = drawn(5)
+    upright, inverted = to_input(digit, DIGIT), to_input(ImageOps.invert(digit), DIGIT)
+    np.testing.assert_array_equal(inverted, upright)
+    in_colour = to_input(ImageOps.invert(digit).convert("RGB"), DIGIT)
+    np.testing.assert_array_equal(in_colour, upright)
+
+
+@pytest.mark.parametrize(
+    ("rule", "polarity"), [("off", "light-on-dark"), ("auto", "any")], ids=["rule off", "any polarity"]
+)
+def test_no_picture_of_the_models_size_is_inverted_with_the_rule_off_or_for_any_polarity(rule, polarity):
+    page = ImageOps.invert(drawn(5))
+    facts = DIGIT.model_copy(update={"polarity": polarity})
+    expected = np.asarray(page, np.float32)[..., None] / np.float32(255)
+    np.testing.assert_array_equal(to_input(page, facts, rule), expected)
+
+
+def test_a_light_thing_that_reaches_two_edges_is_no_paper():
+    coat = Image.new("L", (28, 28), 0)
+    coat.paste(200, (3, 0, 25, 28))  # from the upper to the lower edge, 44 of 108 pixels of the border
+    np.testing.assert_array_equal(to_input(coat, DIGIT)[..., 0] * 255, np.asarray(coat))
+
+
+def test_no_drawn_digit_is_inverted():
+    check_that_none_is_inverted("drawn", Path("data"))
+
+
+@pytest.mark.mnist
+def test_no_mnist_digit_is_inverted(mnist_root):
+    check_that_none_is_inverted("mnist", mnist_root)
+
+
+def check_that_none_is_inverted(name: str, root: Path) -> None:
+    for image in load_split(name, "test", root).images[:2000, ..., 0]:
+        assert np.array_equal(to_input(Image.fromarray(image), DIGIT)[..., 0], image / np.float32(255))
 
 
 @pytest.mark.parametrize(("ground", "ink"), [(255, 0), (0, 255), (200, 120), (60, 150)])

@@ -12,6 +12,8 @@ from export.contract.manifest import Preprocessing
 from export.contract.pictures import MismatchedViews
 
 INK_SIDE_PIXELS = 512  # ink is looked for at this resolution; more only costs time
+# Of a border, where a picture may be a data set's own: a coat that fills the frame has light edges as well.
+ALMOST_ALL = 0.75
 
 Rule = Literal["auto", "off"]
 
@@ -49,22 +51,24 @@ def views_to_input(
 def to_input(picture: Image.Image, facts: Preprocessing, rule: Rule = "auto") -> NDArray[np.float32]:
     """Turn a picture into the model's input, or into its channel of it, for one view of a pair.
 
-    A picture of the model's size is only converted to its channels, so that a data set's images give the
-    data set's answers. Any other one goes through the model's polarity and placement.
+    A picture of the model's size is neither moved nor scaled, so that a data set's images give the data set's
+    answers; one that is dark on light, as three quarters of its border tell, is inverted for a model of light
+    on dark. A picture of another size goes through the model's polarity and placement.
 
     Args:
         picture: mode L or RGB, as `read_picture` gives it.
         facts: the model's size, channels, polarity and placement.
-        rule: `off` resizes a picture of another size and does nothing else.
+        rule: `off` resizes a picture of another size, inverts none and does nothing else.
 
     Returns:
         float32 [H, W, C], 0-1; of one view of a pair C is 1.
     """
     size, channels = (facts.width, facts.height), facts.channels // facts.views
-    if picture.size == size:
-        return _values(picture, channels)
     if rule == "off":
-        return _values(_resized(picture, size), channels)
+        return _values(picture if picture.size == size else _resized(picture, size), channels)
+    if picture.size == size:
+        is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture, ALMOST_ALL)
+        return _values(ImageOps.invert(picture) if is_inverted else picture, channels)
     if facts.placement == "digit":
         return _digit(picture, facts)
     is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture)
@@ -117,10 +121,13 @@ def _values(picture: Image.Image, channels: int) -> NDArray[np.float32]:
     return np.divide(channels_last, np.float32(255), dtype=np.float32)
 
 
-def _has_light_border(picture: Image.Image) -> bool:
-    """Whether the border is lighter than the middle of the picture's range; of a flat picture, than grey."""
+def _has_light_border(picture: Image.Image, share: float = 0.5) -> bool:
+    """Whether this share of the border is lighter than the middle of the picture's range.
+
+    The range of a flat picture tells nothing; its border is lighter than grey, or not.
+    """
     grey = picture.convert("L")
-    border = float(np.median(_border(grey)))
+    border = float(np.quantile(_border(grey), 1 - share))
     low, high = np.percentile(np.asarray(grey), (2, 98))
     return border > ((low + high) / 2 if high - low > 12 else 127)
 
