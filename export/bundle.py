@@ -2,8 +2,6 @@
 
 # N samples, J classes, D class pose, C channels, H and W height and width
 
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from export import parity
+from export.confidence import measure_confidence
 from export.contract.manifest import (
     MANIFEST_FILE,
-    VERSION,
+    Confidence,
     File,
     Graph,
     Manifest,
@@ -29,7 +28,8 @@ from export.contract.manifest import (
 from export.coupling import fold_coupling
 from export.evaluate import evaluate_encoder
 from export.graph import CapsuleNetwork, pose_shape
-from export.model_card import model_card
+from export.model_card import CARD_FILE, model_card
+from export.next_version import publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training import checkpoint
 from training.config import DataConfig, RunConfig, to_dict
@@ -71,6 +71,7 @@ class Exported:
         graphs: made of the network.
         crop_share: how much of a picture's side the network was shown, 0 to 1.
         parity_error: largest difference between network and graphs on images that were held out.
+        confidence: from which probability on its answers are confident; None if nothing was held out.
         test: what the encoder's graph gets wrong on the test images.
         times_measured: how often the run had been measured on these before.
     """
@@ -81,6 +82,7 @@ class Exported:
     graphs: Graphs
     crop_share: float
     parity_error: float
+    confidence: Confidence | None
     test: Errors
     times_measured: int
 
@@ -102,23 +104,18 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
     name = model_name(out.resolve().name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
-    exported = _export(run, root, images)
+    exported = _export(run, name, root, images)
 
-    out.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
-    try:
-        _write_graphs_and_samples(aside, exported)
-        manifest = _manifest(aside, name, exported, earlier_versions=len(_versions(out)))
-        (aside / "MODEL_CARD.md").write_text(model_card(manifest))
-        (aside / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
-        aside.chmod(0o755)  # mkdtemp lets nobody else in
-        checkpoint.sync(aside)
-        return Publication(_rename_to_next_version(aside, out), exported.parity_error, exported.test)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    def write(folder: Path) -> None:
+        _write_graphs_and_samples(folder, exported)
+        manifest = _manifest(folder, name, exported, earlier_versions=len(versions(out)))
+        (folder / CARD_FILE).write_text(model_card(manifest))
+        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+    return Publication(publish_next(out, write), exported.parity_error, exported.test)
 
 
-def _export(run: Path, root: Path, images: Path | None) -> Exported:
+def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     """Turn a run's best checkpoint into graphs and measure them; the arguments are those of `publish`."""
     best = checkpoint.load_best(run, torch.device("cpu"))
     config, model = best.config, _capsule_network(run, best.model)
@@ -126,9 +123,11 @@ def _export(run: Path, root: Path, images: Path | None) -> Exported:
     train, validation = training_examples(on_images, root)
     shown = train if validation is None else validation
     graphs = trace(model)
+    encoder = graphs.encoder.SerializeToString()
     parity_error = parity.check_parity(model, graphs, parity_pixels(shown))
+    confidence = None if validation is None else measure_confidence(encoder, validation, name)
     measured_before = times_measured(run, config)
-    test = evaluate_encoder(graphs.encoder.SerializeToString(), on_images, root)
+    test = evaluate_encoder(encoder, on_images, root)
     note_measurement(run, best.name, test.error_percent)
     return Exported(
         config,  # as it is: where the pictures lie now is nobody's business
@@ -137,6 +136,7 @@ def _export(run: Path, root: Path, images: Path | None) -> Exported:
         graphs,
         crop_share=(config.data.crop_pixels or shown.size) / shown.size,
         parity_error=parity_error,
+        confidence=confidence,
         test=test,
         times_measured=measured_before,
     )
@@ -203,6 +203,7 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
             images=f"{config.data.name}, held out",
         ),
         metrics=_metrics(exported.test, config.data, name),
+        confidence=exported.confidence,
         training={"config": to_dict(config), **asdict(exported.progress), **measured},
         source_commit=exported.progress.source_commit,
     )
@@ -276,23 +277,3 @@ def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[n
     if graphs.decoder is not None:
         [samples["reconstruction"]] = parity.run_onnx(graphs.decoder, poses=poses, mask=mask)
     return samples
-
-
-def _rename_to_next_version(aside: Path, out: Path) -> Path:
-    """Give the finished folder its number; the next one if another publisher was faster."""
-    version = 1 + max(_versions(out), default=0)
-    while True:
-        try:
-            published = aside.rename(out / str(version))
-        except OSError:  # a version's folder is never empty, so rename cannot replace one
-            if not (out / str(version)).exists():
-                raise
-            version += 1
-        else:
-            checkpoint.sync(out)
-            return published
-
-
-def _versions(out: Path) -> list[int]:
-    """Numbers of the versions that have been published."""
-    return [int(path.name) for path in out.iterdir() if VERSION.fullmatch(path.name)]

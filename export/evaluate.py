@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
 from training.data.folder import find_again
-from training.examples import Batch, evaluation_examples
+from training.examples import Batch, Examples, evaluation_examples
 from training.metrics import Errors, exact_errors, object_errors
 
 BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes
@@ -30,16 +30,21 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
     Raises:
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
-    session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
     per_image = config.data.objects_per_image
     images = wrong = missed = 0
-    for batch in evaluation_examples(config, root).fixed(BATCH):
-        [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
-        probabilities = torch.from_numpy(found)
+    for probabilities, batch in answers(encoder, evaluation_examples(config, root)):
         images += len(batch)
         wrong += int(exact_errors(probabilities, batch.present, per_image))
         missed += int(object_errors(probabilities, batch.present, per_image))
     return Errors(images, wrong, per_image * images, missed)
+
+
+def answers(encoder: bytes, examples: Examples) -> Iterator[tuple[torch.Tensor, Batch]]:
+    """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch."""
+    session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
+    for batch in examples.fixed(BATCH):
+        [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
+        yield torch.from_numpy(found), batch
 
 
 def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Errors:

@@ -21,6 +21,8 @@ from training.config import (
 from training.models.build import build
 from training.models.matrix_capsules import COORDINATES, OFFICIAL_COORDINATES
 
+CARD_FILE = "MODEL_CARD.md"
+
 # Where the name of a data set is not that of its files: what the images are made of.
 MADE_OF = {
     "drawn": "digits that the repository draws",
@@ -70,6 +72,7 @@ def model_card(manifest: Manifest) -> str:
             *_summary(manifest, config),
             *_training(manifest, config),
             *_use(manifest),
+            *_confidence(manifest),
             *_limits(config),
         ]
     )
@@ -368,6 +371,23 @@ def _use(manifest: Manifest) -> list[str]:
         *([_pose(manifest)] if is_matrix else []),
         f"PyTorch and ONNX Runtime agreed to {manifest.parity.max_abs_error:.1e} on images "
         f"({manifest.parity.images}).",
+        "",
+    ]
+
+
+def _confidence(manifest: Manifest) -> list[str]:
+    """From which probability on an answer is confident, and what that is worth."""
+    found = manifest.confidence
+    if found is None:
+        return []
+    named = "each of the classes that it names is" if manifest.objects_per_image > 1 else "its class is"
+    return [
+        "## Confidence",
+        "",
+        f"An answer is confident if {named} as probable as {found.min_probability:g}: "
+        f"{found.right_confident} of {found.right} right answers reach it, and {found.wrong_confident} of "
+        f"{found.wrong} wrong ones ({found.data}). "
+        f"To measure it again: `{found.command}`",
         "",
     ]
 

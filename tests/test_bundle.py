@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from export import bundle, parity
+from export import bundle, next_version, parity
 from export.cli import main
 from export.contract.manifest import BundleError, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
@@ -76,7 +76,7 @@ def test_a_publisher_that_comes_second_takes_the_next_number(tmp_path):
     for taken in ("1", "2"):
         (tmp_path / taken).mkdir()
         (tmp_path / taken / "manifest.json").write_text("{}")
-    assert bundle._rename_to_next_version(aside, tmp_path) == tmp_path / "3"
+    assert next_version._rename_to_next_version(aside, tmp_path) == tmp_path / "3"
 
 
 def test_nothing_is_published_when_the_gate_fails(tiny_run, tmp_path, monkeypatch):

@@ -9,7 +9,16 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from export.contract.manifest import File, Graph, Manifest, Metric, Parity, Preprocessing, Tensor
+from export.contract.manifest import (
+    Confidence,
+    File,
+    Graph,
+    Manifest,
+    Metric,
+    Parity,
+    Preprocessing,
+    Tensor,
+)
 
 SIDE = 28
 CLASSES = ("0", "1", "2")
@@ -31,11 +40,12 @@ def write_bundle(
     classes: tuple[str, ...] = CLASSES,
     channels: int = 1,
     encoder: onnx.ModelProto | None = None,
+    min_probability: float | None = None,
 ) -> Path:
     """Write the bundle `<model>/<version>` as which the folder is named; returns the folder.
 
     Two channels are the views of a pair, of which the encoder weighs each in its own way. Another encoder has
-    the same inputs and outputs.
+    the same inputs and outputs. Answers are confident from `min_probability` on.
     """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -75,11 +85,25 @@ def write_bundle(
             max_abs_error=0, tolerance=1e-5, batch_sizes=(1,), routing_iterations=(1,), images="noise"
         ),
         metrics=(Metric(name="error", value=0.5, unit="1", data="noise", command="true"),),
+        confidence=None if min_probability is None else confidence(min_probability),
         training={},
         source_commit="0" * 40,
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
     return folder
+
+
+def confidence(min_probability: float) -> Confidence:
+    """A threshold, as if measured on one image."""
+    return Confidence(
+        min_probability=min_probability,
+        right=1,
+        right_confident=1,
+        wrong=0,
+        wrong_confident=0,
+        data="noise",
+        command="true",
+    )
 
 
 def encoder_model(rng: np.random.Generator, classes: int, size: int, channels: int = 1) -> onnx.ModelProto:

@@ -5,6 +5,7 @@ A bundle is a folder `<model>/<version>/` with the graphs, `samples.npz`, `manif
 """
 
 import hashlib
+import json
 import re
 import stat
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 MANIFEST_FILE = "manifest.json"
 MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")  # what a version's folder is called
+DIGEST_DIGITS = 8
+# What an answer depends on; the rest of a manifest says where the model comes from.
+ANSWERS_DEPEND_ON = {
+    "class_names",
+    "objects_per_image",
+    "pose_shape",
+    "graphs",
+    "preprocessing",
+    "confidence",
+}
 
 
 class BundleError(ValueError):
@@ -128,6 +139,30 @@ class Metric(_Fact):
     command: str
 
 
+class Confidence(_Fact):
+    """From which probability on an answer of the model is confident.
+
+    Where an image shows several objects, the least probable of the classes that are named has to reach it.
+
+    Attributes:
+        min_probability: the largest, to four decimals, that 99 % of the right answers on `data` reach.
+        right: how many answers were right.
+        right_confident: how many of these reach it.
+        wrong: how many answers were wrong.
+        wrong_confident: how many of these reach it, too.
+        data: images that were held out of training, never those of the test set.
+        command: measures it again.
+    """
+
+    min_probability: float = Field(ge=0, le=1)
+    right: int = Field(ge=1)
+    right_confident: int = Field(ge=1)
+    wrong: int = Field(ge=0)
+    wrong_confident: int = Field(ge=0)
+    data: str
+    command: str
+
+
 class Manifest(_Fact):
     """Everything about a bundle that its reader relies on.
 
@@ -136,6 +171,7 @@ class Manifest(_Fact):
             `matrix-capsnet` has an activation beside its pose.
         pose_shape: of one class's pose, [16] or [4, 4]; the graphs have it flat, row-major.
         views: pictures of one object that make one input: 2 for a stereo pair.
+        confidence: None where nothing was held out to measure it on.
     """
 
     schema_version: Literal[1] = 1
@@ -153,8 +189,15 @@ class Manifest(_Fact):
     opset: int
     parity: Parity
     metrics: tuple[Metric, ...] = ()
+    confidence: Confidence | None = None
     training: dict[str, Any]
     source_commit: str
+
+    @property
+    def digest(self) -> str:
+        """The same 8 hexadecimal digits for bundles that give the same answers, whatever their version is."""
+        facts = self.model_dump(mode="json", include=ANSWERS_DEPEND_ON, exclude_defaults=True)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
 
     @model_validator(mode="after")
     def _has_an_encoder(self) -> Self:

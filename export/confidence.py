@@ -1,0 +1,109 @@
+"""From which probability on a bundle's answers are confident, measured on images held out of its training."""
+
+# B batch, J classes
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from export.contract.confidence import threshold_of, weakest_named
+from export.contract.manifest import MANIFEST_FILE, Confidence, Manifest, read_checked, read_manifest
+from export.evaluate import answers, run_config
+from export.model_card import CARD_FILE, model_card
+from export.next_version import publish_next
+from training.config import DataConfig
+from training.data.folder import find_again
+from training.examples import Examples, training_examples
+from training.metrics import most_probable
+
+SHOWS_TOYS = {"toys", "smallnorb"}
+
+
+def measure_confidence(encoder: bytes, held_out: Examples, name: str) -> Confidence | None:
+    """The probability that 99 % of the right answers reach; None if not one answer is right.
+
+    Args:
+        encoder: the ONNX graph's bytes.
+        held_out: images that were held out of training for validation.
+        name: the model's.
+    """
+    objects = held_out.config.objects_per_image
+    found = [
+        torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.present, objects)])
+        for probabilities, batch in answers(encoder, held_out)
+    ]
+    weakest, is_right = torch.cat(found, dim=1)
+    right, wrong = weakest[is_right == 1].numpy(), weakest[is_right == 0].numpy()
+    if not len(right):
+        return None
+    threshold = threshold_of(right)
+    return Confidence(
+        min_probability=threshold,
+        right=len(right),
+        right_confident=int((right >= threshold).sum()),
+        wrong=len(wrong),
+        wrong_confident=int((wrong >= threshold).sum()),
+        data=_described(held_out.config, len(weakest)),
+        command=f"capsnet-export threshold models/{name}",
+    )
+
+
+def publish_with_threshold(bundle: Path, root: Path, images: Path | None = None) -> tuple[Path, Confidence]:
+    """Publish a bundle anew, as the next version of its model, with a threshold that is measured now.
+
+    Args:
+        bundle: folder of the version, which stays as it is; graphs and samples of the new one are its own.
+        root: holds one folder per data set.
+        images: where the user's own pictures that it was trained on lie now; None: where they lay.
+
+    Returns:
+        The folder of the new version, and its threshold.
+
+    Raises:
+        ValueError: nothing was held out of its training, or not one answer to what was is right.
+        FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
+    """
+    manifest = read_manifest(bundle)
+    confidence = _measure_again(bundle, manifest, root, images)
+    manifest = manifest.model_copy(update={"confidence": confidence})
+
+    def write(folder: Path) -> None:
+        for file in (*manifest.graphs.values(), manifest.samples):
+            shutil.copyfile(bundle / file.file, folder / file.file)
+        (folder / CARD_FILE).write_text(model_card(manifest))
+        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+    return publish_next(bundle.resolve().parent, write), confidence
+
+
+def _measure_again(bundle: Path, manifest: Manifest, root: Path, images: Path | None) -> Confidence:
+    config = find_again(run_config(manifest), images, bundle)
+    _, held_out = training_examples(config, root)
+    if held_out is None:
+        raise ValueError(f"nothing was held out of the training of {bundle} to measure a threshold on")
+    encoder = read_checked(bundle, manifest.graphs["encoder"])
+    confidence = measure_confidence(encoder, held_out, manifest.model)
+    if confidence is None:
+        raise ValueError(f"{bundle} answers none of the {len(held_out)} images rightly that were held out")
+    return confidence
+
+
+def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:
+    """Of each image the least probable class that is named, [B]."""
+    return torch.from_numpy(weakest_named(probabilities.numpy(), objects))
+
+
+def _are_right(probabilities: torch.Tensor, present: torch.Tensor, objects: int) -> torch.Tensor:
+    """1 where all objects of an image are named, else 0; float32 [B]."""
+    return (most_probable(probabilities, objects) == present.bool()).all(dim=1).float()
+
+
+def _described(data: DataConfig, count: int) -> str:
+    """What was measured on."""
+    shown = "pairs of digits" if data.name == "multimnist" else "images"
+    known = ""
+    if data.name in SHOWS_TOYS:
+        are_new = data.held_out == "toys" or data.familiar
+        known = f"; they show toys that were {'not ' if are_new else ''}trained on"
+    return f"{data.name}, {count} {shown} held out of training for validation{known}"

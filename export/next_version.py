@@ -1,0 +1,50 @@
+"""A model's next version in its folder: all of its files at once, or none."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from export.contract.manifest import VERSION
+from training.checkpoint import sync
+
+
+def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
+    """Publish a folder as the next version of a model.
+
+    Args:
+        out: the model's folder; made if it is not there.
+        write: writes the version's files into the folder that it is given.
+
+    Returns:
+        The version's folder.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
+    try:
+        write(aside)
+        aside.chmod(0o755)  # mkdtemp lets nobody else in
+        sync(aside)
+        return _rename_to_next_version(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def versions(out: Path) -> list[int]:
+    """Numbers of the versions that have been published in a model's folder."""
+    return [int(path.name) for path in out.iterdir() if VERSION.fullmatch(path.name)]
+
+
+def _rename_to_next_version(aside: Path, out: Path) -> Path:
+    """Give the finished folder its number; the next one if another publisher was faster."""
+    version = 1 + max(versions(out), default=0)
+    while True:
+        try:
+            published = aside.rename(out / str(version))
+        except OSError:  # a version's folder is never empty, so rename cannot replace one
+            if not (out / str(version)).exists():
+                raise
+            version += 1
+        else:
+            sync(out)
+            return published
