@@ -86,6 +86,10 @@ async def post_classify(
 ) -> Response:
     """Multipart with one or many files in `images`, one raw image file, or a .npy array.
 
+    A picture of exactly the model's size is taken as one of its data set's: it is not moved, and only
+    inverted if three quarters of its border are light and the model is for light on dark. A picture of
+    another size goes through the model's own rule.
+
     A model of two views takes files in pairs, the left view first, and gives one result for each pair.
     """
     body = await read_classify(request)  # no version is kept loaded by a slow sender
@@ -142,7 +146,7 @@ async def post_segment(
             k = segment.object_count(query, served)
             images = await decode_images(asked, served.engine.manifest, query.preprocess, service)
             access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
-            made = await segment.segment(served, images, k, service)
+            made = await segment.segment(served, images, k, query.min_probability, service)
             if prefers_png(", ".join(request.headers.getlist("accept"))):
                 overlays = await service.in_pool(segment.png_answer, made)
                 return Response(overlays, media_type="image/png", headers=VARY)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.confidence import are_blank, are_confident
 from export.contract.manifest import Manifest
 from service.errors import InvalidFieldError, NoDecoderError
 from service.inputs import Images
@@ -50,9 +51,18 @@ async def classify(served: Served, images: Images, query: ClassifyQuery, service
     """The answer for images [N, H, W, C]; arrays in it stay arrays, for orjson."""
     manifest = served.engine.manifest
     probabilities, poses = await served.encode(images.pixels)  # [N, J], [N, J, D]
+    blank = are_blank(images.pixels)
+    confident = are_confident(probabilities, blank, manifest, query.min_probability)
+    order = np.argsort(-probabilities, axis=1, kind="stable")  # [N, J]
     results = [
-        {"filename": name, **_result(p, v, manifest, query.top_k)}
-        for name, p, v in zip(images.filenames, probabilities, poses, strict=True)
+        {
+            "filename": images.filenames[n],
+            **_labels(order[n], manifest),
+            "confident": confident[n],
+            "blank": bool(blank[n]),
+            "classes": _classes(order[n, : query.top_k], probabilities[n], poses[n], manifest),
+        }
+        for n in range(len(order))
     ]
     if query.reconstruction:
         best = one_hot(probabilities.argmax(axis=1), manifest)
@@ -65,7 +75,7 @@ async def classify(served: Served, images: Images, query: ClassifyQuery, service
 def heading(served: Served) -> dict[str, Any]:
     """What every answer of a model begins with."""
     shape = served.engine.manifest.pose_shape
-    answer: dict[str, Any] = {"model": served.model, "version": served.version}
+    answer: dict[str, Any] = {"model": served.model, "version": served.version, "digest": served.digest}
     return answer if len(shape) == 1 else {**answer, "pose_shape": shape}
 
 
@@ -74,11 +84,14 @@ def one_hot(classes: NDArray[np.intp], manifest: Manifest) -> Floats:
     return np.eye(len(manifest.class_names), dtype=np.float32)[classes]
 
 
-def _result(probabilities: Floats, poses: Floats, manifest: Manifest, top_k: int | None) -> dict[str, Any]:
-    order = np.argsort(-probabilities, kind="stable")
-    names = [manifest.class_names[j] for j in order]
-    classes = [
-        {"label": manifest.class_names[j], "probability": probabilities[j], "pose": poses[j]}
-        for j in order[:top_k]
+def _labels(order: NDArray[np.intp], manifest: Manifest) -> dict[str, Any]:
+    labels = [manifest.class_names[j] for j in order[: manifest.objects_per_image]]
+    return {"label": labels[0], "labels": labels}
+
+
+def _classes(
+    order: NDArray[np.intp], probabilities: Floats, poses: Floats, manifest: Manifest
+) -> list[dict[str, Any]]:
+    return [
+        {"label": manifest.class_names[j], "probability": probabilities[j], "pose": poses[j]} for j in order
     ]
-    return {"label": names[0], "labels": names[: manifest.objects_per_image], "classes": classes}

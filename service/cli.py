@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as installed_version
 
 from service.logs import logging_to_stderr
 from service.settings import Settings, SettingsError, read_settings
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
     parser.add_argument("--host", help="address to listen on (CAPSNET_HOST, 127.0.0.1)")
     parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
     parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")

@@ -114,7 +114,11 @@ def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, F
         arrays[wanted.name] = _classify(model, values, wanted.classes) if wanted.classes else values
         if wanted.binary:
             binary.add(wanted.name)
-    header = {"model_name": model.name, "model_version": str(model.served.version)}
+    header: dict[str, Any] = {
+        "model_name": model.name,
+        "model_version": str(model.served.version),
+        "parameters": {"digest": model.served.digest},
+    }
     if request.id is not None:
         header["id"] = request.id
     return write_message(header, "outputs", arrays, binary)

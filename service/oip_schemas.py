@@ -109,6 +109,7 @@ class InferAnswer(BaseModel):
 
     model_name: str
     model_version: str
+    parameters: dict[str, str] = Field(description="digest: of the bundle that answered, as /classify has it")
     id: str | None = None
     outputs: list[OutputTensor]
 

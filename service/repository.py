@@ -4,7 +4,8 @@ The folders of CAPSNET_MODELS are looked through at the start and then every CAP
 default model is loaded at once, any other when the first request for it comes; from then on its newest
 versions are kept loaded. A new version is loaded aside and only then takes the traffic; an old one finishes
 what it has begun. What is on disk decides: removing a bad version brings back the one before. A name or a
-version in a request is looked up among what was found and never becomes a path.
+version in a request is looked up among what was found and never becomes a path. A version that requests name
+stays loaded while they do, however many newer ones there are: a long run keeps to the one that it began with.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from service.settings import Settings
 __all__ = ["IndexEntry", "Repository", "Served", "StartError"]
 
 State = Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"]
+NAMED_S = 600.0  # so long after the last request that named it a version stays loaded
 SERVABLE = frozenset({"loaded", "loading", "available"})  # states of versions that answer, or will when asked
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,8 @@ class Repository:
         """
         served = self._find(model, version) or await self._load_to_use(model, version)
         served.users += 1
+        if version is not None:
+            served.named_s = time.monotonic()
         try:
             yield served
         finally:
@@ -272,7 +276,7 @@ class Repository:
     # -- from disk to what is served --------------------------------------------------------------------
 
     async def _update(self, model: str) -> None:
-        """Serve the newest versions of a model that can be loaded, as many as are kept.
+        """Serve as many of a model's newest versions as are kept, if they can be loaded, and those in use.
 
         None of a model that an operator has taken down, be it while this waits or loads.
         """
@@ -280,8 +284,10 @@ class Repository:
             found, loaded = self._bundles.found.get(model, {}), self._served.get(model, {})
             wanted: dict[int, Served] = {}
             for version in sorted(found, reverse=True):
-                if len(wanted) == self._settings.versions_kept or model in self._unloaded:
+                if model in self._unloaded:
                     break
+                if len(wanted) >= self._settings.versions_kept and not _is_named(loaded.get(version)):
+                    continue
                 served = await self._load(model, version, found[version], loaded.get(version))
                 if served:
                     wanted[version] = served
@@ -464,3 +470,8 @@ class Repository:
         if taken_down:
             return f"taken down by an operator: {', '.join(taken_down)}; no other model can be served"
         return self._bundles.nothing_to_serve()
+
+
+def _is_named(loaded: Served | None) -> bool:
+    """Whether requests have named a loaded version of late."""
+    return loaded is not None and time.monotonic() - loaded.named_s < NAMED_S

@@ -24,6 +24,15 @@ Preprocess = Annotated[
 ModelChoice = Annotated[
     str | None, Field(description="the model's name; default: CAPSNET_DEFAULT_MODEL, else the only one")
 ]
+MinProbability = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="what is confident reaches this probability; default: the model's own threshold",
+    ),
+]
 VersionChoice = Annotated[int | None, Field(ge=1, description="default: the newest one loaded")]
 
 
@@ -47,6 +56,7 @@ class ClassifyQuery(_Request):
 
     top_k: int | None = Field(default=None, ge=1, description="the k most probable classes; default: all")
     reconstruction: bool = Field(default=False, description="add the decoded picture of the best class")
+    min_probability: MinProbability = None
     model: ModelChoice = None
     version: VersionChoice = None
     preprocess: Preprocess = "auto"
@@ -60,6 +70,7 @@ class SegmentQuery(_Request):
         ge=1,
         description="objects per image; default: as many as the model expects, at least two",
     )
+    min_probability: MinProbability = None
     model: ModelChoice = None
     version: VersionChoice = None
     preprocess: Preprocess = "auto"
@@ -167,6 +178,18 @@ class ReconstructRequest(ReconstructFields):
 
 
 PoseShape = Annotated[list[int] | None, Field(description="when poses are not vectors", examples=[[4, 4]])]
+Digest = Annotated[
+    str,
+    Field(
+        description="of the bundle that answered: another one under the same version has other weights or "
+        "another rule",
+        examples=["43e00f28"],
+    ),
+]
+Blank = Annotated[
+    bool,
+    Field(description="there is nothing to see: no ink was found, or all pixels are nearly equal"),
+]
 
 
 class ClassAnswer(BaseModel):
@@ -192,6 +215,11 @@ class ClassifyResult(BaseModel):
     filename: Filename
     label: str = Field(description="the most probable class")
     labels: list[str] = Field(description="as many of the best as the model expects objects per image")
+    confident: bool | None = Field(
+        description="the picture is not blank, and every one of `labels` reaches `min_probability`, else the "
+        "model's own threshold; null where it has none"
+    )
+    blank: Blank
     classes: list[ClassAnswer] = Field(description="by falling probability")
     reconstruction: str | None = Field(
         default=None, description="base64 PNG, when asked for; of a pair both views side by side"
@@ -203,6 +231,7 @@ class ClassifyAnswer(BaseModel):
 
     model: str
     version: int
+    digest: Digest
     pose_shape: PoseShape = None
     results: list[ClassifyResult]
 
@@ -210,6 +239,10 @@ class ClassifyAnswer(BaseModel):
 class SegmentObject(ClassAnswer):
     """One object of an image, as its capsule alone shows it."""
 
+    confident: bool | None = Field(
+        description="the picture is not blank, and the probability reaches the threshold; null where there "
+        "is none"
+    )
     colour: str = Field(description="in the overlay", examples=["#ff0000"])
     reconstruction: str = Field(description="base64 PNG of the object alone")
     mask: str = Field(
@@ -222,6 +255,7 @@ class SegmentResult(BaseModel):
     """The objects in one image, or in a pair of views; of a pair every picture is both side by side."""
 
     filename: Filename
+    blank: Blank
     overlay: str = Field(
         description="base64 PNG: the reconstructions in their colours, added up; yellow is where red and "
         "green overlap"
@@ -234,6 +268,7 @@ class SegmentAnswer(BaseModel):
 
     model: str
     version: int
+    digest: Digest
     pose_shape: PoseShape = None
     results: list[SegmentResult]
 
@@ -251,6 +286,7 @@ class ReconstructAnswer(BaseModel):
 
     model: str
     version: int
+    digest: Digest
     pose_shape: PoseShape = None
     label: str
     reconstructions: list[Reconstruction]
@@ -273,6 +309,7 @@ class VersionAnswer(BaseModel):
         "it, such as in `one_axis to 4 images, then both_axes`",
     )
     precision: str | None = Field(default=None, description="float32 or half, of the encoder's products")
+    digest: str | None = Field(default=None, description="as answers have it; of a loaded version")
     reason: str | None = Field(
         default=None,
         description="why it is not served; of a loaded one, why its files, which have changed, would not be",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.confidence import are_blank, threshold
 from service.classify import heading, one_hot, require_decoder
 from service.errors import InvalidFieldError, TooManyPicturesError
 from service.inputs import Images
@@ -37,6 +38,8 @@ class Segments:
         probabilities: [N, K].
         poses: [N, K, D].
         pictures: every object alone, [N, K, H, W, C] in 0-1.
+        blank: whether there is nothing to see, [N].
+        threshold: from which probability on an object is confident; None where nobody says.
     """
 
     filenames: list[str | None]
@@ -44,6 +47,14 @@ class Segments:
     probabilities: Floats
     poses: Floats
     pictures: Floats
+    blank: NDArray[np.bool_]
+    threshold: float | None
+
+    def is_confident(self, image: int, place: int) -> bool | None:
+        """Whether an object of an image is; None where nobody says from which probability on."""
+        if self.threshold is None:
+            return None
+        return bool(self.probabilities[image, place] >= np.float32(self.threshold) and not self.blank[image])
 
 
 def object_count(query: SegmentQuery, served: Served) -> int:
@@ -63,8 +74,17 @@ def object_count(query: SegmentQuery, served: Served) -> int:
     return query.k
 
 
-async def segment(served: Served, images: Images, k: int, service: Service) -> Segments:
+async def segment(
+    served: Served, images: Images, k: int, min_probability: float | None, service: Service
+) -> Segments:
     """Decode the k longest capsules of images [N, H, W, C], each with all others masked.
+
+    Args:
+        served: the model.
+        images: what came.
+        k: objects of each image.
+        min_probability: from which on an object is confident; None: the model's threshold.
+        service: has the limits.
 
     Raises:
         TooManyPicturesError: N * k is over CAPSNET_MAX_RECONSTRUCTIONS.
@@ -87,6 +107,8 @@ async def segment(served: Served, images: Images, k: int, service: Service) -> S
         np.take_along_axis(probabilities, classes, axis=1),
         np.take_along_axis(poses, classes[:, :, None], axis=1),
         pictures.reshape(count, k, *pictures.shape[1:]),
+        are_blank(images.pixels),
+        threshold(manifest, min_probability),
     )
 
 
@@ -99,6 +121,7 @@ def json_answer(served: Served, made: Segments) -> dict[str, Any]:
         objects = [
             {
                 "label": made.labels[index][place],
+                "confident": made.is_confident(index, place),
                 "probability": made.probabilities[index, place],
                 "pose": made.poses[index, place],
                 "colour": colour_of(place),
@@ -108,7 +131,8 @@ def json_answer(served: Served, made: Segments) -> dict[str, Any]:
             for place, (reconstruction, mask) in enumerate(files)
         ]
         [overlaid] = to_base64_pngs(overlay(grey)[None])
-        results.append({"filename": filename, "overlay": overlaid, "objects": objects})
+        blank = bool(made.blank[index])
+        results.append({"filename": filename, "blank": blank, "overlay": overlaid, "objects": objects})
     return {**heading(served), "results": results}
 
 

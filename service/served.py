@@ -1,7 +1,9 @@
 """A loaded version of a model: it answers requests until the last one that uses it is over."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ class Served:
 
     Attributes:
         found: the files that it was loaded from.
+        named_s: when a request last named this version, by the monotonic clock; -inf if none has.
     """
 
     model: str
@@ -33,6 +36,12 @@ class Served:
     batcher: Batcher
     users: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    named_s: float = -math.inf
+
+    @cached_property
+    def digest(self) -> str:
+        """The bundle's, which tells what answers apart from others under the same version."""
+        return self.engine.manifest.digest
 
     async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
         """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
@@ -53,6 +62,7 @@ class Served:
             "graphs": graphs,
             "encoder": self.engine.encoders.describe(),
             "precision": self.engine.precision,
+            "digest": self.digest,
         }
 
     async def drain(self) -> None:

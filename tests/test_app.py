@@ -19,7 +19,7 @@ from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 from tiny_bundle import write_bundle
 
-from export.contract.manifest import Preprocessing
+from export.contract.manifest import Preprocessing, read_manifest
 from service import errors
 from service.app import create_app
 from service.inputs import Upload, decode_pictures
@@ -101,7 +101,7 @@ def test_where_nobody_looks_for_bundles_any_more_ready_says_so_though_a_model_is
         assert client.post("/reconstruct", json=POSE).status_code == 200
 
 
-def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client):
+def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client, models):
     (model,) = client.get("/models").json()["models"]
     refused, loaded = model["versions"]
     assert (model["name"], model["default"]) == ("tiny", True)
@@ -115,6 +115,7 @@ def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client):
         "graphs": {"encoder": "encoder.onnx", "decoder": "decoder.onnx"},
         "encoder": "plain",
         "precision": "float32",
+        "digest": read_manifest(models / "tiny" / "1").digest,
     }
 
 

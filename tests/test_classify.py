@@ -12,6 +12,8 @@ from live_service import live_service, settings_for
 from PIL import Image
 from tiny_bundle import CLASSES, SIDE, run_model, write_bundle
 
+from export.contract.manifest import read_manifest
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -19,6 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(root / "tiny" / "1", seed=1)
     write_bundle(root / "tiny" / "2", seed=2)
     write_bundle(root / "square" / "1", pose_shape=(2, 2), objects_per_image=2, decoder=False)
+    write_bundle(root / "sure" / "1", min_probability=0.5)
     return root
 
 
@@ -144,3 +147,78 @@ def test_preprocess_off_resizes_what_auto_would_centre(client):
         client.post(f"/classify?preprocess={rule}", content=png(levels)).json() for rule in ("auto", "off")
     )
     assert auto["results"] != off["results"]
+
+
+@pytest.mark.parametrize("given", ["page", "flat", "array"])
+def test_of_a_picture_that_shows_nothing_the_answer_says_so_and_no_answer_is_confident(client, given):
+    bodies = {
+        "page": {"content": png(np.full((200, 160), 250, np.uint8))},  # no ink is found
+        "flat": {"content": png(np.full((SIDE, SIDE), 250, np.uint8))},
+        "array": {
+            "content": npy(np.full((1, SIDE, SIDE), 3, np.uint8)),
+            "headers": {"Content-Type": "application/x-npy"},
+        },
+    }
+    for query in ("?model=sure", "?model=sure&min_probability=0"):
+        (result,) = client.post(f"/classify{query}", **bodies[given]).json()["results"]
+        assert (result["blank"], result["confident"]) == (True, False)
+
+
+def test_an_answer_is_confident_from_the_models_threshold_on(client):
+    files = [("images", png(grey_levels(seed))) for seed in range(20)]
+    results = client.post("/classify?model=sure", files=files).json()["results"]
+    assert {result["confident"] for result in results} == {True, False}
+    for result in results:
+        assert result["blank"] is False
+        assert result["confident"] == (result["classes"][0]["probability"] >= 0.5)
+
+
+def test_min_probability_goes_before_the_models_threshold(client):
+    best = client.post("/classify?model=sure", content=png(grey_levels(0))).json()["results"][0]["classes"][0]
+    for least, expected in ((best["probability"] - 0.01, True), (best["probability"] + 0.01, False)):
+        for model in ("sure", "tiny"):
+            query = {"model": model, "min_probability": least}
+            (result,) = client.post("/classify", params=query, content=png(grey_levels(0))).json()["results"]
+            reached = result["classes"][0]["probability"] >= least
+            assert result["confident"] is (expected if model == "sure" else reached)
+
+
+def test_without_a_threshold_nobody_says_whether_an_answer_is_confident(client):
+    (result,) = client.post("/classify", content=png(grey_levels(0))).json()["results"]
+    assert (result["confident"], result["blank"]) == (None, False)
+
+
+def test_of_two_objects_both_have_to_reach_the_probability(client):
+    query = "?model=square"
+    (result,) = client.post("/classify" + query, content=png(grey_levels(1))).json()["results"]
+    first, second, _ = (answered["probability"] for answered in result["classes"])
+    for least, expected in (((first + second) / 2, False), (second - 0.001, True)):
+        asked = f"{query}&min_probability={least}"
+        (result,) = client.post("/classify" + asked, content=png(grey_levels(1))).json()["results"]
+        assert result["confident"] is expected
+
+
+@pytest.mark.parametrize("route", ["/classify", "/segment"])
+@pytest.mark.parametrize("wrong", ["1.5", "-0.1", "nan", "sure"])
+def test_a_min_probability_that_is_none_is_refused(client, route, wrong):
+    answer = client.post(f"{route}?min_probability={wrong}", content=png(grey_levels(0)))
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-field")
+
+
+def test_answers_carry_the_digest_of_the_bundle_that_gave_them(models, client):
+    body = {"content": png(grey_levels(0))}
+    for version in (1, 2):
+        expected = read_manifest(models / "tiny" / str(version)).digest
+        for route in ("/classify", "/segment"):
+            answer = client.post(f"{route}?version={version}", **body).json()
+            assert (answer["version"], answer["digest"]) == (version, expected)
+        pose = {"pose": [0.1, 0.2, 0.3, 0.4], "label": "1", "version": version}
+        assert client.post("/reconstruct", json=pose).json()["digest"] == expected
+        pixels = np.zeros((1, SIDE, SIDE, 1), np.float32)
+        values = {"shape": pixels.shape, "datatype": "FP32", "data": pixels.ravel().tolist()}
+        inferred = client.post(
+            f"/v2/models/tiny/versions/{version}/infer", json={"inputs": [{"name": "pixels", **values}]}
+        )
+        assert inferred.json()["parameters"] == {"digest": expected}
+    versions = client.get("/models/tiny").json()["versions"]
+    assert len({version["digest"] for version in versions}) == 2

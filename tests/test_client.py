@@ -2,6 +2,7 @@
 
 import asyncio
 import doctest
+import json
 import math
 import pickle
 import socket
@@ -29,14 +30,18 @@ from service.client import (
     AsyncCapsnetClient,
     CapsnetClient,
     CapsnetError,
+    ChangedBundleError,
     Failed,
+    NobodyThereError,
+    Pair,
     Retry,
     Scored,
     Sweep,
     UnreachableError,
 )
 from service.client.pictures import REQUEST_IMAGES
-from service.client.steps import retry_after_s
+from service.client.steps import Call, Contact, Pause, retry_after_s, with_retries
+from service.oip_tensors import HEADER_LENGTH, write_request
 
 SIZE = 4  # numbers of a tiny pose
 QUICK = Retry(attempts=3, first_wait_s=0.01)
@@ -50,6 +55,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_bundle(root / "tiny" / "1", seed=1)
     write_bundle(root / "tiny" / "2", seed=2)
     write_bundle(root / "square" / "1", seed=3, pose_shape=(2, 2))
+    write_bundle(root / "pairs" / "1", seed=4, channels=2)
     with live_service(settings_for(root, default_model="tiny", max_pixels=10**6)) as raw:
         yield str(raw.base_url)
 
@@ -171,6 +177,7 @@ def test_a_picture_is_a_path_its_bytes_an_open_file_or_an_array(client, raw, tmp
     (expected,) = raw.post("/classify", content=png()).json()["results"]
     (result,) = answer.results
     assert (answer.model, answer.version) == ("tiny", 2)
+    assert (result.confident, result.blank) == (expected["confident"], expected["blank"]) == (None, False)
     assert (result.label, list(result.labels)) == (expected["label"], expected["labels"])
     assert result.filename == (None if kind in {"bytes", "levels"} else "7.png")
     for score, wanted in zip(result.classes, expected["classes"], strict=True):
@@ -216,10 +223,105 @@ def test_poses_have_the_models_shape_and_can_be_given_back(client):
     np.testing.assert_array_equal(made.reconstructions[0].pose, best.pose)
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F", "CMYK", "YCbCr"])
+def test_a_pil_image_is_seen_as_the_file_of_it(client, mode):
+    page = Image.new("L", (60, 50), 235)
+    page.paste(20, (25, 10, 31, 40))
+    deep = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
+    image = Image.fromarray(np.asarray(page, deep[mode])) if mode in deep else page.convert(mode)
+    file = BytesIO()
+    image.save(file, "TIFF")
+    of_image, of_file = (client.classify(one).results[0] for one in (image, file.getvalue()))
+    assert of_image.filename is None
+    assert not of_image.blank
+    for one, other in zip(of_image.classes, of_file.classes, strict=True):
+        assert (one.label, one.probability) == (other.label, pytest.approx(other.probability, abs=1e-4))
+
+
+def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp_path):
+    levels_of = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held on its side
+    path = tmp_path / "held.png"
+    Image.fromarray(levels_of).save(path, exif=exif)
+    with Image.open(path) as opened:
+        of_image = client.classify(opened).results[0].classes[0]
+    of_file = client.classify(path).results[0].classes[0]
+    lying = client.classify(levels_of).results[0].classes[0]
+    assert (of_image.label, of_image.probability) == (of_file.label, of_file.probability)
+    assert of_image.probability != lying.probability
+
+
+def test_a_pair_may_be_of_pil_images(client):
+    left, right = (Image.open(BytesIO(png(seed))) for seed in (1, 2))
+    of_images = client.classify(Pair(left, right), model="pairs").results[0].classes[0]
+    of_files = client.classify(Pair(png(1), png(2)), model="pairs").results[0].classes[0]
+    assert (of_images.label, of_images.probability) == (of_files.label, of_files.probability)
+
+
+@pytest.mark.parametrize("shape", [(90, 70), (90, 70, 1), (90, 70, 3)])
+def test_levels_of_another_size_than_the_models_are_prepared_as_a_file_is(client, shape):
+    page = np.full(shape, 235, np.uint8)
+    page[20:60, 30:36] = 20
+    file = BytesIO()
+    Image.fromarray(page if len(shape) == 2 else page[:, :, 0]).save(file, "PNG")
+    of_array, of_file = (client.classify(one).results[0] for one in (page, file.getvalue()))
+    assert not of_array.blank
+    assert of_array.classes[0].probability == pytest.approx(of_file.classes[0].probability, abs=1e-6)
+    [streamed] = client.classify_many([page])
+    assert streamed.classification.label == of_array.label
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_floats_of_any_width_are_taken(client, kind):
+    pixels = pixels_of(2).astype(np.float16)
+    expected = client.classify(pixels.astype(np.float32)).results
+    for one, other in zip(client.classify(pixels.astype(kind)).results, expected, strict=True):
+        assert one.classes[0].probability == pytest.approx(other.classes[0].probability, abs=1e-6)
+
+
+def test_min_probability_reaches_the_service(client):
+    for least, expected in ((0.0, True), (1.0, False)):
+        assert client.classify(png(), min_probability=least).results[0].confident is expected
+        objects = client.segment(png(), min_probability=least).results[0].objects
+        assert {one.confident for one in objects} == {expected}
+        [seen] = client.classify_many([png()], min_probability=least)
+        assert seen.classification.confident is expected
+
+
+def test_what_is_given_back_is_short_where_it_is_printed(client):
+    answer = client.classify([png(seed) for seed in range(50)], reconstruction=True)
+    segmented = client.segment([png(1)])
+    [scored, failed] = client.classify_many([png(), bytes(5000)])
+    printed = {
+        name: repr(value)
+        for name, value in {
+            "Answer": answer,
+            "Classification": answer.results[0],
+            "ClassScore": answer.results[0].classes[0],
+            "Segmentation": segmented.results[0],
+            "Reconstructions": client.reconstruct(png(), sweep=Sweep()),
+            "Encoded": client.infer(pixels_of(50)),
+            "Pinned": client.pin(),
+            "Model": client.model("tiny"),
+            "Scored": scored,
+            "Failed": failed,
+            "Pair": Pair(bytes(5000), bytes(5000)),
+        }.items()
+    }
+    for name, text in printed.items():
+        assert text.startswith(f"{name}("), text
+        assert len(text) < 2500, name
+    best = answer.results[0].classes[0]
+    assert printed["ClassScore"] == (
+        f"ClassScore(label={best.label!r}, probability={best.probability:.4g}, pose=<float32 [{SIZE}]>)"
+    )
+
+
 @pytest.mark.parametrize(
     ("picture", "error", "said"),
     [
-        (np.zeros((SIDE, SIDE)), ValueError, "the array is float64; expected uint8 .* or float32"),
+        (np.zeros((SIDE, SIDE), int), ValueError, "the array is int64; expected uint8 .* or floats"),
         (np.zeros((SIDE,), np.uint8), TypeError, "must be a path, bytes"),
         ([], ValueError, "at least one picture"),
         ([None], TypeError, "must be a path, bytes, .* got NoneType"),
@@ -321,7 +423,7 @@ def test_infer_refuses_what_is_no_batch_of_float32(client, wrong):
 
 def test_models_tells_versions_and_model_their_manifests(client):
     default = {model.name: model.default for model in client.models()}
-    assert default == {"square": False, "tiny": True}
+    assert default == {"pairs": False, "square": False, "tiny": True}
     versions = client.model("tiny").versions
     assert [(one.version, one.state) for one in versions] == [(2, "loaded"), (1, "loaded")]
     assert versions[0].manifest["class_names"] == list(CLASSES)
@@ -365,8 +467,8 @@ def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
     huge = BytesIO()
     Image.new("L", (1001, 1001)).save(huge, "PNG")
     bad = {2: b"no picture", 3: tmp_path / "missing.png", 7: png()[:60], 8: np.zeros((5, 5), np.uint8)}
-    bad |= {9: huge.getvalue(), 11: np.zeros((SIDE, SIDE))}
-    reasons = {2: "expected a PNG", 3: "No such file", 7: "", 8: "shape", 9: "pixels", 11: "float64"}
+    bad |= {9: huge.getvalue(), 11: np.zeros((SIDE, SIDE), int)}
+    reasons = {2: "expected a PNG", 3: "No such file", 7: "", 8: "8x8 pixels", 9: "pixels", 11: "int64"}
     pictures = [bad.get(index, png(index)) for index in range(13)]
     outcomes = list(client.classify_many(pictures, batch=8, concurrency=2))
     assert {i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failed)} == set(bad)
@@ -423,7 +525,8 @@ def test_an_asynchronous_stream_can_be_left_and_leaves_nothing_behind(url):
 
 
 def test_a_stream_that_is_left_does_not_wait_for_the_next_attempt():
-    good = b'{"model": "other", "version": 1, "results": [{"label": "1", "labels": ["1"], "classes": []}]}'
+    seen = {"label": "1", "labels": ["1"], "confident": True, "blank": False, "classes": []}
+    good = json.dumps({"model": "other", "version": 1, "digest": "a", "results": [seen]}).encode()
     away = (503, {"Retry-After": "500"}, b"")
     patient = Retry(longest_wait_s=500, total_s=5000)
     with server((200, {}, good), away) as (url, asked), CapsnetClient(url, retry=patient) as client:
@@ -501,6 +604,42 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(connect):
         assert len(asked) == QUICK.attempts
 
 
+def nobody() -> httpx.ConnectError:
+    return httpx.ConnectError("refused", request=httpx.Request("GET", "http://127.0.0.1:1/models"))
+
+
+def test_that_nothing_listens_is_said_at_once(connect):
+    patient = Retry(first_wait_s=1000, longest_wait_s=1000, total_s=10**6)  # longer than the test may take
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(NobodyThereError, match=r"Connection refused|connection attempts failed"):
+            connect(f"http://127.0.0.1:{free.getsockname()[1]}", retry=patient).models()
+
+
+@pytest.mark.parametrize(
+    ("retry", "contact"),
+    [(Retry(until_started=True), Contact()), (Retry(), Contact(made=True))],
+    ids=["asked to", "answered before"],
+)
+def test_a_service_that_is_to_start_or_has_answered_before_is_waited_for(retry, contact):
+    steps = with_retries(one_call(), retry, contact)
+    assert isinstance(next(steps), Call)
+    assert isinstance(steps.send(nobody()), Pause)
+    assert isinstance(steps.send(None), Call)
+
+
+def test_an_answer_of_any_kind_is_a_contact():
+    contact = Contact()
+    steps = with_retries(one_call(), Retry(), contact)
+    next(steps)
+    assert isinstance(steps.send(httpx.Response(503, request=nobody().request)), Pause)
+    assert contact.made
+
+
+def one_call():
+    yield Call("GET", "/models")
+
+
 def test_nobody_there_is_an_error_that_names_the_address(connect):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -557,6 +696,47 @@ def test_the_version_that_begins_answers_for_all(connect, url, raw):
             connect(elsewhere, request_bytes=1).classify([png(1), png(2)])
         assert "model=tiny" in asked[1][1]
         assert "version=1" in asked[1][1]
+
+
+def answers_of_two_bundles(raw) -> tuple[tuple[int, dict, bytes], tuple[int, dict, bytes]]:
+    """What /classify answers to a picture, and the same from another bundle under the same version."""
+    body = raw.post("/classify", params={"version": 1}, content=png()).content
+    digest = json.loads(body)["digest"]
+    return (200, {}, body), (200, {}, body.replace(digest.encode(), b"deadbeef"))
+
+
+def test_a_bundle_that_is_replaced_between_two_requests_ends_them_and_both_digests_are_named(connect, raw):
+    first, second = answers_of_two_bundles(raw)
+    before = json.loads(first[2])["digest"]
+    with server(first, second) as (url, asked), pytest.raises(ChangedBundleError) as changed:
+        connect(url, request_bytes=1).classify([png(1), png(2), png(3)])
+    assert len(asked) == 2
+    assert f"tiny/1 had the digest {before} and now has deadbeef" in str(changed.value)
+
+
+def test_a_bundle_that_is_replaced_ends_a_stream(connect, raw):
+    first, second = answers_of_two_bundles(raw)
+    options = {"batch": 1, "concurrency": 1, "model": "tiny", "version": 1}
+    with server(first, second) as (url, _), pytest.raises(ChangedBundleError):
+        list(connect(url).classify_many([png(1), png(2)], **options))
+    with server(first) as (url, _), pytest.raises(ChangedBundleError, match="0badf00d"):
+        list(connect(url).classify_many([png(1)], digest="0badf00d", **options))
+
+
+def test_a_bundle_that_is_replaced_ends_infer(connect, raw):
+    pixels = pixels_of(2)
+    message = write_request({"pixels": pixels[:1]}, ("probabilities", "poses"))
+    path = "/v2/models/tiny/versions/2/infer"
+    came = raw.post(path, content=message.body, headers=message.headers)
+    length = came.headers[HEADER_LENGTH]
+    digest = json.loads(came.content[: int(length)])["parameters"]["digest"]
+    first = (200, {HEADER_LENGTH: length}, came.content)
+    second = (200, {HEADER_LENGTH: length}, came.content.replace(digest.encode(), b"deadbeef"))
+    with (
+        server(first, second) as (url, _),
+        pytest.raises(ChangedBundleError, match=f"{digest} and now has deadbeef"),
+    ):
+        connect(url, request_bytes=1).infer(pixels, model="tiny", version=2)
 
 
 def test_a_service_with_keys_opens_to_the_key_and_names_the_request_it_refuses(connect, tmp_path):

@@ -25,7 +25,7 @@ from service.errors import (
     UnknownModelError,
 )
 from service.metrics import Metrics
-from service.repository import Repository
+from service.repository import NAMED_S, Repository
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 
@@ -279,8 +279,7 @@ def test_a_new_version_is_found_and_the_one_too_many_is_dropped(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         write_bundle(tmp_path / "tiny" / "2")
         async with opened(tmp_path) as repository:
-            async with repository.use("tiny", 1) as oldest:
-                pass
+            oldest = next(one for one in repository.ready() if one.version == 1)
             write_bundle(tmp_path / "tiny" / "3")
             await repository.scan()
             assert loaded(repository) == ["tiny/2", "tiny/3"]
@@ -732,6 +731,27 @@ def test_versions_beyond_those_kept_are_superseded_and_say_so(tmp_path):
             with pytest.raises(UnknownModelError, match=r"superseded: .* there are 2, 4"):
                 async with repository.use("tiny", 1):
                     pass
+
+    run(scenario())
+
+
+def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_long(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, versions_kept=1) as repository:
+            async with repository.use("tiny", 1) as named:
+                pass
+            for version in (2, 3):
+                write_bundle(tmp_path / "tiny" / str(version))
+                await repository.scan()
+            assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "loaded"}
+            async with repository.use("tiny", 1) as still:
+                assert still is named
+            async with repository.use("tiny", None) as newest:
+                assert newest.version == 3
+            named.named_s -= NAMED_S
+            await repository.scan()
+            assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "superseded"}
 
     run(scenario())
 

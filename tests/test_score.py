@@ -27,15 +27,29 @@ from live_service import live_service, settings_for, wait_until
 from PIL import Image
 from tiny_bundle import CLASSES, SIDE, write_bundle
 
+from export.contract.manifest import read_manifest
 from service.engine import load_engine
 from service.providers import Placement
 from service.score import main
 from service.score.local import LocalScorer
 from service.score.pictures import Picture, UnreadablePictureError, Upcoming, in_batches
-from service.score.query import Batch, Chosen, Loaded, Outcome, Query, Skipped
+from service.score.query import (
+    Batch,
+    Capsule,
+    Chosen,
+    Loaded,
+    Outcome,
+    Query,
+    Row,
+    ScoreError,
+    Skipped,
+)
+from service.score.remote import open_service
 from service.score.run import in_order
 from service.score.sources import in_folder
+from service.score.table import Columns, Csv
 
+QUERY = Query(None, None, None, "auto", poses=False)
 PYTHON = [sys.executable, "-W", "error"]
 
 
@@ -137,7 +151,7 @@ def test_csv_rows_are_what_classify_answers_in_the_order_of_the_names(service, d
     assert [row["path"] for row in rows] == [str(path) for path in sorted(digits.rglob("*.*"))]
     for row in rows:
         result = classified(service, Path(row["path"]))
-        assert list(row) == ["path", "label", "probability", *CLASSES]
+        assert list(row) == ["path", "label", "probability", "confident", "blank", *CLASSES]
         assert row["label"] == result["label"]
         assert float(row["probability"]) == pytest.approx(result["classes"][0]["probability"], abs=1e-6)
         expected = {c["label"]: c["probability"] for c in result["classes"]}
@@ -150,7 +164,7 @@ def test_json_lines_hold_the_classes_by_falling_probability(service, digits, tmp
     assert len(rows) == 10
     for row in rows:
         best = row["classes"][0]
-        assert list(row) == ["path", "label", "probability", "classes"]
+        assert list(row) == ["path", "label", "probability", "confident", "blank", "classes"]
         assert (row["label"], row["probability"]) == (best["label"], best["probability"])
         assert {c["label"] for c in row["classes"]} == set(CLASSES)
         assert row["classes"] == sorted(row["classes"], key=lambda c: -c["probability"])
@@ -194,10 +208,102 @@ def test_top_k_leaves_the_cells_of_the_other_classes_empty(service, digits, tmp_
         assert {name: row[name] for name in CLASSES if row[name]} == {row["label"]: row["probability"]}
 
 
+def test_a_run_keeps_its_version_though_newer_ones_than_are_kept_are_published(tmp_path):
+    models = tmp_path / "models"
+    write_bundle(models / "tiny" / "1", seed=1)
+    write_picture(tmp_path / "7.png", seed=7)
+    picture = Loaded("7.png", (tmp_path / "7.png").read_bytes())
+
+    async def scenario(service: httpx.Client) -> list[Outcome]:
+        async with open_service(str(service.base_url), QUERY, patience_s=1) as scorer:
+            for version in (2, 3):
+                write_bundle(models / "tiny" / str(version), seed=version)
+            wait_until(lambda: service.get("/readyz").json()["models"] == ["tiny/1", "tiny/3"])
+            return await scorer.score([picture])
+
+    with live_service(settings_for(models, versions_kept=1, rescan_s=0.02)) as service:
+        [row] = asyncio.run(scenario(service))
+        expected = classified(service, tmp_path / "7.png", version=1)
+    assert row.classes[0].probability == pytest.approx(expected["classes"][0]["probability"], abs=1e-6)
+
+
+def digest_of(service: httpx.Client) -> str | None:
+    """Of the newest version of `tiny`; None while none is loaded."""
+    return service.get("/models/tiny").json()["versions"][0].get("digest")
+
+
+def test_weights_that_are_replaced_under_the_version_of_a_run_end_it_and_both_digests_are_named(tmp_path):
+    models = tmp_path / "models"
+    write_bundle(models / "tiny" / "1", seed=1)
+    first = read_manifest(models / "tiny" / "1").digest
+    write_picture(tmp_path / "7.png", seed=7)
+    picture = Loaded("7.png", (tmp_path / "7.png").read_bytes())
+
+    async def scenario(service: httpx.Client) -> str:
+        async with open_service(str(service.base_url), QUERY, patience_s=1) as scorer:
+            assert isinstance((await scorer.score([picture]))[0], Row)
+            replaced = write_bundle(tmp_path / "aside" / "tiny" / "1", seed=2)
+            shutil.rmtree(models / "tiny" / "1")
+            replaced.rename(models / "tiny" / "1")
+            wait_until(lambda: digest_of(service) not in {first, None})
+            with pytest.raises(ScoreError) as ended:
+                await scorer.score([picture])
+            return str(ended.value)
+
+    with live_service(settings_for(models, rescan_s=0.02)) as service:
+        told = asyncio.run(scenario(service))
+    second = read_manifest(models / "tiny" / "1").digest
+    assert f"tiny/1 had the digest {first} and now has {second}" in told
+
+
+@pytest.mark.parametrize("options", [[], ["--min-probability", "0.55"]])
+def test_rows_say_whether_they_are_confident_and_whether_the_picture_is_blank(tmp_path, digits, options):
+    models, out = tmp_path / "models", tmp_path / "a"
+    write_bundle(models / "tiny" / "1", seed=1, min_probability=0.5)
+    Image.new("L", (60, 60), 240).save(tmp_path / "page.png")
+    asked = [digits, tmp_path / "page.png", *options]
+    assert score(*asked, "--out", f"{out}.csv", "--local", "--models", models) == 0
+    with live_service(settings_for(models)) as service:
+        assert score(*asked, "--out", f"{out}.jsonl", "--url", service.base_url) == 0
+        assert score(*asked, "--out", f"{out}.parquet", "--url", service.base_url) == 0
+    cells = read_csv(Path(f"{out}.csv"))
+    lines = [json.loads(line) for line in Path(f"{out}.jsonl").read_text().splitlines()]
+    least = 0.55 if options else 0.5
+    assert {line["confident"] for line in lines} == {True, False}
+    for row, line, stored in zip(cells, lines, pq.read_table(f"{out}.parquet").to_pylist(), strict=True):
+        is_page = line["path"].endswith("page.png")
+        assert line["blank"] is is_page
+        assert line["confident"] is (line["probability"] >= least and not is_page)
+        assert (row["confident"], row["blank"]) == tuple(
+            json.dumps(line[name]) for name in ("confident", "blank")
+        )
+        assert (stored["confident"], stored["blank"]) == (line["confident"], line["blank"])
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_in_csv_a_name_that_a_spreadsheet_would_compute_is_defused(models, tmp_path, monkeypatch, start):
+    monkeypatch.chdir(tmp_path)
+    name = f"{start}cmd|' calc'!A1.png"
+    write_picture(tmp_path / name, seed=1)
+    (tmp_path / "list.txt").write_text(f"{name}\n")
+    local = ["--files-from", "list.txt", "--local", "--models", models]
+    assert score(*local, "--out", "a.csv") == score(*local, "--out", "a.jsonl") == 0
+    [row] = read_csv(tmp_path / "a.csv")
+    assert row["path"] == f"'{name}"
+    assert json.loads((tmp_path / "a.jsonl").read_text())["path"] == name
+
+
+def test_in_csv_the_name_of_a_class_that_a_spreadsheet_would_compute_is_defused():
+    table = Csv(Columns(["=1+1", "b"], poses=True))
+    assert table.header() == b"path,label,probability,confident,blank,'=1+1,b,'=1+1_pose,b_pose\n"
+    row = Row("a.png", [Capsule("=1+1", 0.5, [-0.1])], None, False)
+    assert table.lines([row]) == b"a.png,'=1+1,0.5,,false,0.5,,[-0.1],\n"
+
+
 def test_stdout_holds_only_rows(models, digits, capsys):
     assert score(digits / "0", "--local", "--models", models) == 0
     header, *rows, rest = capsys.readouterr().out.split("\n")
-    assert (header, rest) == ("path,label,probability,0,1,2", "")
+    assert (header, rest) == ("path,label,probability,confident,blank,0,1,2", "")
     assert [row.split(",")[0] for row in rows] == [str(digits / "0" / f"{n}.png") for n in (0, 3, 6)]
     assert not any("\r" in row for row in rows)
 
@@ -235,7 +341,17 @@ def test_csv_has_a_column_of_each_classs_pose_beside_those_of_its_probability(mo
     assert score(digits, "--out", tmp_path / "a.jsonl", *local) == 0
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     for row, line in zip(read_csv(tmp_path / "a.csv"), lines, strict=True):
-        assert list(row) == ["path", "label", "probability", *CLASSES, "0_pose", "1_pose", "2_pose"]
+        assert list(row) == [
+            "path",
+            "label",
+            "probability",
+            "confident",
+            "blank",
+            *CLASSES,
+            "0_pose",
+            "1_pose",
+            "2_pose",
+        ]
         poses = {c["label"]: c["pose"] for c in line["classes"]}
         assert {name: json.loads(row[f"{name}_pose"]) for name in CLASSES if row[f"{name}_pose"]} == poses
 
@@ -389,7 +505,7 @@ def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits)
     engine = load_engine(models / "tiny" / "1", "tiny", Placement("cpu", 32, models / "cache"))
     facts = engine.manifest.preprocessing.model_copy(update={"channels": 4})  # which nothing can make
     engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
-    chosen, query = Chosen("tiny", 1, CLASSES, "", 1), Query(None, None, None, "auto", poses=False)
+    chosen, query = Chosen("tiny", 1, CLASSES, "", 1), QUERY
     picture = Loaded("0.png", (digits / "0" / "0.png").read_bytes())
     (outcome,) = asyncio.run(LocalScorer(engine, chosen, query, 50_000_000).score([picture]))
     assert isinstance(outcome, Skipped)

@@ -1,5 +1,6 @@
 """A run that is killed goes on: every row once, in order, whenever that was; and nothing is overwritten."""
 
+import csv
 import fcntl
 import json
 import os
@@ -154,7 +155,7 @@ def stopped_after(pictures: int, score: Callable[..., int], paths: list[Path], o
 
 def as_line(row: dict[str, object]) -> dict[str, object]:
     """A row of Parquet as the line that it was made of."""
-    best = {name: row[name] for name in ("path", "label", "probability")}
+    best = {name: row[name] for name in ("path", "label", "probability", "confident", "blank")}
     return {**best, "classes": [{"label": name, "probability": row[name]} for name in ("0", "1", "2")]}
 
 
@@ -231,6 +232,7 @@ def test_other_pictures_than_those_that_were_done_are_refused(score, paths, tmp_
         (["--preprocess", "off", "--top-k", "1"], "top_k was None, now 1; preprocess was auto, now off"),
         (["--format", "jsonl"], "format was csv, now jsonl"),
         (["--version", "2"], "version was 1, now 2"),
+        (["--min-probability", "0.5"], "min_probability was None, now 0.5"),
     ],
 )
 def test_another_question_than_the_run_was_begun_with_is_refused(
@@ -267,9 +269,12 @@ def test_a_run_keeps_to_its_version_when_a_newer_one_is_published(models, paths,
     with live_service(settings_for(tmp_path / "models")) as service, pytest.raises(SystemExit):
         main([str(argument) for argument in (*resumed, "--url", service.base_url)])
     assert json.loads(record_of(out).read_text())["asked"]["version"] == 1
-    for one, other in zip(*(path.read_text().splitlines()[1:] for path in (out, whole)), strict=True):
-        (name, *numbers), (expected, *values) = one.split(","), other.split(",")
-        assert (name, [float(n) for n in numbers]) == (expected, pytest.approx([float(v) for v in values]))
+    numbers = ("label", "probability", "0", "1", "2")
+    with out.open() as rows, whole.open() as expected:
+        for one, other in zip(csv.DictReader(rows), csv.DictReader(expected), strict=True):
+            assert one["path"] == other["path"]
+            for name in numbers:
+                assert float(one[name]) == pytest.approx(float(other[name]))
 
 
 def test_a_version_whose_weights_were_replaced_is_refused(models, score, paths, tmp_path, capsys):
@@ -279,7 +284,7 @@ def test_a_version_whose_weights_were_replaced_is_refused(models, score, paths, 
     resumed = [paths[0].parent, "--out", out, "--resume", "--local", "--models", tmp_path / "models"]
     with pytest.raises(SystemExit):
         main([str(argument) for argument in resumed])
-    assert "cannot be resumed: encoder_sha256 was" in capsys.readouterr().err
+    assert "cannot be resumed: digest was" in capsys.readouterr().err
 
 
 # Files that exist already

@@ -76,6 +76,21 @@ def test_the_objects_are_the_most_probable_classes_in_their_order(client):
     assert described == seen["classes"]
 
 
+def test_each_object_is_confident_from_the_probability_asked_for_on(client):
+    sure, unsure = segmented(client, "?k=2")["objects"]
+    assert (sure["confident"], unsure["confident"]) == (None, None)
+    between = (sure["probability"] + unsure["probability"]) / 2
+    result = segmented(client, f"?k=2&min_probability={between}")
+    assert result["blank"] is False
+    assert [entry["confident"] for entry in result["objects"]] == [True, False]
+
+
+def test_of_a_blank_picture_no_object_is_confident(client):
+    result = segmented(client, "?min_probability=0", to_png(np.zeros((SIDE, SIDE, 1), np.float32)))
+    assert result["blank"] is True
+    assert {entry["confident"] for entry in result["objects"]} == {False}
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_k_objects_are_given(client, k):
     objects = segmented(client, f"?k={k}")["objects"]

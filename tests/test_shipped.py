@@ -188,6 +188,27 @@ def test_at_most_12_percent_of_the_test_pairs_are_wrong(pairs_bundle):
     assert error_percents(manifest)["test_error"] <= 12
 
 
+def test_its_answers_are_confident_from_a_threshold_on_that_was_not_measured_on_the_test_set(any_bundle):
+    confidence = read_manifest(any_bundle).confidence
+    assert confidence.right_confident >= 0.99 * confidence.right
+    assert "held out of training" in confidence.data
+    assert "test set" not in confidence.data
+
+
+@pytest.mark.mnist
+def test_digits_that_are_dark_on_light_get_the_answers_of_those_that_are_not(client, mnist_root):
+    digits = load_split("mnist", "test", mnist_root).images[:200, ..., 0]
+    assert classify(client, 255 - digits) == classify(client, digits)
+
+
+def test_of_a_blank_page_and_of_noise_no_answer_is_confident(client):
+    page = np.full((300, 400), 250, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (2, 28, 28), dtype=np.uint8)
+    answered = classify(client, [page, *noise])
+    assert [result["confident"] for result in answered] == [False, False, False]
+    assert [result["blank"] for result in answered] == [True, False, False]
+
+
 def test_two_overlapping_digits_get_two_labels(pairs_bundle, client):
     with np.load(pairs_bundle / "samples.npz", allow_pickle=False) as samples:
         results = post_array(client, "/classify?model=capsnet-multimnist", samples["pixels"])

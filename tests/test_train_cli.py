@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -239,3 +241,12 @@ def test_what_can_be_no_folder_preset_or_number_is_refused_at_once(arguments, me
 def test_a_run_notes_its_command_by_name_however_it_was_started(program, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "fit", "--out", "my run"])
     assert command_line() == "capsnet-train fit --out 'my run'"
+
+
+@pytest.mark.parametrize("command", ["training.cli", "export.cli", "service.cli", "service.score.cli"])
+def test_every_command_prints_its_version(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        import_module(command).main(["--version"])
+    assert ended.value.code == 0
+    name = {"training.cli": "train", "export.cli": "export", "service.cli": "serve"}.get(command, "score")
+    assert capsys.readouterr().out == f"capsnet-{name} {version('capsnet')}\n"

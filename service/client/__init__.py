@@ -34,7 +34,7 @@ from service.client.answers import (
 from service.client.asynchronous import AsyncCapsnetClient
 from service.client.base import DEFAULT_URL
 from service.client.blocking import CapsnetClient
-from service.client.errors import CapsnetError, UnreachableError
+from service.client.errors import CapsnetError, ChangedBundleError, NobodyThereError, UnreachableError
 from service.client.jobs import Sweep
 from service.client.pictures import Pair, Picture, Pictures
 from service.client.steps import Retry
@@ -45,12 +45,14 @@ __all__ = [
     "AsyncCapsnetClient",
     "CapsnetClient",
     "CapsnetError",
+    "ChangedBundleError",
     "ClassScore",
     "Classification",
     "Encoded",
     "Failed",
     "Model",
     "ModelVersion",
+    "NobodyThereError",
     "Outcome",
     "Pair",
     "Picture",

@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from service.client.errors import not_understood
 from service.client.pictures import Picture
+from service.client.short_repr import ShortRepr, named
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
 
@@ -23,8 +24,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class ClassScore:
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassScore(ShortRepr):
     """One class as an image shows it.
 
     Attributes:
@@ -38,14 +39,17 @@ class ClassScore:
     pose: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Classification:
+@dataclass(frozen=True, eq=False, repr=False)
+class Classification(ShortRepr):
     """What was seen in one image.
 
     Attributes:
         filename: the picture's, of a pair both names, None where it has none.
         label: the most probable class.
         labels: as many of the best as the model expects objects per image.
+        confident: every one of `labels` is as probable as `min_probability`, or as the model's threshold, and
+            the image is not blank; None where nobody says how probable.
+        blank: there was nothing to see: no ink was found, or all pixels are nearly equal.
         classes: by falling probability, all of them or the top k.
         reconstruction: the best class decoded, uint8 [H, W, C], of a pair side by side; None unless asked.
     """
@@ -53,16 +57,19 @@ class Classification:
     filename: str | None
     label: str
     labels: tuple[str, ...]
+    confident: bool | None
+    blank: bool
     classes: tuple[ClassScore, ...]
     reconstruction: Levels | None
 
 
-@dataclass(frozen=True, eq=False)
-class SegmentedObject:
+@dataclass(frozen=True, eq=False, repr=False)
+class SegmentedObject(ShortRepr):
     """One object of an image, as its capsule alone shows it.
 
     Attributes:
         label: its class.
+        confident: it is as probable as `Classification.confident` asks for.
         probability: its capsule's length or activation, 0-1.
         pose: [D], or of the model's pose shape where that is no vector.
         colour: in the overlay, such as "#ff0000".
@@ -71,6 +78,7 @@ class SegmentedObject:
     """
 
     label: str
+    confident: bool | None
     probability: float
     pose: Floats
     colour: str
@@ -78,32 +86,42 @@ class SegmentedObject:
     mask: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
-class Segmentation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Segmentation(ShortRepr):
     """The objects in one image.
 
     Attributes:
         filename: the picture's, of a pair both names, None where it has none.
+        blank: there was nothing to see.
         objects: by falling probability.
         overlay: the reconstructions in their colours, added up, uint8 [H, W, 3].
     """
 
     filename: str | None
+    blank: bool
     objects: tuple[SegmentedObject, ...]
     overlay: Levels
 
 
-@dataclass(frozen=True, eq=False)
-class Answer(Generic[R]):
-    """One result for each picture, all from the same version of a model."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer(ShortRepr, Generic[R]):
+    """One result for each picture, all from the same bundle.
+
+    Attributes:
+        model: its name.
+        version: its number.
+        digest: of the bundle; another one under the same version has other weights or another rule.
+        results: in the order of the pictures.
+    """
 
     model: str
     version: int
+    digest: str
     results: tuple[R, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reconstruction(ShortRepr):
     """One decoded pose.
 
     Attributes:
@@ -117,12 +135,13 @@ class Reconstruction:
     picture: Levels
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstructions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reconstructions(ShortRepr):
     """Decoded poses of one class; of a sweep dimension by dimension, otherwise exactly one."""
 
     model: str
     version: int
+    digest: str
     label: str
     reconstructions: tuple[Reconstruction, ...]
 
@@ -133,9 +152,12 @@ class Encoded(NamedTuple):
     probabilities: Floats
     poses: Floats
 
+    def __repr__(self) -> str:
+        return named("Encoded", self._asdict().items())
 
-@dataclass(frozen=True)
-class ModelVersion:
+
+@dataclass(frozen=True, repr=False)
+class ModelVersion(ShortRepr):
     """A version of a model.
 
     Attributes:
@@ -143,6 +165,7 @@ class ModelVersion:
         state: "loaded", "available" (loads with the first request), "refused" and others; `reason` says why.
         device: cpu, cuda or tensorrt; None where it is not loaded.
         provider: ONNX Runtime's execution provider; None where it is not loaded.
+        digest: of its bundle; None where it is not loaded.
         reason: why it is not served, where there is one.
         manifest: what the bundle says of itself, `class_names` among it; only from `CapsnetClient.model`.
     """
@@ -151,12 +174,13 @@ class ModelVersion:
     state: str
     device: str | None
     provider: str | None
+    digest: str | None
     reason: str | None
     manifest: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, repr=False)
+class Model(ShortRepr):
     """A model and its versions, newest first; `default` answers requests that name no model."""
 
     name: str
@@ -165,23 +189,27 @@ class Model:
 
 
 class Pinned(NamedTuple):
-    """The version of a model that answers now, and what its bundle says of itself, such as `class_names`."""
+    """The version of a model that answers now, what its bundle says of itself, and the bundle's digest."""
 
     model: str
     version: int
     manifest: Mapping[str, Any]
+    digest: str
+
+    def __repr__(self) -> str:
+        return named("Pinned", self._asdict().items())
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scored(ShortRepr):
     """A picture of a stream, and what was seen in it."""
 
     picture: Picture
     classification: Classification
 
 
-@dataclass(frozen=True, eq=False)
-class Failed:
+@dataclass(frozen=True, eq=False, repr=False)
+class Failed(ShortRepr):
     """A picture of a stream that has no result, and why."""
 
     picture: Picture
@@ -213,9 +241,7 @@ def to_classifications(body: Any, filenames: Sequence[str | None]) -> Answer[Cla
     """The answer of /classify to pictures of these names."""
     shape = body.get("pose_shape")
     results = zip(filenames, body["results"], strict=True)
-    return Answer(
-        body["model"], body["version"], tuple(_classification(name, one, shape) for name, one in results)
-    )
+    return _answer(body, [_classification(name, one, shape) for name, one in results])
 
 
 def to_segmentations(body: Any, filenames: Sequence[str | None]) -> Answer[Segmentation]:
@@ -224,12 +250,13 @@ def to_segmentations(body: Any, filenames: Sequence[str | None]) -> Answer[Segme
     results = [
         Segmentation(
             name,
+            result["blank"],
             tuple(_segmented_object(one, shape) for one in result["objects"]),
             read_png(b64decode(result["overlay"])),
         )
         for name, result in zip(filenames, body["results"], strict=True)
     ]
-    return Answer(body["model"], body["version"], tuple(results))
+    return _answer(body, results)
 
 
 def to_reconstructions(body: Any) -> Reconstructions:
@@ -243,7 +270,7 @@ def to_reconstructions(body: Any) -> Reconstructions:
         )
         for one in body["reconstructions"]
     ]
-    return Reconstructions(body["model"], body["version"], body["label"], tuple(made))
+    return Reconstructions(body["model"], body["version"], body["digest"], body["label"], tuple(made))
 
 
 def to_models(body: Any) -> tuple[Model, ...]:
@@ -269,6 +296,10 @@ def read_png(file: bytes) -> Levels:
     return levels[:, :, None] if levels.ndim == 2 else levels
 
 
+def _answer(body: Any, results: Sequence[R]) -> Answer[R]:
+    return Answer(body["model"], body["version"], body["digest"], tuple(results))
+
+
 def _classification(filename: str | None, result: Any, shape: Sequence[int] | None) -> Classification:
     classes = result["classes"]
     poses = _poses([one["pose"] for one in classes], shape)  # at once: one array a class costs ten times that
@@ -280,6 +311,8 @@ def _classification(filename: str | None, result: Any, shape: Sequence[int] | No
         filename,
         result["label"],
         tuple(result["labels"]),
+        result["confident"],
+        result["blank"],
         tuple(scores),
         None if picture is None else read_png(b64decode(picture)),
     )
@@ -289,6 +322,7 @@ def _segmented_object(body: Any, shape: Sequence[int] | None) -> SegmentedObject
     mask = read_png(b64decode(body["mask"]))
     return SegmentedObject(
         body["label"],
+        body["confident"],
         body["probability"],
         _poses([body["pose"]], shape)[0],
         body["colour"],
@@ -298,7 +332,7 @@ def _segmented_object(body: Any, shape: Sequence[int] | None) -> SegmentedObject
 
 
 def _model_version(body: Any) -> ModelVersion:
-    rest = {name: body.get(name) for name in ("device", "provider", "reason", "manifest")}
+    rest = {name: body.get(name) for name in ("device", "provider", "digest", "reason", "manifest")}
     return ModelVersion(version=body["version"], state=body["state"], **rest)
 
 

@@ -42,12 +42,13 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         *,
         top_k: int | None = None,
         reconstruction: bool = False,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Classification]:
         """What is seen in pictures; see `CapsnetClient.classify`."""
-        query = params(model=model, version=version, preprocess=preprocess)
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
 
     async def classify_many(
@@ -55,8 +56,10 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         pictures: Iterable[Picture],
         *,
         top_k: int | None = None,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
+        digest: str | None = None,
         preprocess: Preprocess = "auto",
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
@@ -67,12 +70,16 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         which gives up the requests under way at once.
         """
         check_stream(batch, concurrency)
-        query = await self._do(models.stream_query(model, version, top_k=top_k, preprocess=preprocess))
+        question = models.stream_query(
+            model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
+        )
+        query, digest = await self._do(question)
+        bundle = jobs.SameBundle(digest)
         batches = jobs.batches_of(pictures, batch)
         running: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
             while some := await asyncio.to_thread(next, batches, None):
-                job = jobs.score(some, query, self._request_bytes)
+                job = jobs.score(some, query, self._request_bytes, bundle)
                 running.append(asyncio.create_task(self._do(job)))
                 if len(running) == concurrency:
                     for outcome in await running.popleft():
@@ -124,12 +131,13 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         pictures: Pictures,
         *,
         k: int | None = None,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Segmentation]:
         """Overlapping objects taken apart; see `CapsnetClient.segment`."""
-        query = params(model=model, version=version, preprocess=preprocess)
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(jobs.segment(pictures, k, query, self._request_bytes))
 
     async def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from service.client.pictures import REQUEST_BYTES
-from service.client.steps import DEFAULT_RETRY, Job, Retry, Steps, with_retries
+from service.client.steps import DEFAULT_RETRY, Contact, Job, Retry, Steps, with_retries
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason
@@ -33,6 +33,7 @@ class BaseClient(ABC, Generic[Http]):
     ) -> None:
         self._http: Http = self._connect(**_http_options(url, api_key, timeout_s, connect_timeout_s))
         self._retry = retry
+        self._contact = Contact()
         self._request_bytes = request_bytes
 
     @staticmethod
@@ -42,7 +43,7 @@ class BaseClient(ABC, Generic[Http]):
 
     def _steps(self, job: Job[T], retry: Retry | None) -> Steps[T]:
         """The job with its repetitions, to be driven to its result."""
-        return with_retries(job, retry or self._retry)
+        return with_retries(job, retry or self._retry, self._contact)
 
 
 def check_stream(batch: int, concurrency: int) -> None:

@@ -57,6 +57,7 @@ class CapsnetClient(BaseClient[httpx.Client]):
         *,
         top_k: int | None = None,
         reconstruction: bool = False,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
         preprocess: Preprocess = "auto",
@@ -64,20 +65,26 @@ class CapsnetClient(BaseClient[httpx.Client]):
         """What is seen in pictures.
 
         Args:
-            pictures: a path, bytes, a file opened in binary mode or an array [H, W]; several of those; or an
-                array [N, H, W] or [N, H, W, C] (uint8 0-255, float32 0-1, of the model's size). Any number:
-                they are sent in several requests where need be. For a model of two views each is a
-                Pair(left, right) of files, or the views are the C of an array.
+            pictures: a path, bytes, a file opened in binary mode, a PIL image or an array [H, W] or
+                [H, W, C]; several of those; or an array [N, H, W] or [N, H, W, C]. An array is uint8, 0-255,
+                or floats, 0-1. One of the model's size is taken as it is; levels of another size are
+                prepared as a file of them would be. Any number: they are sent in several requests where need
+                be. For a model of two views each is a Pair(left, right) of files or PIL images, or the views
+                are the C of an array.
             top_k: the k most probable classes; all of them by default.
             reconstruction: also decode the best class of each picture.
+            min_probability: what is confident reaches this, 0-1; by default the model's own threshold.
             model: its name; by default the service's default model.
             version: by default the newest one loaded.
             preprocess: "auto", the model's own rule for pictures of other sizes, or "off", a plain resize.
 
         Returns:
-            One result for each picture, in order.
+            One result for each picture, in order, all from the same bundle.
+
+        Raises:
+            ChangedBundleError: it was replaced under the same version between two requests.
         """
-        query = params(model=model, version=version, preprocess=preprocess)
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
 
     def classify_many(
@@ -85,8 +92,10 @@ class CapsnetClient(BaseClient[httpx.Client]):
         pictures: Iterable[Picture],
         *,
         top_k: int | None = None,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
+        digest: str | None = None,
         preprocess: Preprocess = "auto",
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
@@ -94,32 +103,43 @@ class CapsnetClient(BaseClient[httpx.Client]):
         """What is seen in a stream of pictures, one outcome for each, in their order.
 
         A picture that cannot be read, sent or classified makes a `Failed`, and the stream goes on; a service
-        that stays away, or a wrong argument, ends it with an exception. One version answers for all pictures.
+        that stays away, a bundle that is replaced or a wrong argument ends it with an exception. One bundle
+        answers for all pictures.
         In memory are `concurrency` requests and the outcomes of as many, however long the stream is. Whoever
         stops early waits for the requests under way.
 
         Args:
             pictures: as `classify` takes them one by one; asked for as the stream goes on.
-            top_k: as for `classify`; as are model, version and preprocess.
+            top_k: as for `classify`; as are min_probability, model, version and preprocess.
+            min_probability: what is confident reaches this.
             model: its name.
             version: its number.
+            digest: of the bundle that is to answer, such as `pin` tells; by default whichever does first.
             preprocess: "auto" or "off".
             batch: pictures in one request, at most.
             concurrency: requests under way at once, at most.
         """
         check_stream(batch, concurrency)
-        query = self._do(models.stream_query(model, version, top_k=top_k, preprocess=preprocess))
-        return self._stream(pictures, query, batch, concurrency)
+        question = models.stream_query(
+            model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
+        )
+        query, digest = self._do(question)
+        return self._stream(pictures, query, jobs.SameBundle(digest), batch, concurrency)
 
     def _stream(
-        self, pictures: Iterable[Picture], query: Params, batch: int, concurrency: int
+        self,
+        pictures: Iterable[Picture],
+        query: Params,
+        bundle: jobs.SameBundle,
+        batch: int,
+        concurrency: int,
     ) -> Iterator[Outcome]:
         stop = threading.Event()
         running: deque[Future[list[Outcome]]] = deque()
         with ThreadPoolExecutor(concurrency, thread_name_prefix="capsnet-client") as threads:
             try:
                 for some in jobs.batches_of(pictures, batch):
-                    job = jobs.score(some, query, self._request_bytes)
+                    job = jobs.score(some, query, self._request_bytes, bundle)
                     running.append(threads.submit(self._do, job, stop))
                     if len(running) == concurrency:
                         yield from running.popleft().result()
@@ -176,6 +196,7 @@ class CapsnetClient(BaseClient[httpx.Client]):
         pictures: Pictures,
         *,
         k: int | None = None,
+        min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
         preprocess: Preprocess = "auto",
@@ -185,11 +206,12 @@ class CapsnetClient(BaseClient[httpx.Client]):
         Args:
             pictures: as `classify` takes them.
             k: objects per picture; by default as many as the model expects, at least two.
+            min_probability: as for `classify`.
             model: as for `classify`; as are version and preprocess.
             version: its number.
             preprocess: "auto" or "off".
         """
-        query = params(model=model, version=version, preprocess=preprocess)
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(jobs.segment(pictures, k, query, self._request_bytes))
 
     def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:

@@ -38,6 +38,25 @@ class UnreachableError(CapsnetError):
     """Nobody answered: no connection, a broken one, or none in time."""
 
 
+class NobodyThereError(UnreachableError):
+    """No connection could be made: nothing listens at the address, or there is no such address."""
+
+
+class ChangedBundleError(CapsnetError):
+    """Another bundle answers under the same version than before: what came before is of other weights."""
+
+
+def changed_bundle(model: str, version: int, before: str, now: str) -> ChangedBundleError:
+    """The error of an answer from another bundle than the one before it."""
+    return ChangedBundleError(
+        None,
+        NO_TYPE,
+        "Another bundle answers",
+        f"{model}/{version} had the digest {before} and now has {now}: its files were replaced meanwhile; "
+        "begin again for answers of one bundle",
+    )
+
+
 def refusal(answer: httpx.Response) -> CapsnetError:
     """The error that an answer other than 200 tells."""
     try:
@@ -59,7 +78,8 @@ def unreachable(error: httpx.RequestError) -> UnreachableError:
     """The error of a request that got no answer."""
     where = error.request.url.copy_with(query=None)
     reason = str(error) or type(error).__name__
-    return UnreachableError(None, NO_TYPE, "The service cannot be reached", f"{where}: {reason}")
+    kind = NobodyThereError if isinstance(error, httpx.ConnectError) else UnreachableError
+    return kind(None, NO_TYPE, "The service cannot be reached", f"{where}: {reason}")
 
 
 def not_understood(answer: httpx.Response, reason: str) -> CapsnetError:

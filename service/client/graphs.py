@@ -7,6 +7,7 @@ import numpy as np
 
 from service.client.answers import Encoded, Floats
 from service.client.errors import not_understood
+from service.client.jobs import SameBundle
 from service.client.models import default_model, graph_path
 from service.client.pictures import REQUEST_IMAGES
 from service.client.steps import Call, Job
@@ -51,29 +52,30 @@ def _run_graph(
     image_bytes = sum(array[0].nbytes for array in inputs.values())
     step = max(1, min(REQUEST_IMAGES, most_bytes // image_bytes))
     pieces: list[list[Floats]] = []
+    bundle = SameBundle()
     for start in range(0, count, step):
         message = write_request({name: array[start : start + step] for name, array in inputs.items()}, names)
         body = {"content": message.body, "headers": message.headers}
         came = yield Call("POST", f"{graph_path(model + suffix, version)}/infer", body=body)
-        answered, outputs = _read_outputs(came, names, min(step, count - start))
-        version = answered if version is None else version
+        version, digest, outputs = _read_outputs(came, names, min(step, count - start))
+        bundle.check(model, version, digest)
         pieces.append(outputs)
     return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
 
 
-def _read_outputs(came: httpx.Response, names: Sequence[str], count: int) -> tuple[int, list[Floats]]:
-    """The version that answered, and its outputs for so many images."""
+def _read_outputs(came: httpx.Response, names: Sequence[str], count: int) -> tuple[int, str, list[Floats]]:
+    """The version that answered, its bundle's digest, and its outputs for so many images."""
     try:
         header, binary = split(came.content, came.headers.get(HEADER_LENGTH))
         outputs = read_tensors(header, "outputs", binary)
         arrays = [outputs[name] for name in names]
-        version = int(header["model_version"])
+        version, digest = int(header["model_version"]), str(header["parameters"]["digest"])
     except (WireError, KeyError, TypeError, ValueError) as error:
         raise not_understood(came, f"{type(error).__name__}: {error}") from error
     if any(array.shape[:1] != (count,) for array in arrays):
         shapes = {name: array.shape for name, array in outputs.items()}
         raise not_understood(came, f"expected outputs for {count} images, got {shapes}")
-    return version, arrays
+    return version, digest, arrays
 
 
 def _check_floats(name: str, array: Floats, shape: str, axes: int) -> None:

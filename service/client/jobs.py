@@ -29,7 +29,7 @@ from service.client.answers import (
     to_reconstructions,
     to_segmentations,
 )
-from service.client.errors import CapsnetError, not_understood, other_views
+from service.client.errors import CapsnetError, changed_bundle, not_understood, other_views
 from service.client.pictures import (
     REQUEST_IMAGES,
     Picture,
@@ -39,6 +39,7 @@ from service.client.pictures import (
     body_of,
     each_picture,
     in_requests,
+    is_picture,
     load,
     load_or_say,
     picture_files,
@@ -97,6 +98,26 @@ class Decoding(NamedTuple):
     sweep: Sweep | None
 
 
+class SameBundle:
+    """All answers of a stream are to come from one bundle, the first one's unless it is known before.
+
+    Threads may share it.
+    """
+
+    def __init__(self, digest: str | None = None) -> None:
+        self._seen = {} if digest is None else {"digest": digest}
+
+    def check(self, model: str, version: int, digest: str) -> None:
+        """Note where an answer comes from.
+
+        Raises:
+            ChangedBundleError: not from where those before it came; names both digests.
+        """
+        before = self._seen.setdefault("digest", digest)  # one step, whatever other threads do
+        if digest != before:
+            raise changed_bundle(model, version, before, digest)
+
+
 def classify(
     pictures: Pictures, top_k: int | None, reconstruction: bool, query: Params, most_bytes: int
 ) -> Job[Answer[Classification]]:
@@ -122,41 +143,56 @@ def _each_image(
 ) -> Job[Answer[R]]:
     results: list[R] = []
     answer: Answer[R] | None = None
+    bundle = SameBundle()
     for uploads in in_requests(map(load, each_picture(pictures)), most_images, most_bytes):
-        came = yield Call("POST", path, query, body_of(uploads))
-        answer = _one_each(came, parse, uploads)
+        answer = _one_each((yield from _post(path, query, uploads)), parse, uploads)
+        bundle.check(answer.model, answer.version, answer.digest)
         results += answer.results
         # The version that has begun answers for all, even if a newer one is published meanwhile.
         query = {**query, "model": answer.model, "version": answer.version}
     if answer is None:
         raise ValueError("expected at least one picture, got none")
-    return Answer(answer.model, answer.version, tuple(results))
+    return Answer(answer.model, answer.version, answer.digest, tuple(results))
 
 
-def score(pictures: Sequence[Picture], query: Params, most_bytes: int) -> Job[list[Outcome]]:
-    """One outcome per picture of a stream; a bad one fails alone."""
+def _post(path: str, query: Params, uploads: Sequence[Upload]) -> Job[httpx.Response]:
+    """The answer to pictures; arrays of levels that have not the model's size are sent as files instead."""
+    try:
+        return (yield Call("POST", path, query, body_of(uploads)))
+    except CapsnetError as error:
+        if error.type != "/problems/wrong-array" or not all(is_picture(upload) for upload in uploads):
+            raise
+    files = [("images", file) for upload in uploads for file in picture_files(upload)]
+    return (yield Call("POST", path, query, {"files": files}))
+
+
+def score(
+    pictures: Sequence[Picture], query: Params, most_bytes: int, bundle: SameBundle
+) -> Job[list[Outcome]]:
+    """One outcome per picture of a stream; a bad one fails alone, and another bundle than before ends it."""
     outcomes: list[Outcome] = []
     for group in in_requests(map(load_or_say, pictures), len(pictures), most_bytes):
         outcomes += [Failed(one.picture, one.error) for one in group if isinstance(one, Unread)]
         uploads = [one for one in group if isinstance(one, Upload)]  # a group is all of one kind
         if uploads:
-            outcomes += yield from _halve(uploads, query)
+            outcomes += yield from _halve(uploads, query, bundle)
     return outcomes
 
 
-def _halve(uploads: Sequence[Upload], query: Params) -> Job[list[Outcome]]:
+def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Job[list[Outcome]]:
     """One bad picture fails its request: halves are asked for until that one is alone."""
     try:
-        came = yield Call("POST", "/classify", query, body_of(uploads))
+        came = yield from _post("/classify", query, uploads)
     except CapsnetError as error:
         if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUESTION:
             raise
         if len(uploads) == 1:
             return [Failed(uploads[0].picture, error)]
         half = len(uploads) // 2
-        first = yield from _halve(uploads[:half], query)
-        return first + (yield from _halve(uploads[half:], query))
+        first = yield from _halve(uploads[:half], query, bundle)
+        return first + (yield from _halve(uploads[half:], query, bundle))
     answer = _one_each(came, to_classifications, uploads)
+    bundle.check(answer.model, answer.version, answer.digest)
     return [Scored(one.picture, seen) for one, seen in zip(uploads, answer.results, strict=True)]
 
 

@@ -55,18 +55,21 @@ def pin(name: str | None, version: int | None) -> Job[Pinned]:
     yield Call("GET", f"{graph_path(name, version)}/ready")  # loads what loads with its first request
     known = yield from model(name)
     for one in known.versions:  # newest first
-        if one.manifest is not None and version in (None, one.version):
-            return Pinned(name, one.version, one.manifest)
+        if one.manifest is not None and one.digest is not None and version in (None, one.version):
+            return Pinned(name, one.version, one.manifest, one.digest)
     states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
     title = "No such model or version is served"
     raise CapsnetError(404, "/problems/unknown-model", title, f"{name} was taken down just now: {states}")
 
 
-def stream_query(model: str | None, version: int | None, **given: str | int | None) -> Job[Params]:
-    """Query parameters that name one version for a whole stream."""
+def stream_query(
+    model: str | None, version: int | None, digest: str | None, **given: str | float | None
+) -> Job[tuple[Params, str | None]]:
+    """Query parameters that name one version for a whole stream, and its bundle's digest, if it is known."""
     if model is None or version is None:
-        model, version, _ = yield from pin(model, version)
-    return params(model=model, version=version, **given)
+        pinned = yield from pin(model, version)
+        model, version, digest = pinned.model, pinned.version, digest or pinned.digest
+    return params(model=model, version=version, **given), digest
 
 
 def graph_path(graph: str, version: int | None) -> str:

@@ -9,21 +9,27 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps
+
+from service.client.short_repr import ShortRepr
 
 # N images, H rows, W columns, C channels
 
 REQUEST_IMAGES = 64  # two batches of the service's default; it takes 256 unless told otherwise
 REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB unless told otherwise
 UNNAMED = "picture"  # a part without a file name is no file
+MOST_CHANNELS = 4  # the last axis of a single picture in colour; no picture is so few pixels wide
+LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can become files
+PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+TIFF_MODES = {"I", "F"}  # deep ones, which a PNG would cut off
 
 Array = NDArray[Any]
-File = str | os.PathLike[str] | bytes | BinaryIO
-"""A file's path, its bytes or the file opened in binary mode."""
+File = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+"""A file's path, its bytes, the file opened in binary mode or as a PIL image."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pair:
+@dataclass(frozen=True, eq=False, repr=False)
+class Pair(ShortRepr):
     """The two views of one object for a model that takes pairs, such as a stereo camera's pictures."""
 
     left: File
@@ -31,8 +37,8 @@ class Pair:
 
 
 Picture = File | Array | Pair
-"""A file or a pair of them; or an array [H, W] or [H, W, C], uint8 0-255 or float32 0-1, of the model's size,
-where the two views of a pair are C."""
+"""A file or a pair of them; or an array [H, W] or [H, W, C], uint8 0-255 or floats 0-1, where the two views
+of a pair are C. Floats are of the model's size."""
 Pictures = Picture | Iterable[Picture]
 """One picture, several, or an array of them, [N, H, W] or [N, H, W, C]."""
 
@@ -84,8 +90,9 @@ Loaded = TypeVar("Loaded", Upload, Unread, Upload | Unread)
 def each_picture(pictures: Pictures) -> Iterable[Picture]:
     """The pictures one by one."""
     if isinstance(pictures, np.ndarray):
-        return [pictures] if pictures.ndim == 2 else iter(pictures)
-    if isinstance(pictures, Pair):
+        is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MOST_CHANNELS)
+        return [pictures] if is_one else iter(pictures)
+    if isinstance(pictures, Pair | Image.Image):
         return [pictures]
     if isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(pictures, "read"):
         return [cast(Picture, pictures)]
@@ -101,7 +108,7 @@ def load(picture: Picture) -> Upload:
         TypeError: it is none of what a picture may be.
     """
     if isinstance(picture, np.ndarray):
-        return Upload(picture, _checked_array(picture))
+        return Upload(picture, _sendable_array(picture))
     files = (picture.left, picture.right) if isinstance(picture, Pair) else (picture,)
     return Upload(picture, tuple(_read_file(file) for file in files))
 
@@ -148,6 +155,12 @@ def body_of(uploads: Sequence[Upload]) -> dict[str, Any]:
     return {"content": file.getvalue(), "headers": {"Content-Type": "application/x-npy"}}
 
 
+def is_picture(upload: Upload) -> bool:
+    """Whether it is an array that `picture_files` makes files of, grey or colour or a pair of grey views."""
+    content = upload.content
+    return isinstance(content, np.ndarray) and content.dtype == np.uint8 and content.shape[2:] in LEVELS
+
+
 def picture_files(upload: Upload) -> list[tuple[str, bytes]]:
     """Names and bytes of the files, one for each view, where a route takes no arrays: uint8 becomes PNG.
 
@@ -171,14 +184,28 @@ def _as_png(levels: Array) -> bytes:
     return file.getvalue()
 
 
+def _as_file(picture: Image.Image) -> bytes:
+    """The file of a PIL image, with the same pixels; one that is fresh from a file is turned upright."""
+    if isinstance(picture, ImageFile.ImageFile):
+        picture = ImageOps.exif_transpose(picture)
+    file = BytesIO()
+    if picture.mode in TIFF_MODES:
+        picture.save(file, "TIFF")
+    else:
+        (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(file, "PNG")
+    return file.getvalue()
+
+
 def _read_file(file: File) -> NamedFile:
+    if isinstance(file, Image.Image):
+        return None, _as_file(file)
     if isinstance(file, bytes | bytearray | memoryview):
         return None, bytes(file)
     if isinstance(file, str | os.PathLike):
         path = Path(file)
         return _sendable(path.name), path.read_bytes()
     if not hasattr(file, "read"):
-        kinds = "a path, bytes, a file opened in binary mode, a Pair of those or a numpy array"
+        kinds = "a path, bytes, a file opened in binary mode, a PIL image, a Pair of those or a numpy array"
         raise TypeError(f"a picture must be {kinds}, got {type(file).__name__}")
     content = file.read()
     if isinstance(content, str):
@@ -187,12 +214,12 @@ def _read_file(file: File) -> NamedFile:
     return _sendable(Path(name).name) if isinstance(name, str) else None, content
 
 
-def _checked_array(array: Array) -> Array:
-    if array.dtype not in (np.uint8, np.float32):
-        raise ValueError(f"the array is {array.dtype}; expected uint8 (0-255) or float32 (0-1)")
+def _sendable_array(array: Array) -> Array:
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"the array is {array.dtype}; expected uint8 (0-255) or floats (0-1)")
     if array.ndim not in (2, 3):
         raise ValueError(f"one picture is an array [H, W] or [H, W, C]; got shape {list(array.shape)}")
-    return array
+    return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
 def _sendable(name: str) -> str:

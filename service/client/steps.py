@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from service.client.errors import CapsnetError, UnreachableError, refusal, unreachable
+from service.client.errors import CapsnetError, NobodyThereError, UnreachableError, refusal, unreachable
 
 T = TypeVar("T")
-Params = Mapping[str, str | int]
+Params = Mapping[str, str | float]
 
 PASSING = frozenset({429, 502, 503, 504})  # too much to do, away, or not in time: another time it may work
 
@@ -60,7 +60,7 @@ def advance(steps: Steps[T], came: Came) -> Call | Pause | Done[T]:
         return Done(end.value)
 
 
-def params(**given: str | int | None) -> Params:
+def params(**given: str | float | None) -> Params:
     """Query parameters: those that are given."""
     return {name: value for name, value in given.items() if value is not None}
 
@@ -68,6 +68,9 @@ def params(**given: str | int | None) -> Params:
 @dataclass(frozen=True)
 class Retry:
     """How long to insist on an answer. All requests may be repeated: none of them changes anything.
+
+    Where no connection can be made and the service has never answered, the error comes at once: it is more
+    often a wrong address than a service about to start. One that has answered before is waited for.
 
     Before attempt n + 1 passes what the answer's Retry-After asks for, and a random time of up to
     `first_wait_s` * 2 ** (n - 1), so that many clients do not come back all at once.
@@ -77,6 +80,7 @@ class Retry:
         first_wait_s: seconds, at most, before the second attempt where the service asks for none.
         longest_wait_s: seconds that neither a Retry-After nor the random time may exceed.
         total_s: seconds after the first attempt beyond which no other one begins.
+        until_started: also wait for a service that has never answered, such as one that is about to start.
 
     Raises:
         ValueError: attempts below 1, or a negative time.
@@ -86,6 +90,7 @@ class Retry:
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
     total_s: float = 120.0
+    until_started: bool = False
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -103,13 +108,20 @@ DEFAULT_RETRY = Retry()
 ONCE = Retry(attempts=1)
 
 
-def with_retries(job: Job[T], retry: Retry) -> Steps[T]:
+@dataclass
+class Contact:
+    """Whether the service has ever answered."""
+
+    made: bool = False
+
+
+def with_retries(job: Job[T], retry: Retry, contact: Contact) -> Steps[T]:
     """The job, each of its calls repeated until there is a good answer or no hope for one."""
     try:
         call = next(job)
         while True:
             try:
-                answer = yield from _insist(call, retry)
+                answer = yield from _insist(call, retry, contact)
             except CapsnetError as error:
                 call = job.throw(error)
             else:
@@ -119,7 +131,7 @@ def with_retries(job: Job[T], retry: Retry) -> Steps[T]:
         return result
 
 
-def _insist(call: Call, retry: Retry) -> Steps[httpx.Response]:
+def _insist(call: Call, retry: Retry, contact: Contact) -> Steps[httpx.Response]:
     """The good answer to a call.
 
     Raises:
@@ -130,11 +142,13 @@ def _insist(call: Call, retry: Retry) -> Steps[httpx.Response]:
     while True:
         attempt += 1
         came = yield call
+        contact.made = contact.made or isinstance(came, httpx.Response)
         if isinstance(came, httpx.Response) and came.status_code == httpx.codes.OK:
             return came
         error, asked_s = _fault(came)
         wait_s = retry.wait_s(attempt, asked_s)
-        is_passing = error.status in PASSING or isinstance(error, UnreachableError)
+        is_awaited = contact.made or retry.until_started or not isinstance(error, NobodyThereError)
+        is_passing = error.status in PASSING or (isinstance(error, UnreachableError) and is_awaited)
         if not is_passing or attempt == retry.attempts or time.monotonic() + wait_s > until:
             raise error
         yield Pause(wait_s)

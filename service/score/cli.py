@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import sys
+from importlib.metadata import version as installed_version
 
 from service.client import DEFAULT_URL
 from service.score.query import ScoreError
@@ -19,6 +20,7 @@ from service.settings import SettingsError
 BATCH = 32
 CONCURRENCY = 4
 PATIENCE_S = 120
+OF_THE_COMMAND = 0  # no model has this version
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 READER_LEFT = 141  # the same for SIGPIPE
 
@@ -45,6 +47,9 @@ on disk or in an archive, or in one Parquet file; in a list (--files-from) they 
 by side. An odd number of pictures is an error before anything is scored; in a tar archive, a Parquet file or
 a list from a pipe, where it is known at the end alone, the picture left over is one without a row.
 
+A row is confident if its picture is not blank and all classes that it names are probable enough: what
+the model expects of answers that are right, see `confidence` in its manifest, or --min-probability.
+
 Pictures without a row and the reasons go to scores.csv.errors.jsonl beside the table (to stderr when rows go
 to stdout). scores.csv.run.json tells how far a run is and what it was asked; --resume needs the same pictures
 in the same order. A key for the service is read from CAPSNET_API_KEY.
@@ -56,6 +61,9 @@ exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no s
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors of the user's end with one line and status 2."""
     options = _parser().parse_args(arguments)
+    if options.version == OF_THE_COMMAND:
+        print(f"capsnet-score {installed_version('capsnet')}")
+        sys.exit(0)
     logging.basicConfig(format="capsnet-score: %(message)s")  # warnings: versions and devices passed over
     try:
         sys.exit(run(options))
@@ -125,6 +133,12 @@ def _add_table(group: "argparse._ArgumentGroup") -> None:
         help="default: as --out ends, .csv, .jsonl or .parquet; csv on stdout",
     )
     group.add_argument("--top-k", type=_whole, metavar="K", help="the K most probable classes (default: all)")
+    group.add_argument(
+        "--min-probability",
+        type=_probability,
+        metavar="P",
+        help="what is confident is as probable as this (default: the model's own threshold)",
+    )
     group.add_argument("--poses", action="store_true", help="the pose of every class, too")
     group.add_argument(
         "--errors",
@@ -151,7 +165,14 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         help="with --local: folders of bundles (default: $CAPSNET_MODELS, else models)",
     )
     group.add_argument("--model", metavar="NAME", help="default: the service's default model")
-    group.add_argument("--version", type=_whole, metavar="N", help="default: the newest")
+    group.add_argument(
+        "--version",
+        nargs="?",
+        type=_whole,
+        const=OF_THE_COMMAND,
+        metavar="N",
+        help="of the model (default: the newest); without N it is the command's own that is printed",
+    )
     group.add_argument(
         "--preprocess",
         choices=["auto", "off"],
@@ -168,6 +189,16 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         metavar="N",
         help=f"batches in flight at once (default: {CONCURRENCY})",
     )
+
+
+def _probability(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"must be 0 to 1, got {text!r}")
+    return number
 
 
 def _whole(text: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.confidence import are_blank, are_confident
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import views_to_input
@@ -58,10 +59,12 @@ class LocalScorer:
             return [picture for picture in decoded if isinstance(picture, Skipped)]
         async with self.turn:  # an engine may be called from one thread at a time
             probabilities, poses = await asyncio.to_thread(lambda: self.engine.encode(np.stack(pixels)))
-        classes = iter(self._classes(probabilities, poses))
+        blank = are_blank(np.stack(pixels))
+        confident = are_confident(probabilities, blank, self.engine.manifest, self.query.min_probability)
+        seen = zip(self._classes(probabilities, poses), confident, blank.tolist(), strict=True)
         return [
-            seen if isinstance(seen, Skipped) else Row(picture.name, next(classes))
-            for picture, seen in zip(batch, decoded, strict=True)
+            one if isinstance(one, Skipped) else Row(picture.name, *next(seen))
+            for picture, one in zip(batch, decoded, strict=True)
         ]
 
     def _decode(self, picture: Loaded | Skipped) -> Floats | Skipped:
@@ -115,8 +118,7 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
     manifest = engine.manifest
-    encoder = manifest.graphs["encoder"].sha256
-    chosen = Chosen(model, version, manifest.class_names, encoder, manifest.views)
+    chosen = Chosen(model, version, manifest.class_names, manifest.digest, manifest.views)
     check_top_k(query, chosen)
     yield LocalScorer(engine, chosen, query, settings.max_pixels)
 

@@ -124,6 +124,8 @@ def _schema(columns: Columns) -> pa.Schema:
         ("path", pa.string()),
         ("label", pa.string()),
         ("probability", number),
+        ("confident", pa.bool_()),
+        ("blank", pa.bool_()),
         *((name, number) for name in columns.class_names),
         *((name, pa.list_(number)) for name in columns.pose_names),
     ]
@@ -134,7 +136,8 @@ def _record(row: dict[str, Any], columns: Columns) -> dict[str, object]:
     """A journal's line as the cells of its row."""
     # Parquet's strings are text; bytes of a name that are none are written as \xe9.
     path = to_bytes(row["path"]).decode("utf-8", "backslashreplace")
-    cells: dict[str, object] = {"path": path, "label": row["label"], "probability": row["probability"]}
+    cells: dict[str, object] = {name: row[name] for name in ("label", "probability", "confident", "blank")}
+    cells["path"] = path
     for capsule in row["classes"]:
         cells[capsule["label"]] = capsule["probability"]
         if columns.poses:

@@ -22,6 +22,7 @@ class Query:
     top_k: int | None
     preprocess: Literal["auto", "off"]
     poses: bool
+    min_probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ class Chosen:
     """The version that answers the query: the same for all rows, even if a newer one is published.
 
     Attributes:
+        digest: of its bundle, which is to stay the same as well.
         views: pictures of which one row is made.
     """
 
     model: str
     version: int
     class_names: Sequence[str]
-    encoder_sha256: str
+    digest: str
     views: int
 
 
@@ -63,10 +65,19 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Row:
-    """A picture's classes by falling probability, all of them or the top k."""
+    """What is seen in a picture.
+
+    Attributes:
+        name: the picture's.
+        classes: by falling probability, all of them or the top k.
+        confident: the answer reaches the threshold; None where there is none.
+        blank: there was nothing to see.
+    """
 
     name: str
     classes: Sequence[Capsule]
+    confident: bool | None
+    blank: bool
 
 
 @dataclass(frozen=True)

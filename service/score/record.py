@@ -24,10 +24,11 @@ class Asked(BaseModel):
 
     model: str
     version: int
-    encoder_sha256: str
+    digest: str
     top_k: int | None
     preprocess: Literal["auto", "off"]
     poses: bool
+    min_probability: float | None = None
     format: Format
     image_column: str | None
     id_column: str | None

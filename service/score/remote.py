@@ -57,6 +57,8 @@ class HttpScorer:
             top_k=self.query.top_k,
             model=self.chosen.model,
             version=self.chosen.version,
+            digest=self.chosen.digest,
+            min_probability=self.query.min_probability,
             preprocess=self.query.preprocess,
             batch=len(batch),
             concurrency=1,
@@ -73,7 +75,8 @@ class HttpScorer:
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:
         if isinstance(seen, Failed):
             return Skipped(name, seen.reason)
-        return Row(name, [self._capsule(one) for one in seen.classification.classes])
+        answer = seen.classification
+        return Row(name, [self._capsule(one) for one in answer.classes], answer.confident, answer.blank)
 
     def _capsule(self, seen: ClassScore) -> Capsule:
         pose = as_written(seen.pose.ravel()) if self.query.poses else None
@@ -117,17 +120,10 @@ async def _choose(client: AsyncCapsnetClient, query: Query) -> Chosen:
     model = query.model or await _default_model(client)
     versions = await _versions(client, model)
     usable_versions(model, query.version, versions)
-    loaded = _loaded(versions)
-    if not loaded or query.version not in {None, *loaded}:
-        # Some are loaded for the first request alone; this is one, and has the service say what is wrong.
-        await client.pin(model, query.version)
-        versions = await _versions(client, model)
-        loaded = _loaded(versions)
-    version = query.version or max(loaded)
-    manifest = versions[version].manifest
-    assert manifest is not None  # as it is loaded
-    encoder = manifest["graphs"]["encoder"]["sha256"]
-    return Chosen(model, version, manifest["class_names"], encoder, manifest["views"])
+    pinned = await client.pin(model, query.version)  # loads it, or has the service say what is wrong
+    # Once more by its number: the service keeps what is named, whatever is published meanwhile.
+    _, version, manifest, digest = await client.pin(model, pinned.version)
+    return Chosen(model, version, manifest["class_names"], digest, manifest["views"])
 
 
 def _to_send(picture: Loaded) -> bytes | Pair:
@@ -144,10 +140,6 @@ async def _versions(client: AsyncCapsnetClient, model: str) -> dict[int, ModelVe
     """Those of which there is more to say than that they are refused."""
     versions = (await client.model(model)).versions
     return {one.version: one for one in versions if one.state != "refused"}
-
-
-def _loaded(versions: dict[int, ModelVersion]) -> set[int]:
-    return {number for number, one in versions.items() if one.state == "loaded"}
 
 
 def _told(error: CapsnetError) -> ScoreError:

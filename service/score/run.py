@@ -103,17 +103,18 @@ def _query(options: argparse.Namespace, before: Record | None) -> Query:
     model, version = options.model, options.version
     if before is not None and model in {None, before.asked.model}:
         model, version = before.asked.model, version or before.asked.version
-    return Query(model, version, options.top_k, options.preprocess, options.poses)
+    return Query(model, version, options.top_k, options.preprocess, options.poses, options.min_probability)
 
 
 def _asked(options: argparse.Namespace, chosen: Chosen, destination: Destination) -> Asked:
     return Asked(
         model=chosen.model,
         version=chosen.version,
-        encoder_sha256=chosen.encoder_sha256,
+        digest=chosen.digest,
         top_k=options.top_k,
         preprocess=options.preprocess,
         poses=options.poses,
+        min_probability=options.min_probability,
         format=destination.format,
         image_column=options.image_column,
         id_column=options.id_column,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from service.score.query import Capsule, Row, ScoreError, Skipped
 
 Format = Literal["csv", "jsonl", "parquet"]
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # of cells that spreadsheets compute
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,21 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """What the columns are called."""
-        return ["path", "label", "probability", *self.class_names, *self.pose_names]
+        return ["path", "label", "probability", "confident", "blank", *self.class_names, *self.pose_names]
 
 
 class Csv:
-    """CSV with one header; a pose is a JSON list in its cell."""
+    """CSV with one header; a pose is a JSON list in its cell.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it: names come from strangers.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
 
     def header(self) -> bytes:
         """The first line."""
-        return self._written([self._columns.names])
+        return self._written([[_defused(name) for name in self._columns.names]])
 
     def lines(self, rows: Iterable[Row]) -> bytes:
         """A line for each row."""
@@ -53,9 +57,11 @@ class Csv:
         known = [by_name.get(name) for name in self._columns.class_names]
         best = row.classes[0]
         cells: list[object] = [
-            row.name,
-            best.label,
+            _defused(row.name),
+            _defused(best.label),
             best.probability,
+            _truth(row.confident),
+            _truth(row.blank),
             *(c.probability if c else None for c in known),
         ]
         if self._columns.poses:
@@ -119,7 +125,23 @@ def choose_format(out: str, asked: Format | None) -> Format:
 def _described(row: Row) -> dict[str, object]:
     best = row.classes[0]
     classes = [_described_capsule(capsule) for capsule in row.classes]
-    return {"path": row.name, "label": best.label, "probability": best.probability, "classes": classes}
+    return {
+        "path": row.name,
+        "label": best.label,
+        "probability": best.probability,
+        "confident": row.confident,
+        "blank": row.blank,
+        "classes": classes,
+    }
+
+
+def _defused(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def _truth(value: bool | None) -> str:
+    """As JSON writes it, and nothing for None."""
+    return "" if value is None else json.dumps(value)
 
 
 def _described_capsule(capsule: Capsule) -> dict[str, Any]:
