@@ -2,14 +2,16 @@
 
 import argparse
 import math
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING
 
-from service.logs import logging_to_stderr
-from service.settings import Settings, SettingsError, read_settings
+from service.stopping import leave, leave_at_signals
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 EXAMPLES = """\
 examples:
@@ -28,7 +30,13 @@ exit status: 0 stopped by a signal, 1 cannot serve, 2 wrong option or setting
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit status."""
+    leave_at_signals()
     options = _parser().parse_args(arguments)
+
+    # Imported late, so that a signal meanwhile ends the process quietly.
+    from service.logs import logging_to_stderr
+    from service.settings import SettingsError, read_settings
+
     try:
         settings = read_settings(**vars(options))
     except SettingsError as error:
@@ -41,8 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(settings, listener)
 
 
-def _serve(settings: Settings, listener: socket.socket) -> int:
+def _serve(settings: "Settings", listener: socket.socket) -> int:
     # Imported late, so that --help and a wrong setting answer at once.
+    import asyncio
+
     import uvicorn
 
     from service.app import create_app
@@ -72,10 +82,14 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
     server = GentleServer(config)
-    # Uvicorn stops gently at a signal and then raises it again; being asked to stop is no failure.
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: sys.exit(0))
-    server.run(sockets=[listener])
+
+    async def serve() -> None:
+        await server.serve(sockets=[listener])
+        if server.is_told_to_stop:
+            leave()  # which does not wait for a model that is being loaded
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
     return _fail(failures[0], 1) if failures else 0
 
 
@@ -94,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: "Settings") -> socket.socket:
     """A bound socket; bound here so that a port in use is one line and not a traceback."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -8,10 +8,16 @@ answer. Here such a connection stays open for a moment; what still comes is answ
 
 import asyncio
 import logging
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
+
+from service.stopping import stop_signals
 
 LINGER_S = 0.5  # longer than a client that is at work, and its network, take from an answer to a request
 LOOK_S = 0.02
@@ -21,6 +27,24 @@ log = logging.getLogger(__name__)
 
 class GentleServer(uvicorn.Server):
     """A server that stops in three parts: it says that it ends, waits for the slow, and cuts off the rest."""
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """A signal has come."""
+        return bool(self._captured_signals)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at a signal, and never raise it again, as Uvicorn does: to be asked to stop is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in stop_signals()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: no new connections, answers to what is on its way, the configured time for slow senders."""

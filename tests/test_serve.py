@@ -5,8 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,8 @@ from tiny_bundle import write_bundle
 from service.cli import main
 
 LIMIT_S = 120
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SHIPPED = Path(__file__).parents[1] / "models"
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
 
 
@@ -28,7 +31,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("CAPSNET_"):
             monkeypatch.delenv(name)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in STOPS}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -101,6 +104,87 @@ def test_it_says_where_what_and_on_which_device_and_ends_gently_on_sigterm(tmp_p
             assert process.wait(LIMIT_S) == 0
         finally:
             process.kill()
+
+
+@contextmanager
+def starting(models: Path, cache: Path) -> Iterator[subprocess.Popen]:
+    """A service process that has just begun."""
+    command = [sys.executable, "-m", "service.cli", "--models", str(models), "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "CAPSNET_CACHE": str(cache)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def has_opened(process: subprocess.Popen, name: str) -> bool:
+    """Whether the process has a file of such a name in its memory."""
+    return name in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def assert_ends_quietly(process: subprocess.Popen, number: int) -> None:
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+    assert "error" not in said.lower()
+
+
+@pytest.mark.parametrize(
+    ("library", "number"), [("_pydantic_core", signal.SIGINT), ("onnxruntime", signal.SIGTERM)]
+)
+def test_a_signal_during_the_imports_ends_it_quietly(tmp_path, number, library):
+    with starting(tmp_path, tmp_path) as process:
+        wait_until(lambda: has_opened(process, library))
+        assert_ends_quietly(process, number)
+
+
+def is_named_by_a_process(folder: Path) -> bool:
+    """Whether a process was started with the folder as an argument."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            if str(folder) in file.read_text():
+                return True
+    return False
+
+
+def test_a_signal_while_graphs_are_derived_ends_it_and_the_deriving(tmp_path):
+    cache = tmp_path / "cache"
+    with starting(SHIPPED, cache) as process:
+        wait_until(lambda: is_named_by_a_process(cache / "cpu"))
+        assert_ends_quietly(process, signal.SIGTERM)
+    wait_until(lambda: not is_named_by_a_process(cache / "cpu"))
+    assert not list(cache.rglob("plan.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_the_moment_it_is_ready_ends_it_quietly(tmp_path, number):
+    write_bundle(tmp_path / "tiny" / "1")
+    with starting(tmp_path, tmp_path / "cache") as process:
+        assert process.stdout.readline().startswith("Serving tiny/1 ")
+        assert_ends_quietly(process, number)
+
+
+def test_the_end_of_a_terminal_drains_what_is_under_way(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    with upload_under_way(tmp_path) as (process, connection, body):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 422")
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_a_service_that_outlives_its_terminal_serves_on(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; children inherit it
+    with upload_under_way(tmp_path) as (process, connection, body):
+        process.send_signal(signal.SIGHUP)
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 422")
+        assert process.poll() is None
 
 
 def test_a_refused_default_keeps_nobody_from_the_other_models_nor_from_its_mended_self(tmp_path):
