@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any, TypedDict
@@ -30,6 +29,7 @@ from service.openapi import (
     build_document,
     require_keys,
 )
+from service.picture_pool import PicturePool
 from service.pictures import to_png_grid
 from service.quick_route import QuickRoute, answer_head
 from service.repository import Repository
@@ -206,7 +206,7 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
-        pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="pictures")
+        pool = PicturePool(settings.decode_threads)
         repository = Repository(settings, metrics)
         metrics.watch(repository)
         tasks = [

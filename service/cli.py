@@ -5,7 +5,6 @@ import math
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
 from service.stopping import leave, leave_at_signals
@@ -94,6 +93,8 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from importlib.metadata import version as installed_version
+
     parser = argparse.ArgumentParser(
         prog="capsnet-serve",
         description="Serve capsule network bundles over HTTP.",

@@ -5,8 +5,10 @@ import json
 import struct
 import threading
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +32,7 @@ from service.errors import (
     InvalidFieldError,
     MalformedBodyError,
     PackedBodyError,
+    TooManyPicturesError,
     UnsupportedBodyError,
     shown,
 )
@@ -178,27 +181,23 @@ def pair_names(names: Sequence[str | None]) -> list[str | None]:
 async def decode_files(
     files: Sequence[Upload], facts: Preprocessing, rule: Preprocess, service: Service
 ) -> Floats:
-    """Files to model input [N, H, W, C] in 0-1, in a thread that stops once nobody waits for it.
+    """Files to model input [N, H, W, C] in 0-1, on threads that stop once nobody waits for it.
 
     Args:
         files: N, or 2 N for a model of two views.
         facts: of the model.
         rule: for pictures of other sizes than the model's.
-        service: has the thread.
+        service: has the threads.
 
     Raises:
         ServiceError: which file, and what is wrong with it, or that there is too much to do.
     """
-    given_up = threading.Event()
-    if len(files) == facts.views and all(is_quick(file.content, facts) for file in files):
-        return decode_pictures(files, facts, rule, service.settings.max_pixels, given_up)
-    try:
-        with service.room_for(len(files)):
-            return await service.in_pool(
-                decode_pictures, files, facts, rule, service.settings.max_pixels, given_up
-            )
-    finally:
-        given_up.set()
+    pictures = _Pictures(files, facts, rule, service.settings)
+    indices = range(0, len(files), facts.views)
+    if len(indices) == 1 and all(is_quick(file.content, facts) for file in files):
+        return pictures.decode(0)[None]
+    with service.room_for(len(files)):
+        return np.stack(await service.pool.run_all([partial(pictures.decode, index) for index in indices]))
 
 
 def is_quick(content: bytes, facts: Preprocessing) -> bool:
@@ -211,34 +210,60 @@ def is_quick(content: bytes, facts: Preprocessing) -> bool:
     return is_small and content.startswith(PNG_START) and struct.unpack_from(">II", content, 16) == size
 
 
-def decode_pictures(
-    uploads: Sequence[Upload],
-    facts: Preprocessing,
-    rule: Preprocess,
-    max_pixels: int,
-    given_up: threading.Event,
-) -> Floats:
-    """Files, N or 2 N for a model of two views, to model input [N, H, W, C] in 0-1. Blocks.
+class _TooManyPixels(PictureError):  # noqa: N818 - as its siblings
+    """More pixels than one request may bring."""
 
-    Raises:
-        ServiceError: which file, and what is wrong with it.
-        DeadlineExceededError: `given_up` was set; looked at before each file.
-    """
-    views = facts.views
-    pixels = np.empty((len(uploads) // views, facts.height, facts.width, facts.channels), np.float32)
-    pictures: list[Image.Image] = []  # the views of one image
-    for index, upload in enumerate(uploads):
-        if given_up.is_set():
-            raise errors.DeadlineExceededError(f"given up after {index} of {len(uploads)} images")
+
+class _Pictures:
+    """The files of one request, of which several threads may decode some."""
+
+    def __init__(
+        self, files: Sequence[Upload], facts: Preprocessing, rule: Preprocess, settings: Settings
+    ) -> None:
+        self._files = files
+        self._facts = facts
+        self._rule = rule
+        self._settings = settings
+        self._pixels = 0  # of those whose decoding has begun
+        self._lock = threading.Lock()
+
+    def decode(self, first: int) -> Floats:
+        """The image [H, W, C] in 0-1 whose first view is the file of that index. Blocks.
+
+        Raises:
+            ServiceError: which file, and what is wrong with it.
+        """
+        views: list[Image.Image] = []
+        for index in range(first, first + self._facts.views):
+            with self._naming(index):
+                views.append(read_picture(self._files[index].content, self._settings.max_pixels, self._count))
+        with self._naming(index):
+            return views_to_input(views, self._facts, self._rule)
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        """Say in errors which file it is."""
         try:
-            pictures.append(read_picture(upload.content, max_pixels))
-            if len(pictures) == views:
-                pixels[index // views] = views_to_input(pictures, facts, rule)
-                pictures.clear()
+            yield
         except PictureError as error:
-            name = f" ({shown(upload.filename)})" if upload.filename else ""
-            raise _as_service_error(error, f"image {index + 1} of {len(uploads)}{name}: {error}") from None
-    return pixels
+            filename = self._files[index].filename
+            name = f" ({shown(filename)})" if filename else ""
+            detail = f"image {index + 1} of {len(self._files)}{name}: {error}"
+            raise _as_service_error(error, detail) from None
+
+    def _count(self, pixels: int) -> None:
+        """Count the pixels of a picture that is to be decoded.
+
+        Raises:
+            _TooManyPixels: with them the request has too many.
+        """
+        with self._lock:
+            self._pixels += pixels
+            if self._pixels > self._settings.max_request_pixels:
+                raise _TooManyPixels(
+                    f"the pictures of a request may have {self._settings.max_request_pixels} pixels together "
+                    f"(CAPSNET_MAX_REQUEST_PIXELS), got {self._pixels} or more: send fewer at once"
+                )
 
 
 def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Floats:
@@ -276,6 +301,8 @@ def parse_json(text: str | bytes, place: str) -> Any:
 def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
     if isinstance(error, PictureTooLarge):
         return errors.PictureTooLargeError(detail)
+    if isinstance(error, _TooManyPixels):
+        return TooManyPicturesError(detail)
     if isinstance(error, UnsupportedPicture):
         return errors.UnsupportedPictureError(detail)
     if isinstance(error, MismatchedViews):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,12 +14,27 @@ MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 its
 SECRETS = frozenset({"api_keys", "admin_key"})
 KEY = re.compile(r"[!-+\--~]+")  # what a header can carry: printable ASCII, no blanks; a comma parts keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
+# Variables of the same prefix that others read: clients, training, Docker Compose.
+OTHERS = frozenset(
+    {
+        "API_KEY",
+        "COMMIT",
+        "DATA",
+        "GPU_PORT",
+        "GRAFANA_PORT",
+        "MODEL_NAME",
+        "PRESET",
+        "PROMETHEUS_PORT",
+    }
+)
+# What Kubernetes and Docker set for a service that is called capsnet, or capsnet-something.
+LINK = re.compile(r"(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 Precision = Literal["float32", "half"]
 
 
 class SettingsError(ValueError):
-    """A setting has a value that cannot be used; one line that names the variable."""
+    """A setting cannot be used, or there is none of its name; one line that names the variable."""
 
 
 class Settings(BaseSettings):
@@ -48,6 +64,7 @@ class Settings(BaseSettings):
         receive_ms: how long a body may take to arrive, from the end of the request's headers, before it gets
             408 and its connection is closed, in milliseconds.
         max_pixels: largest picture, in pixels, judged before it is decoded; at most 178 million.
+        max_request_pixels: pixels of all pictures of one request, at most; no less than `max_pixels`.
         max_images_per_request: images in one request, at most.
         max_reconstructions: pictures that one sweep, or one request to /segment, may ask for, at most.
         threads: threads that one run of a model uses on the CPU; 0 takes as many as there are usable CPUs.
@@ -82,6 +99,7 @@ class Settings(BaseSettings):
     uploads_bytes: int = Field(default=256 * 2**20, ge=1024)
     receive_ms: int = Field(default=60_000, ge=1)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MAX_PIXELS)
+    max_request_pixels: int = Field(default=250_000_000, ge=1)
     max_images_per_request: int = Field(default=256, ge=1)
     max_reconstructions: int = Field(default=512, ge=1)
     threads: int = Field(default=0, ge=0, le=1024)
@@ -156,6 +174,15 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _one_picture_fits_a_request(self) -> Self:
+        if self.max_request_pixels < self.max_pixels:
+            raise ValueError(
+                f"CAPSNET_MAX_REQUEST_PIXELS is {self.max_request_pixels}, but one picture may have "
+                f"{self.max_pixels} pixels (CAPSNET_MAX_PIXELS)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_request_fits_the_queue(self) -> Self:
         largest = max(self.max_images_per_request, self.max_reconstructions)
         if largest > self.queue_images:
@@ -170,8 +197,13 @@ def read_settings(**overrides: object) -> Settings:
     """Settings from the environment, with overrides in front of it; None overrides nothing.
 
     Raises:
-        SettingsError: a value cannot be used; the message is one line and names the variable.
+        SettingsError: a value cannot be used, or a variable has a name that nobody reads; the message is one
+            line and names the variable.
     """
+    if unknown := [name for name, value in sorted(os.environ.items()) if _is_unknown(name, value)]:
+        raise SettingsError(
+            "; ".join(f"there is no {name}; did you mean {_nearest(name)}?" for name in unknown)
+        )
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic checks them
@@ -186,6 +218,23 @@ def _describe(location: tuple[int | str, ...], message: str, value: object) -> s
         return message
     shown = "(not shown)" if location[0] in SECRETS else repr(value)
     return f"{PREFIX}{str(location[0]).upper()}={shown}: {message}"
+
+
+def _is_unknown(variable: str, value: str) -> bool:
+    """Whether a variable has our prefix and a name that is no setting, nor another's."""
+    prefix, name = variable[: len(PREFIX)].upper(), variable[len(PREFIX) :].upper()
+    is_link = LINK.fullmatch(name) is not None or value.startswith(("tcp://", "udp://"))
+    return prefix == PREFIX and name not in _known() and not is_link
+
+
+def _nearest(variable: str) -> str:
+    [nearest] = get_close_matches(variable[len(PREFIX) :].upper(), sorted(_known()), n=1, cutoff=0)
+    return PREFIX + nearest
+
+
+def _known() -> frozenset[str]:
+    """Names of variables without their prefix."""
+    return OTHERS | {name.upper() for name in Settings.model_fields}
 
 
 def _keys(keys: SecretStr) -> list[str]:

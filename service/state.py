@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError, OverloadedError
 from service.metrics import Metrics
+from service.picture_pool import PicturePool
 from service.repository import Repository
 from service.settings import Settings
 
@@ -33,13 +33,13 @@ class Service:
 
     settings: Settings
     repository: Repository
-    pool: ThreadPoolExecutor
+    pool: PicturePool
     metrics: Metrics
     decoding: int = 0
 
     async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function on a thread of the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, partial(function, *args, **kwargs))
+        return await self.pool.run(partial(function, *args, **kwargs))
 
     @contextmanager
     def room_for(self, images: int) -> Iterator[None]:

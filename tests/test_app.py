@@ -7,7 +7,6 @@ import socket
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 from tiny_bundle import write_bundle
 
-from export.contract.manifest import Preprocessing, read_manifest
+from export.contract.manifest import read_manifest
 from service import errors
 from service.app import create_app
-from service.inputs import Upload, decode_pictures
 from service.metrics import Metrics
+from service.picture_pool import PicturePool
 from service.repository import Repository
 from service.state import Service
 
@@ -252,27 +251,27 @@ def test_decoding_is_part_of_what_the_deadline_bounds(models):
         assert answer.headers["retry-after"].isdigit()
 
 
-def test_decoding_ends_between_pictures_once_nobody_waits():
-    given_up = threading.Event()
-    given_up.set()
-    facts = Preprocessing(height=28, width=28, channels=1, polarity="light-on-dark", placement="digit")
-    with pytest.raises(errors.DeadlineExceededError, match="after 0 of 1"):
-        decode_pictures([Upload(None, large_png())], facts, "auto", 10**8, given_up)
+def test_the_pictures_of_a_request_may_have_so_many_pixels_together(models):
+    limits = {"max_pixels": 9_000_000, "max_request_pixels": 26_000_000}
+    with live_service(settings_for(models, **limits)) as client:
+        assert client.post("/classify", files=[("images", large_png())] * 2).status_code == 200
+        answer = client.post("/classify", files=[("images", large_png())] * 3)
+    assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-many-pictures")
+    assert "26000000 pixels together (CAPSNET_MAX_REQUEST_PIXELS)" in answer.json()["detail"]
 
 
 def test_work_ends_when_the_client_has_hung_up(models):
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
-    async def work_for_ever(pool: ThreadPoolExecutor) -> None:
-        settings = settings_for(models)
-        metrics = Metrics()
+    async def work_for_ever() -> None:
+        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1)
         service = Service(settings, Repository(settings, metrics), pool, metrics)
         async with service.while_wanted(Request({"type": "http"}, receive)):
             await asyncio.sleep(3600)
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ClientDisconnect):
-        asyncio.run(work_for_ever(pool))
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(work_for_ever())
 
 
 def test_an_upload_under_way_keeps_no_version_loaded(tmp_path):

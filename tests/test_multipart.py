@@ -4,7 +4,6 @@ import asyncio
 import encodings
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from service.errors import MalformedBodyError, TooManyPicturesError
 from service.inputs import QUICK_FORM_BYTES, Body, check_classify
 from service.metrics import Metrics
 from service.multipart import MAX_TEXT_BYTES, MAX_TEXTS, Upload, parse_form
+from service.picture_pool import PicturePool
 from service.repository import Repository
 from service.state import Service
 
@@ -136,8 +136,8 @@ def test_texts_are_not_counted_as_files_nor_files_as_texts():
 def test_a_large_form_is_parsed_while_others_are_served(models):
     hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * QUICK_FORM_BYTES) + b"--B--"
 
-    async def turns_of_others(pool: ThreadPoolExecutor) -> int:
-        settings, metrics = settings_for(models), Metrics()
+    async def turns_of_others() -> int:
+        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1)
         service = Service(settings, Repository(settings, metrics), pool, metrics)
         body = Body(hostile, FORM, "multipart/form-data", "/classify")
         parsing, turns = asyncio.create_task(check_classify(body, service)), 0
@@ -147,5 +147,4 @@ def test_a_large_form_is_parsed_while_others_are_served(models):
         assert parsing.result().files[0].content == b"\r\n--Bx" * QUICK_FORM_BYTES
         return turns
 
-    with ThreadPoolExecutor(1) as pool:
-        assert asyncio.run(turns_of_others(pool)) > 10
+    assert asyncio.run(turns_of_others()) > 10

@@ -1,6 +1,7 @@
 """Settings: from the environment, with errors that name the variable."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,47 @@ def test_the_variables_of_other_parts_do_not_upset_the_service(monkeypatch):
     read_settings()
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("CAPSNET_PROT", "CAPSNET_PORT"),
+        ("CAPSNET_MAX_PIXEL", "CAPSNET_MAX_PIXELS"),
+        ("CAPSNET_MAXPIXELS", "CAPSNET_MAX_PIXELS"),
+        ("CAPSNET_MODEL", "CAPSNET_MODELS"),
+        ("CAPSNET_APIKEYS", "CAPSNET_API_KEYS"),
+        ("capsnet_devise", "CAPSNET_DEVICE"),
+        ("CAPSNET_DAAT", "CAPSNET_DATA"),
+    ],
+)
+def test_a_misspelt_variable_is_told_the_nearest_one(monkeypatch, misspelt, meant):
+    monkeypatch.setenv(misspelt, "secret")
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert str(caught.value) == f"there is no {misspelt}; did you mean {meant}?"
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_does_not_upset_it(monkeypatch):
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"CAPSNET_{name}", "10.0.0.1")
+        monkeypatch.setenv(f"CAPSNET_BLUE_{name}", "10.0.0.1")
+    monkeypatch.setenv("CAPSNET_BLUE_PORT", "tcp://10.0.0.1:8000")
+    read_settings()
+
+
+def test_every_variable_that_the_repository_reads_is_known(monkeypatch):
+    root = Path(__file__).parents[1]
+    files = [root / "docker-compose.yml", root / "Makefile", root / "README.md"]
+    for folder, kinds in (("docker", "*"), ("training", "*.py"), ("export", "*.py"), ("service", "*.py")):
+        files += [file for file in (root / folder).rglob(kinds) if file.is_file()]
+    constants = {"CAPSNET_ON_SMALLNORB"}
+    for file in files:
+        for name in set(re.findall(r"CAPSNET_[A-Z_]*[A-Z]", file.read_text(errors="replace"))) - constants:
+            monkeypatch.setenv(name, "")
+    with pytest.raises(SettingsError) as caught:  # an empty value is no port
+        read_settings()
+    assert "there is no" not in str(caught.value)
+
+
 def test_pillows_own_limit_lies_above_every_limit_that_can_be_set():
     read_settings(max_pixels=MAX_PIXELS)
     assert 2 * Image.MAX_IMAGE_PIXELS >= MAX_PIXELS  # at twice this Pillow refuses instead of warning
@@ -79,6 +121,12 @@ def test_a_value_that_cannot_be_used_is_one_line_that_names_the_variable(monkeyp
 def test_a_request_that_could_never_fit_the_queue_is_a_wrong_setting(monkeypatch):
     monkeypatch.setenv("CAPSNET_QUEUE_IMAGES", "10")
     with pytest.raises(SettingsError, match="CAPSNET_QUEUE_IMAGES"):
+        read_settings()
+
+
+def test_a_picture_that_no_request_could_bring_is_a_wrong_setting(monkeypatch):
+    monkeypatch.setenv("CAPSNET_MAX_REQUEST_PIXELS", "1000")
+    with pytest.raises(SettingsError, match=r"CAPSNET_MAX_REQUEST_PIXELS.*CAPSNET_MAX_PIXELS"):
         read_settings()
 
 

@@ -51,7 +51,7 @@ class MismatchedViews(PictureError):  # noqa: N818
     """Two pictures that are no views of one pair."""
 
 
-def read_picture(content: bytes, max_pixels: int) -> Image.Image:
+def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] | None = None) -> Image.Image:
     """Decode the first frame of an image file, upright and opaque.
 
     Transparency is filled with white or black: a drawing on a transparent sheet (less than half of it
@@ -62,6 +62,7 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
     Args:
         content: a PNG, JPEG, WebP, BMP, TIFF or GIF file.
         max_pixels: the largest width x height that is decoded.
+        count: is told how many pixels that is before they are decoded, and may refuse them by raising.
 
     Returns:
         A loaded picture of mode L or RGB, each side at least 8 pixels.
@@ -78,6 +79,8 @@ def read_picture(content: bytes, max_pixels: int) -> Image.Image:
         shown = without_metadata(image_format, content)
         with Image.open(io.BytesIO(shown), formats=[image_format]) as picture:
             _check_size(*picture.size, max_pixels)
+            if count:
+                count(picture.width * picture.height)
             picture.draft(None, (WORKING_SIDE_PIXELS, WORKING_SIDE_PIXELS))  # JPEG decodes at 1/2, 1/4, 1/8
             if isinstance(picture, TiffImageFile):
                 picture.is_animated = True  # of a file with one page Pillow would read every nested directory

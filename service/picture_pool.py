@@ -1,0 +1,124 @@
+"""Threads that decode and encode pictures, which requests use in turns.
+
+A request of many pictures has one turn in line at a time: when that is over, its next one goes behind what
+other requests have brought meanwhile. So one large request takes longer beside others, and none of them waits
+for all of it. Threads for which nobody stands in line help requests that have more to do.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+TURN_S = 0.005  # a turn takes one picture, and more of them while this time is not over
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Job:
+    """What a request wants done: `left` calls by their index, while `threads` of the pool are at others.
+
+    Threads of the pool take from `left` and write to `results` and `errors`; all else is the event loop's.
+    """
+
+    left: deque[tuple[int, Callable[[], Any]]]
+    over: asyncio.Future[None]
+    threads: int = 0
+    results: dict[int, Any] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    def take_turn(self) -> None:
+        """Make calls until the turn is over; after one that fails there are no others. Blocks."""
+        ends_at = time.perf_counter() + TURN_S
+        while self.left:
+            try:
+                index, call = self.left.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                self.results[index] = call()
+            except Exception as error:
+                self.errors[index] = error
+                self.left.clear()
+            if time.perf_counter() >= ends_at:
+                return
+
+    def end(self) -> None:
+        """Wake who waits for it, if anybody does."""
+        if self.over.done():  # cancelled
+            return
+        if self.errors:
+            self.over.set_exception(self.errors[min(self.errors)])
+        else:
+            self.over.set_result(None)
+
+
+class PicturePool:
+    """The threads. All methods belong to the event loop."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pictures")
+        self._free = threads
+        self._in_line: deque[_Job] = deque()  # those of which no thread does anything
+        self._more: deque[_Job] = deque()  # those that a thread is at and that have more to do
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What a blocking call gives, or raises."""
+        [result] = await self.run_all([call])
+        return result
+
+    async def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What blocking calls give, in their order; who no longer waits for it ends it between two of them.
+
+        Raises:
+            Exception: what the first call that fails raises; those behind it may not have been made.
+        """
+        if not calls:
+            return []
+        job = _Job(deque(enumerate(calls)), asyncio.get_running_loop().create_future())
+        self._in_line.append(job)
+        self._begin_turns()
+        try:
+            await job.over
+        finally:
+            job.left.clear()
+        return [job.results[index] for index in range(len(calls))]
+
+    def shutdown(self) -> None:
+        """End the threads, after the turns under way. Blocks."""
+        self._executor.shutdown()
+
+    def _begin_turns(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._free and (job := self._next()):
+            self._free -= 1
+            job.threads += 1
+            self._more.append(job)
+            turn = loop.run_in_executor(self._executor, job.take_turn)
+            turn.add_done_callback(partial(self._end_turn, job))
+
+    def _next(self) -> _Job | None:
+        """Who has waited longest in line; where nobody stands there, whoever has more to do."""
+        for jobs in (self._in_line, self._more):
+            while jobs:
+                job = jobs.popleft()
+                if job.left:
+                    return job
+        return None
+
+    def _end_turn(self, job: _Job, turn: asyncio.Future[None]) -> None:
+        self._free += 1
+        job.threads -= 1
+        if not job.threads:
+            self._more = deque(other for other in self._more if other is not job)  # at most one a thread
+            if job.left:
+                self._in_line.append(job)
+            else:
+                job.end()
+        self._begin_turns()
