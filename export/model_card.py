@@ -217,7 +217,7 @@ def _training(manifest: Manifest, config: RunConfig) -> list[str]:
         "source commit": manifest.source_commit,
     }
     if optimiser.patience_epochs:
-        rows["end"] = f"when {optimiser.patience_epochs} epochs have brought no lower validation error"
+        rows["end"] = f"when {optimiser.patience_epochs} epochs have not improved validation"
     if "times_measured" in training:  # older versions did not count
         rows["test set"] = _times_measured(training)
     for stage, origin in enumerate(_origins(config.started_from), start=1):

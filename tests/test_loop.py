@@ -401,16 +401,37 @@ def test_a_run_whose_validation_gets_no_better_ends_after_so_many_epochs(tmp_pat
     assert (finished, trainer.progress.epochs, trainer.progress.improved_epochs) == (True, 3, 1)
 
 
-def test_each_lower_validation_error_gives_a_run_as_many_epochs_again(tmp_path):
-    fit(tmp_path / "long", with_patience(12, None))
-    errors = [row["error_percent"] for row in log(tmp_path / "long") if row["kind"] == "validation"]
-    firsts = [epoch for epoch, error in enumerate(errors, 1) if error < min(errors[: epoch - 1], default=101)]
-    patience = max(np.diff(firsts))  # as long as it takes to get better each time
-    trainer, finished = fit(tmp_path / "stopped", with_patience(12, int(patience)))
-    assert len(firsts) > 1, "the seed gives a run that gets better"
+def improvements(run) -> list[int]:
+    """Epochs that brought a lower validation error or, while there were errors, a lower loss."""
+    found, lowest_error, lowest_loss = [], 101.0, float("inf")
+    for epoch, row in enumerate((row for row in log(run) if row["kind"] == "validation"), 1):
+        error, loss = row["error_percent"], row["classification_loss"]
+        if error < lowest_error or (lowest_error > 0 and loss < lowest_loss):
+            found.append(epoch)
+        lowest_error, lowest_loss = min(error, lowest_error), min(loss, lowest_loss)
+    return found
+
+
+def test_each_improvement_of_validation_gives_a_run_as_many_epochs_again(tmp_path):
+    fit(tmp_path / "long", with_patience(16, None))
+    improved = improvements(tmp_path / "long")
+    patience = int(max(np.diff(improved)))  # as long as it takes to get better each time
+    trainer, finished = fit(tmp_path / "stopped", with_patience(16, patience))
+    assert len(improved) > 1, "the seed gives a run that gets better"
     assert finished
-    assert trainer.progress.improved_epochs == firsts[-1]
-    assert trainer.progress.epochs == min(firsts[-1] + patience, 12)
+    assert trainer.progress.improved_epochs == improved[-1]
+    assert trainer.progress.epochs == min(improved[-1] + patience, 16)
+
+
+def test_without_errors_a_lower_loss_is_no_improvement(tmp_path):
+    trainer = Trainer(tmp_path, with_patience(9, 2), CPU, Progress(epochs=1.0))
+    found = evaluate(trainer.model, shown(), CONFIG.loss)
+    for epochs, errors, loss, improved in ((1, 3, 0.5, 1), (2, 3, 0.4, 2), (3, 0, 0.6, 3), (4, 0, 0.1, 3)):
+        measured = replace(found, errors=errors, classification_loss=loss)
+        trainer.progress = replace(trainer.progress, epochs=float(epochs))
+        trainer._count_improvement(measured)
+        trainer.progress = replace(trainer.progress, best_error_percent=measured.error_percent)
+        assert trainer.progress.improved_epochs == improved
 
 
 def test_a_run_that_ends_for_want_of_improvement_resumes_to_the_bit(tmp_path):

@@ -115,9 +115,7 @@ def any_polarity(tiny: Manifest) -> dict:
 
 
 def test_a_run_that_may_end_early_is_told_as_such(tiny):
-    assert row(card_of(tiny, load_preset("images")), "end") == (
-        "when 10 epochs have brought no lower validation error"
-    )
+    assert row(card_of(tiny, load_preset("images")), "end") == ("when 10 epochs have not improved validation")
     assert "| end |" not in card_of(tiny, load_preset("mnist"))
 
 

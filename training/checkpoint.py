@@ -51,7 +51,8 @@ class Progress:
         epochs: complete passes over the training images, a fraction within one.
         best_step: the last step with the lowest validation error so far; 0 before the first validation.
         best_error_percent: validation error at that step; None before the first validation.
-        improved_epochs: epochs done when the validation error was first so low.
+        lowest_loss: of classification at a validation so far; None before the first.
+        improved_epochs: epochs done when validation last improved, see `patience_epochs`.
         train_seconds: time spent in training, over all sessions of the run.
         hardware: what the run was started on.
         source_commit: commit of the code it was started with, `-dirty` if the working tree differed from it.
@@ -64,6 +65,7 @@ class Progress:
     epochs: float = 0.0
     best_step: int = 0
     best_error_percent: float | None = None
+    lowest_loss: float | None = None
     improved_epochs: float = 0.0
     train_seconds: float = 0.0
     hardware: str = ""

@@ -359,8 +359,9 @@ class OptimiserConfig:
     With a `weight_average` above 0 what is measured and exported is an exponential moving average of the
     weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
     With a `stop_at_error_percent` the run ends before the last epoch: at the first one after which the
-    validation error is at most so much; with `patience_epochs`, at the first one that so many have passed at
-    without a lower validation error. `weight_decay` times half the squared weights is part of the loss.
+    validation error is at most so much; with `patience_epochs`, after so many epochs that did not improve
+    validation: by a lower error or, while there are errors, a lower loss. `weight_decay` times half the
+    squared weights is part of the loss.
     """
 
     batch_size: int = Field(default=128, ge=1)

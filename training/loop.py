@@ -22,7 +22,7 @@ from training.checkpoint import Progress
 from training.config import OptimiserConfig, RunConfig
 from training.data.draws import generator_for, seed_for
 from training.distributed import ALONE, Processes
-from training.evaluation import evaluate
+from training.evaluation import Evaluation, evaluate
 from training.examples import Examples
 from training.log import Log
 from training.losses import spread_margin
@@ -262,8 +262,7 @@ class Trainer:
     def _measure(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
         found = evaluate(self.result, validation, self.config.loss)
         best = self.progress.best_error_percent
-        if best is None or found.error_percent < best:
-            self.progress = replace(self.progress, improved_epochs=self.progress.epochs)
+        self._count_improvement(found)
         if best is None or found.error_percent <= best:
             self.progress = replace(
                 self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
@@ -277,6 +276,14 @@ class Trainer:
             reconstruction_loss=found.reconstruction_loss,
         )
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
+
+    def _count_improvement(self, found: Evaluation) -> None:
+        """Note this epoch if validation is better than ever; without errors no loss makes it better."""
+        progress, loss = self.progress, found.classification_loss
+        best, lowest = progress.best_error_percent, progress.lowest_loss
+        if best is None or lowest is None or found.error_percent < best or (best > 0 and loss < lowest):
+            progress = replace(progress, improved_epochs=progress.epochs)
+        self.progress = replace(progress, lowest_loss=loss if lowest is None else min(loss, lowest))
 
     def _log(self) -> Log:
         return Log(self.run if self.processes.first else None, self.progress.step)
