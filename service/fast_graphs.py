@@ -87,9 +87,11 @@ def _forget_unused(plans: Path) -> None:
                 rmtree(folder, ignore_errors=True)
 
 
-def derive_command(folder: Path, threads: tuple[int, int], encoder: bytes, niceness: int = 0) -> list[str]:
+def derive_command(
+    folder: Path, threads: tuple[int, int], encoder: bytes, *, again: bool = False
+) -> list[str]:
     """What makes a plan in a process of its own; it reads the encoder, and behind it the decoder."""
-    numbers = (*threads, len(encoder), niceness)
+    numbers = (*threads, len(encoder), int(again))
     # -P: whatever is called `export` in the working directory is not ours.
     return [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, numbers)]
 

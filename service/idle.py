@@ -12,7 +12,6 @@ from service.served import Served
 
 IDLE_S = 60.0  # for so long nobody has asked for anything
 LONGEST_PAUSE_S = 3600.0
-NICENESS = 19  # requests that come meanwhile go first
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ async def _derive_again(served: Served) -> None:
         for role in ("encoder", "decoder")
         if role in graphs
     ]
-    command = derive_command(encoders.folder, encoders.plan.threads, encoder, NICENESS)
+    command = derive_command(encoders.folder, encoders.plan.threads, encoder, again=True)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
     try:
         await asyncio.wait_for(process.communicate(b"".join((encoder, *decoder))), DERIVE_S)

@@ -93,6 +93,14 @@ def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
     assert (folder / FILE).stat().st_mtime_ns == made
 
 
+def test_a_plan_that_was_measured_under_load_is_taken_at_the_start(encoder, cache):
+    folder = plan_file(encoder, cache).parent
+    before = (folder / FILE).read_text()
+    rewrite_plan(folder, waited=MUCH)
+    assert derive(encoder, b"", folder, ONE_CORE).is_under_load
+    (folder / FILE).write_text(before)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -30,17 +30,17 @@ TILES = 2  # of the most promising, how many are measured
 MEANT_FOR: Mapping[Form, Sequence[int]] = {"one_axis": (1, 4), "both_axes": (8, 16)}  # sizes of batches
 
 
-def derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
+def derive(
+    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], *, again: bool = False
+) -> Plan:
     """Make the folder, with a plan and the graphs that it names; it is there whole or not at all.
-
-    A plan that is there, such as one that another process has just made, is taken. One that was measured
-    under load is made anew, and replaced unless the load is no less.
 
     Args:
         encoder: the plain graph, as in its file.
         decoder: what a service runs between batches of the encoder, as in its file; empty for nothing.
-        folder: to be made.
+        folder: to be made; a plan that another process has just made there is taken.
         threads: of a batch that is alone and of one that shares the cores.
+        again: replace a plan that was measured under load by one that is measured now, under less load.
 
     Raises:
         OSError: the folder cannot be written.
@@ -49,9 +49,9 @@ def derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder.parent):
         found = read_plan(folder)
-        return (
-            found if found and not found.is_under_load else _derive(encoder, decoder, folder, threads, found)
-        )
+        if found and not (again and found.is_under_load):
+            return found
+        return _derive(encoder, decoder, folder, threads, found)
 
 
 def _derive(
@@ -71,7 +71,7 @@ def _derive(
         digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
         plan = plan.model_copy(update={"sha256": digests})
         (aside / FILE).write_text(plan.model_dump_json(indent=2) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)  # it holds no plan, or one that is damaged
+        shutil.rmtree(folder, ignore_errors=True)  # it holds no plan, or one that is damaged or replaced
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,9 +93,8 @@ def write_forms(model: onnx.ModelProto, folder: Path, threads: int) -> dict[Form
         forms = rewritten(model, rank)
         for form in list(forms):  # a form is only held until it is written; from then on it is mapped
             rivals.setdefault(form, []).append(prepare(forms.pop(form), part / f"{form}.onnx"))
-    files: dict[Form, Path] = {
-        "plain": prepare(model, folder / "plain.onnx")
-    }  # last, as it takes the weights
+    # Last, as it takes the weights out of the model.
+    files: dict[Form, Path] = {"plain": prepare(model, folder / "plain.onnx")}
     for form, found in rivals.items():
         best = _fastest(found, MEANT_FOR[form], threads)
         for name in files_of(form):  # a graph names its weights, so both keep their names
@@ -165,7 +164,7 @@ def _plan(files: Mapping[Form, Path], decoder: bytes, threads: tuple[int, int]) 
 
 
 def _runs(decoder: bytes, threads: int) -> Callable[[], object]:
-    """Runs a decoder once, for one image."""
+    """What runs a decoder once, for one image."""
     session = ort.InferenceSession(decoder, cpu_options(threads), providers=["CPUExecutionProvider"])
     feeds = {tensor.name: np.zeros([1, *tensor.shape[1:]], np.float32) for tensor in session.get_inputs()}
     return lambda: session.run(None, feeds)

@@ -50,7 +50,7 @@ class Times(Generic[Name]):
 
     @property
     def waited(self) -> float:
-        """For how much of the time threads waited for a core: 0 on idle cores, or where it is not told."""
+        """Seconds of waiting in each second of measuring: 0 on idle cores, or where it is not told."""
         return self.waited_s / self.took_s if self.took_s else 0.0
 
 

@@ -64,8 +64,8 @@ class Plan(BaseModel):
         errors: largest difference of an output from the plain graph's, by form.
         milliseconds: of a batch, which the choice was made from: for `alone` and for `beside`, by form and
             images.
-        waited: for how much of the measuring its threads waited for a core, together; 0 where the system
-            does not tell.
+        waited: seconds that threads waited for a core, all together, in each second of measuring; 0 where
+            the system does not tell.
         sha256: of the files beside it, by name.
     """
 
