@@ -2,9 +2,10 @@
 
     python benchmarks/footprint.py            some minutes; Linux only
 
-The service is a process of its own with the shipped capsnet-mnist, a copy of it under another name and its
-default settings. Every kind of request comes one at a time, from one client. Memory is resident memory, after
-the last answer and at its highest meanwhile. The percentages are of one core.
+The service is a process of its own with the shipped capsnet-mnist, a copy of it under another name, the
+shipped model of stereo pairs and its default settings. Every kind of request comes one at a time, from one
+client. Memory is resident memory after the last answer, what of it is anonymous, that is, no mapped file, and
+the highest meanwhile; and all that a minute after the last request. The percentages are of one core.
 """
 
 import json
@@ -37,8 +38,10 @@ from service.pictures import to_png  # noqa: E402
 Floats = NDArray[np.float32]
 
 BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
+PAIRS = newest_version(ROOT / "models" / "matrix-capsnet-toys")
 OTHER = "another"
 IDLE_S = 20
+MINUTE_S = 60
 TIMES = 20
 MANY = 256  # images in one request, at most
 PHOTOGRAPH = (4000, 3000)
@@ -75,19 +78,24 @@ def main() -> int:
 
 def measure(service: LiveProcess) -> None:
     """Print the table as it grows."""
-    print(f"{'':44} {'requests':>8} {'after':>10} {'at most':>10}")
+    print(f"{'':44} {'requests':>8} {'after':>10} {'anonymous':>10} {'at most':>10}")
     print_row("capsnet-mnist loaded", 0, service)
     print(f"idle for {IDLE_S} s: {idle_share(service):.2%} of a core", flush=True)
-    for kind in kinds(np.load(BUNDLE / "samples.npz")["pixels"]):
+    pixels = np.load(BUNDLE / "samples.npz")["pixels"]
+    for asked in (kinds(pixels), kinds_of_other_models(to_png(pixels[0]))):
+        for kind in asked:
+            forget_the_highest(service)
+            for _ in range(kind.times):
+                service.client.request("POST", **kind.asked).raise_for_status()
+            print_row(kind.name, kind.times, service)
         forget_the_highest(service)
-        for _ in range(kind.times):
-            service.client.request("POST", **kind.asked).raise_for_status()
-        print_row(kind.name, kind.times, service)
+        time.sleep(MINUTE_S)
+        print_row("a minute later", 0, service)
     print(f"idle for {IDLE_S} s: {idle_share(service):.2%} of a core")
 
 
 def kinds(pixels: Floats) -> Iterator[Kind]:
-    """What can be asked, the last of it of the second model.
+    """What can be asked of the default model.
 
     Args:
         pixels: [N, H, W, C] in 0-1.
@@ -132,13 +140,21 @@ def kinds(pixels: Floats) -> Iterator[Kind]:
         {"url": INFER, "content": message.body, "headers": message.headers},
     )
     yield Kind(f"infer, JSON tensor of {MANY} images", TIMES, {"url": INFER, "json": {"inputs": [values]}})
+
+
+def kinds_of_other_models(small: bytes) -> Iterator[Kind]:
+    """What is asked of models that are loaded for it; `small` is a picture."""
     yield Kind(
         "a second model, loaded on first use", 1, {"url": f"/classify?model={OTHER}", "content": small}
     )
+    views = [("images", (side, (ROOT / "docs" / f"{side}.png").read_bytes())) for side in ("left", "right")]
+    url = f"/classify?model={PAIRS.parent.name}"
+    yield Kind("/classify, 64 stereo pairs", 4, {"url": url, "files": views * 64})
 
 
 def publish(models: Path) -> Path:
-    """The shipped bundle, and the same under another name; returns the folder of both."""
+    """The shipped bundles, and one of them under another name; returns the folder of all."""
+    shutil.copytree(PAIRS, models / PAIRS.parent.name / PAIRS.name)
     shutil.copytree(BUNDLE, models / "capsnet-mnist" / BUNDLE.name)
     manifest = shutil.copytree(BUNDLE, models / OTHER / BUNDLE.name) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "model": OTHER}))
@@ -163,8 +179,8 @@ def print_row(name: str, times: int, service: LiveProcess) -> None:
     """With the memory of this moment, and the highest since it was last forgotten."""
     lines = proc(service, "status").read_text().splitlines()
     kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-    after, highest = (f"{kibibytes[key] / 1024:.0f} MiB" for key in ("VmRSS", "VmHWM"))
-    print(f"{name:44} {times or '':>8} {after:>10} {highest:>10}", flush=True)
+    held = (f"{kibibytes[key] / 1024:.0f} MiB" for key in ("VmRSS", "RssAnon", "VmHWM"))
+    print(f"{name:44} {times or '':>8}", *(f"{size:>10}" for size in held), flush=True)
 
 
 def forget_the_highest(service: LiveProcess) -> None:

@@ -101,6 +101,27 @@ is_small() {
 
 has_no_capabilities() { in_service grep -q '^CapEff:.*0000000000000000$' /proc/self/status; }
 has_no_torch() { docker run --rm capsnet-test-service python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)'; }
+# Zeros and nothing are how Docker shows that there is no limit.
+is_limited() {
+  local format='{{.HostConfig.Memory}} {{.HostConfig.PidsLimit}} {{(index .HostConfig.Ulimits 0).Soft}} {{index .HostConfig.LogConfig.Config "max-size"}}'
+  docker inspect --format "$format" "$(compose ps --quiet service)" | tee "$scratch/answer"
+  grep -qE '^[1-9][0-9]* [1-9][0-9]* [1-9][0-9]* [1-9][0-9]*m$' "$scratch/answer"
+}
+
+ends_by_itself() { # as one whose inference threads are given up does, but at once
+  in_service python -c '
+import os, pathlib, signal
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    if int(process.name) not in (1, os.getpid()) and b"capsnet-serve" in (process / "cmdline").read_bytes():
+        os.kill(int(process.name), signal.SIGKILL)' || true # its container ends under this command
+}
+
+is_started_again() { # within answers_within_s
+  ends_by_itself
+  soon /readyz "it['status'] == 'ready'"
+  [ "$(docker inspect --format '{{.RestartCount}}' "$(compose ps --quiet service)")" -ge 1 ]
+}
+
 is_not_root() { in_service sh -c 'test "$(id -u)" != 0'; }
 
 sidecar_logs() { # within three minutes
@@ -174,9 +195,12 @@ check 'and reconstructs it' reconstructs_the_sample
 check 'the shipped model of stereo pairs sees a truck' classifies_the_pair
 check 'the process is not root' is_not_root
 check 'it has no capabilities' has_no_capabilities
+check 'its memory, processes, open files and log are limited' is_limited
 check 'its own files are read-only' not in_service touch /srv/new
 check 'so is the volume of models, for the service' not in_service touch /var/lib/capsnet/models/new
 check 'the cache can be written' in_service touch /var/cache/capsnet/new
+
+check 'a service that ends by itself is started again' is_started_again
 
 if compose pull --quiet prometheus grafana >/dev/null 2>&1; then
   check 'Prometheus and Grafana start and turn healthy' compose up --detach --wait --wait-timeout 120 prometheus grafana

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from service import access, classify, docs_page, errors, oip, oip_repository, reconstruct, segment
+from service.housekeeping import end_when_stopped, keep_small
 from service.idle import choose_graphs_again
 from service.inputs import check_classify, check_reconstruct, decode_images, read_classify, read_reconstruct
 from service.limits import BodyLimit
@@ -194,13 +195,18 @@ async def get_root() -> Response:
 answer_head(routes)
 
 
-def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    on_loaded: Callable[[Repository], None] | None = None,
+    on_stopped: Callable[[str], None] | None = None,
+) -> FastAPI:
     """The application; models load in the background, and /readyz says when they have.
 
     Args:
         settings: deployment facts.
         on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
             anything can be served.
+        on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
     """
     metrics = Metrics()
 
@@ -212,7 +218,10 @@ def create_app(settings: Settings, on_loaded: Callable[[Repository], None] | Non
         tasks = [
             asyncio.create_task(_keep_loaded(repository, on_loaded)),
             asyncio.create_task(choose_graphs_again(repository)),
+            asyncio.create_task(keep_small(repository)),
         ]
+        if on_stopped:
+            tasks.append(asyncio.create_task(end_when_stopped(repository, on_stopped)))
         try:
             yield {"service": Service(settings, repository, pool, metrics)}
         finally:

@@ -23,7 +23,7 @@ Then open http://127.0.0.1:8000/docs, or
   curl -F images=@digit.png http://127.0.0.1:8000/classify
 
 Every setting is an environment variable CAPSNET_<NAME>; these options go before them. The README lists all.
-exit status: 0 stopped by a signal, 1 cannot serve, 2 wrong option or setting
+exit status: 0 stopped by a signal, 1 cannot serve, or not any more, 2 wrong option or setting
 """
 
 
@@ -57,20 +57,25 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
     from service.app import create_app
     from service.connections import BoundedHttp
     from service.gentle_server import GentleServer
+    from service.memory import use_one_heap
     from service.repository import Repository
 
+    use_one_heap()
     failures: list[str] = []
+
+    def end(reason: str) -> None:
+        failures.append(reason)
+        server.should_exit = True
 
     def announce(repository: Repository) -> None:
         if repository.failure:
-            failures.append(str(repository.failure))
-            server.should_exit = True
+            end(str(repository.failure))
             return
         loaded = [f"{one.model}/{one.version} on {one.engine.device}" for one in repository.loaded()]
         served = ", ".join(loaded) or "every model from the first request for it"
         print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
 
-    app = create_app(settings, on_loaded=announce)
+    app = create_app(settings, on_loaded=announce, on_stopped=end)
     config = uvicorn.Config(
         app,
         http=BoundedHttp,

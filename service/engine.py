@@ -1,8 +1,9 @@
 """The graphs of one bundle in ONNX Runtime: the device asked for or an error, checked before use."""
 
+import functools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
 from export.optimize.choice import cpu_options
 from export.optimize.plan import MAX_LANES, Form
+from service.arena import share_arena, shrink_arena
 from service.encoders import Encoders, Session, one_for_all, open_by_size
 from service.fast_graphs import fast_graphs
 from service.gpu_session import GpuSession, open_gpu_session
 from service.half_encoder import check_classes, halved
+from service.mapped_weights import MappedSession, Weights, map_weights
 from service.providers import (
     PROVIDERS,
     DeviceError,
@@ -86,8 +89,16 @@ class Engine:
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
 
+    def give_back(self) -> None:
+        """Free the scratch memory that engines on the CPU share. Blocks, for a run of one image."""
+        for session in (self.decoder, *self.encoders.all):  # the decoder's takes less
+            if isinstance(session, ort.InferenceSession):
+                shrink_arena(session)
+                return
+
     def close(self) -> None:
-        """Free what its graphs hold on a GPU; nobody calls `encode` or `decode` any more. Does not wait."""
+        """Free what its graphs hold; nobody calls `encode` or `decode` any more. Blocks like `give_back`."""
+        self.give_back()
         for session in (*self.encoders.all, self.decoder):
             if isinstance(session, GpuSession):
                 session.close()
@@ -204,12 +215,13 @@ def _open_on_cpu(
     """Sessions of the graphs that are fastest here: all threads for a batch alone, a share beside others."""
     cache = placement.cache if placement.optimize else None
     alone_threads, share = threads
+    mapped = functools.cache(map_weights)
     with fast_graphs(content, graph, cache, threads, decoder) as (plan, folder):
 
         def opened(form: Form, threads: int) -> Session:
             if form == "plain":
                 return open_session(content, graph, "cpu", placement, threads)
-            return open_derived(folder / f"{form}.onnx", graph, threads)
+            return open_derived(folder / f"{form}.onnx", graph, threads, mapped)
 
         beside = open_by_size(plan.beside, partial(opened, threads=share))
         if share == alone_threads:
@@ -250,6 +262,8 @@ def _create_session(
     options = cpu_options(threads)
     # The format that was checked, and not the runtime's own, which it would tell by the first bytes.
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    if device == "cpu":
+        share_arena(options)
     try:
         # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
         session = ort.InferenceSession(content, options, providers=providers, enable_fallback=0)
@@ -266,15 +280,24 @@ def _create_session(
     return session
 
 
-def open_derived(file: Path, graph: Graph, threads: int) -> ort.InferenceSession:
+def open_derived(
+    file: Path, graph: Graph, threads: int, mapped: Callable[[Path], Weights] = map_weights
+) -> ort.InferenceSession:
     """A session of a graph derived from a bundle's, on the CPU; its weights lie beside it.
+
+    Args:
+        file: the derived graph.
+        graph: what the manifest says of the bundle's.
+        threads: that compute.
+        mapped: gives the weights of the file.
 
     Raises:
         BundleError: it cannot be read, or its inputs and outputs are not the manifest's.
     """
     options = cpu_options(threads, prepared=True)
+    share_arena(options)
     try:
-        session = ort.InferenceSession(file, options, providers=[PROVIDERS["cpu"]])
+        session = MappedSession(file, options, mapped(file))
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise BundleError(f"{file.name} cannot be loaded: {first_line(error)}") from error
     _check_interface(session, graph)

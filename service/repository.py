@@ -26,7 +26,7 @@ from service.errors import (
     UnknownModelError,
     shown,
 )
-from service.memory import give_back_memory
+from service.memory import give_back
 from service.metrics import Metrics
 from service.providers import DeviceError, Placement
 from service.served import Served, start
@@ -69,6 +69,7 @@ class Repository:
 
     Attributes:
         failure: why nothing can be served, as was last found out.
+        work_done: requests that have used a model, and versions dropped, so far.
         stopped: why nobody looks for new bundles any more, though somebody should; "" while all is well.
     """
 
@@ -93,6 +94,7 @@ class Repository:
         self._is_looked_through = False
         self._used_at = time.monotonic()
         self.failure: StartError | None = None
+        self.work_done = 0
         self.stopped = ""
 
     @asynccontextmanager
@@ -114,6 +116,7 @@ class Repository:
         finally:
             served.users -= 1
             self._used_at = time.monotonic()
+            self.work_done += 1
             if served.users == 0:
                 served.idle.set()
 
@@ -313,7 +316,7 @@ class Repository:
         except Exception as error:  # what is odd about one bundle must not keep us from the others
             self._bundles.refuse(model, version, found, error)
             return loaded
-        await asyncio.to_thread(give_back_memory)
+        await asyncio.to_thread(give_back, [engine])
         log.info("loaded %s/%d from %s on %s", model, version, found.path, engine.device)
         self._metrics.reloaded(model, version)
         return start(model, version, found, engine, self._settings, self._metrics)
@@ -326,6 +329,7 @@ class Repository:
     async def _drain(self, served: Served) -> None:
         await served.drain()
         self._metrics.dropped(served.model, served.version)
+        self.work_done += 1
         log.info("dropped %s/%d", served.model, served.version)
 
     # -- from a request to a version --------------------------------------------------------------------

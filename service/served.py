@@ -75,7 +75,7 @@ class Served:
     async def close(self) -> None:
         """End the inference threads, refuse what still waits, and let the engine's sessions go."""
         await asyncio.to_thread(self.batcher.close)
-        self.engine.close()
+        await asyncio.to_thread(self.engine.close)
 
 
 def start(

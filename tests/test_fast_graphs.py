@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from live_process import live_process
 from live_service import settings_for
 from tiny_bundle import write_bundle
 
@@ -231,6 +233,18 @@ def test_its_answers_are_those_of_the_plain_graph(shipped, placement, fast, imag
     pixels = np.random.default_rng(images).random((images, 28, 28, 1), dtype=np.float32)
     for a, b in zip(fast.encode(pixels, alone=alone), plain.encode(pixels, alone=alone), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+def test_after_the_start_the_service_holds_no_more_memory_than_the_readme_says(placement, fast, tmp_path):
+    models = tmp_path / "models"
+    shutil.copytree(SHIPPED, models / SHIPPED.name)
+    with live_process(models, tmp_path / "log", cache=placement.cache, threads=2) as service:
+        lines = Path(f"/proc/{service.running.pid}/status").read_text().splitlines()
+        assert "faster graphs" not in service.log.read_text()  # they are those of the cache
+    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
+    assert kibibytes["VmRSS"] <= 400 * 1024
+    assert kibibytes["RssAnon"] <= 160 * 1024
 
 
 def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement, fast, tmp_path, caplog):

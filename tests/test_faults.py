@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -112,20 +112,20 @@ def test_a_thread_killed_in_its_sleep_costs_nobody_an_answer(killable):
     assert killable.metric(ANSWERED, route="/classify", status="200") == asked
 
 
-def test_threads_that_keep_dying_leave_a_process_that_says_so_and_asks_to_be_restarted(killable):
+def test_when_threads_keep_dying_the_service_says_so_and_ends_so_that_it_is_started_again(killable):
     for deaths in range(1, RESTARTS + 1):
         killable.kill_inference_thread()
         wait_until(lambda deaths=deaths: woken(killable).metric(RESTARTED) == deaths)
     killable.kill_inference_thread()
-    wait_until(lambda: woken(killable).client.get("/healthz").status_code == 503)
-    for path in ("/healthz", "/v2/health/live"):
-        answer = killable.client.get(path)
-        assert (answer.status_code, problem_of(answer)) == (503, "inference-stopped")
-        assert "slow/1" in answer.json()["detail"]
-    assert killable.client.get("/readyz").status_code == 503
-    assert problem_of(classify(killable, png())) == "overloaded"
-    killable.stop()
-    assert killable.running.wait(60) == 0
+    with suppress(httpx.TransportError):  # it may have ended before the last look
+        wait_until(lambda: woken(killable).client.get("/healthz").status_code == 503)
+        for path in ("/healthz", "/v2/health/live"):
+            answer = killable.client.get(path)
+            assert (answer.status_code, problem_of(answer)) == (503, "inference-stopped")
+            assert "slow/1" in answer.json()["detail"]
+        assert killable.client.get("/readyz").status_code == 503
+    assert killable.running.wait(60) == 1
+    assert "the inference threads of slow/1 keep dying" in killable.log.read_text()
 
 
 def test_a_session_that_raises_fails_the_request_at_fault_and_none_of_its_batch(tmp_path):
@@ -336,7 +336,7 @@ def put_a_graph_with_other_weights(bundle: Path) -> None:
     [
         (flip_a_byte, "encoder.onnx has sha256"),
         (cut_the_graph, "encoder.onnx has sha256"),
-        (cut_the_graph_and_hash_it, "encoder.onnx cannot be loaded"),
+        (cut_the_graph_and_hash_it, "encoder.onnx is no ONNX graph"),
         (leave_out_the_manifest, "manifest.json does not exist"),
         (leave_out_the_decoder, "decoder.onnx does not exist"),
         (put_a_graph_of_other_shapes, "encoder.onnx has the outputs"),

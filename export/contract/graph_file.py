@@ -1,12 +1,13 @@
-"""Whether an ONNX file holds all of its graph, told from its bytes.
+"""Which tensors of an ONNX file keep their values elsewhere, told from its bytes.
 
-A tensor may say that its values lie elsewhere: in any file that the process can read, or at an address in its
-memory. The bytes are read as protobuf encodes them, because importing onnx takes memory that a service would
-have to keep, and because searching them for a name finds only one of the ways to write it.
+A tensor may say that its values lie in any file that the process can read, or at an address in its memory. No
+bundle may have such a tensor; graphs that the service derives have them, to map their weights. The bytes are
+read as protobuf encodes them, because importing onnx takes memory that a service would have to keep, and
+because searching them for a name finds only one of the ways to write it.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from export.contract.manifest import BundleError
 
@@ -30,10 +31,29 @@ HOLDERS: Mapping[Kind, Mapping[int, Kind]] = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-DATA_LOCATION = 14  # of a tensor; 0, the default, is in the tensor itself
+# The fields of a tensor; the location 0, the default, is in the tensor itself.
+DIMS, DATA_TYPE, NAME, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 13, 14
+KEY, VALUE = 1, 2  # of an entry of external data
+FLOAT32 = 1  # a data type
 
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5  # how protobuf writes a field
 MAX_VARINT_BYTES = 10
+
+
+class FarTensor(NamedTuple):
+    """An initializer whose values lie in another file.
+
+    Attributes:
+        data_type: ONNX's number of it.
+        file: its name, in the folder of the graph.
+        offset: of the first value, in bytes.
+    """
+
+    name: str
+    data_type: int
+    shape: tuple[int, ...]
+    file: str
+    offset: int
 
 
 def check_self_contained(content: bytes, file: str) -> None:
@@ -57,6 +77,58 @@ def check_self_contained(content: bytes, file: str) -> None:
             inner = HOLDERS[kind].get(number)
             if inner and isinstance(value, memoryview):
                 messages.append((inner, value))
+
+
+def far_tensors(content: bytes, file: str) -> Iterator[FarTensor]:
+    """The graph's initializers that keep their values in another file.
+
+    Args:
+        content: the file's bytes, as ONNX Runtime writes a graph.
+        file: its name, for the error.
+
+    Raises:
+        BundleError: the bytes are no protobuf message.
+    """
+    graph_field, initializer_field = 7, 5
+    for graph in _messages(memoryview(content), graph_field, file):
+        for tensor in _messages(graph, initializer_field, file):
+            fields = list(_fields(tensor, file))
+            numbers = {number: value for number, value in fields if isinstance(value, int)}
+            if not numbers.get(DATA_LOCATION):
+                continue
+            where = dict(_entry(entry, file) for entry in _messages(tensor, EXTERNAL_DATA, file))
+            yield FarTensor(
+                name="".join(str(name, "utf-8") for name in _messages(tensor, NAME, file)),
+                data_type=numbers[DATA_TYPE],
+                shape=tuple(_shape(fields, file)),
+                file=where["location"],
+                offset=int(where.get("offset", "0")),
+            )
+
+
+def _messages(message: memoryview, number: int, file: str) -> Iterator[memoryview]:
+    for found, value in _fields(message, file):
+        if found == number and isinstance(value, memoryview):
+            yield value
+
+
+def _entry(message: memoryview, file: str) -> tuple[str, str]:
+    texts = {
+        number: str(value, "utf-8") for number, value in _fields(message, file) if not isinstance(value, int)
+    }
+    return texts[KEY], texts[VALUE]
+
+
+def _shape(fields: list[tuple[int, int | memoryview]], file: str) -> Iterator[int]:
+    """Sizes are written one by one, or all together."""
+    for number, value in fields:
+        if number == DIMS and isinstance(value, int):
+            yield value
+        elif number == DIMS and isinstance(value, memoryview):
+            at = 0
+            while at < len(value):
+                size, at = _varint(value, at, file)
+                yield size
 
 
 def _fields(message: memoryview, file: str) -> Iterator[tuple[int, int | memoryview]]:
