@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -354,6 +355,22 @@ def test_what_compiled_routing_keeps_is_let_go_by_the_backward_pass():
     loss.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+def test_compiled_routing_rounds_alike_wherever_its_arrays_lie():
+    """Else a run that was stopped and resumed is not to the bit the one that never stopped."""
+    torch.manual_seed(0)
+    routed = MatrixCapsules(ReceptiveFields.everything(9), TYPES, EMRouting(PARENTS, 2))
+    capsules = Capsules(*(part.requires_grad_() for part in children(4, positions=9)))
+    random, between = np.random.default_rng(0), []
+    found = set()
+    for _ in range(1000):
+        between = [*between[-100:], np.empty(random.integers(1, 400), np.uint8)]  # so that arrays lie elsewhere
+        parents = routed(capsules)
+        loss = parents.poses.sum() + parents.activations.sum()
+        gradients = torch.autograd.grad(loss, [*capsules, *routed.parameters()])
+        found.add(b"".join(part.detach().numpy().tobytes() for part in (*parents, *gradients)))
+    assert len(found) == 1
 
 
 def test_a_hundred_thousand_random_draws_stay_finite():

@@ -47,7 +47,9 @@ LEAST = np.float32(-1e30)
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 Array = NDArray[np.float32]
 Result = TypeVar("Result")
-# All of fast mathematics but nnan and ninf: NaN and infinity survive, so that a divergence is noticed.
+# All of fast mathematics but nnan and ninf: NaN and infinity survive, so that a divergence is noticed. Sums may
+# be taken in any order, but no loop both sums and stores: LLVM makes two of such a loop and chooses by the
+# arrays' addresses, so that the same step would round differently from one run to the next.
 KEEPS_NAN = {"nsz", "arcp", "contract", "afn", "reassoc"}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -287,11 +289,11 @@ def _through_softmax(assigned: Any, gradient: Any, child: Any, dot: Any, of_log_
                 dot[child[p, n]] += assigned[p, j, n] * gradient[p, j, n]
     for p in range(positions):
         for j in range(types):
+            for n in range(children):
+                gradient[p, j, n] = assigned[p, j, n] * (gradient[p, j, n] - dot[child[p, n]])
             total = ZERO
             for n in range(children):
-                change = assigned[p, j, n] * (gradient[p, j, n] - dot[child[p, n]])
-                gradient[p, j, n] = change
-                total += change
+                total += gradient[p, j, n]
             of_log_activation[p, j] = total
 
 
@@ -322,7 +324,8 @@ def _through_gaussian(
             of_weight[n] += of_variance * difference * difference
             change = 2 * difference * (weight[n] * of_variance - of_joint[n] * precision)
             of_votes[h, n] = change
-            of_centre -= change
+        for n in range(len(weight)):
+            of_centre -= of_votes[h, n]
         for n in range(len(weight)):
             of_weight[n] += of_centre * votes[h, n]
             of_votes[h, n] += of_centre * weight[n]
@@ -414,9 +417,10 @@ def _backward(  # arrays that a compiled function cannot take as one
                     mean, variance = means[t, b, p, j], variances[t, b, p, j]
                     assigned, of_joint = assignments[t, b, p, j], of_assignments[p, j]
                     _votes(poses[b, p], matrices[j], offsets, votes)
-                    total, sum_of_joint = ZERO, ZERO
                     for n in range(children):
                         weight[n] = assigned[n] * activations[b, p, n]
+                    total, sum_of_joint = ZERO, ZERO
+                    for n in range(children):
                         total += weight[n]
                         sum_of_joint += of_joint[n]
                     inverse = ONE / (total + floors[0])
