@@ -172,7 +172,7 @@ def _check_recordings(slots: Sequence["Slot"], first: Sequence[Sequence[Floats]]
 
 
 def open_gpu_session(
-    create: Callable[..., ort.InferenceSession], largest: int, *, records: bool
+    create: Callable[..., ort.InferenceSession], largest: int, *, records: bool, memory: Memory = "cuda"
 ) -> GpuSession:
     """A session with CUDA graphs; where there cannot be any, one without, and the log says why.
 
@@ -180,23 +180,26 @@ def open_gpu_session(
         create: makes the session; told by `records` whether the provider is to make CUDA graphs.
         largest: images per run.
         records: whether to try CUDA graphs.
+        memory: where the provider's buffers are.
 
     Raises:
         DeviceError: memory on the device cannot be had, or a run fails on it; or what `create` raises.
     """
     if not records:
-        return _open(create, largest, records=False)
+        return _open(create, largest, memory, records=False)
     try:
-        return _open(create, largest, records=True)
+        return _open(create, largest, memory, records=True)
     except Exception as error:  # of whatever kind: the second try tells if it is more than the recording
         reason = str(error)
     # Not before here is the memory of the first try free again.
-    session = _open(create, largest, records=False)
+    session = _open(create, largest, memory, records=False)
     log.warning("no CUDA graphs, so small batches are slower: %s", reason)
     return session
 
 
-def _open(create: Callable[..., ort.InferenceSession], largest: int, *, records: bool) -> GpuSession:
+def _open(
+    create: Callable[..., ort.InferenceSession], largest: int, memory: Memory, *, records: bool
+) -> GpuSession:
     with GPU.shared():
         try:
             session = create(records=records)
@@ -204,7 +207,7 @@ def _open(create: Callable[..., ort.InferenceSession], largest: int, *, records:
             _let_go(error)
             raise
     try:
-        return GpuSession(session, largest, "cuda", records=records)
+        return GpuSession(session, largest, memory, records=records)
     except Exception as error:  # ONNX Runtime's errors share no base class
         with GPU.shared():
             del session

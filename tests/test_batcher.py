@@ -358,18 +358,21 @@ def test_where_few_are_on_their_way_nobody_waits_for_more():
     asyncio.run(scenario())
 
 
-def test_closing_does_not_wait_for_what_a_lane_gathers():
+def test_closing_does_not_wait_for_what_a_lane_gathers(monkeypatch):
+    monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that is not woken outlives the closing
+    monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
+
     async def scenario() -> None:
-        batcher = make_batcher(gather_above=2)
-        graph = Doubling()
+        batcher, graph = make_batcher(gather_above=2), Doubling()
         tasks = await while_held(graph, batcher, *(images(n) for n in range(8)))
         graph.gate.set()
         await asyncio.gather(*tasks)
         last = asyncio.create_task(batcher.submit(graph.run, images(1)))
-        await asyncio.sleep(0)
+        await started(lambda: batcher._gathering is not None)
         batcher.close()
-        (answer,) = await asyncio.gather(last, return_exceptions=True)
-        assert isinstance(answer, OverloadedError) or answer[0] == 2
+        with pytest.raises(OverloadedError, match="taken down"):
+            await last
+        assert not [lane for lane in batcher._lanes if lane.thread.is_alive()]
 
     asyncio.run(scenario())
 

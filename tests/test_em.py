@@ -365,7 +365,7 @@ def test_compiled_routing_rounds_alike_wherever_its_arrays_lie():
     random, between = np.random.default_rng(0), []
     found = set()
     for _ in range(1000):
-        between = [*between[-100:], np.empty(random.integers(1, 400), np.uint8)]  # so that arrays lie elsewhere
+        between = [*between[-100:], np.empty(random.integers(1, 400), np.uint8)]  # arrays lie elsewhere
         parents = routed(capsules)
         loss = parents.poses.sum() + parents.activations.sum()
         gradients = torch.autograd.grad(loss, [*capsules, *routed.parameters()])

@@ -1,6 +1,7 @@
 """The engine: checked against its manifest, on the device asked for or not at all."""
 
 import os
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 from tiny_bundle import (
     PAIRS,
     SIDE,
@@ -104,6 +106,28 @@ def test_other_weights_than_the_samples_were_made_with_are_refused(bundle):
     replace_file(bundle, "decoder", saved(decoder_model(np.random.default_rng(99), 3, 4)))
     with pytest.raises(BundleError, match="samples: reconstruction differs"):
         load(bundle)
+
+
+@pytest.mark.parametrize(("device", "tolerance"), [("cpu", 1e-4), ("cuda", 1e-3), ("tensorrt", 1e-2)])
+@pytest.mark.parametrize("name", ["probabilities", "poses", "reconstruction"])
+def test_an_output_may_differ_from_its_sample_by_its_devices_tolerance_and_no_more(
+    bundle, device, tolerance, name
+):
+    """The graphs run on the CPU, which made the samples: all that differs is what is added to them here."""
+    engine = replace(load(bundle), device=device)
+    with np.load(bundle / "samples.npz") as stored:
+        samples = dict(stored)
+    absent = int(samples["mask"][0].argmin())  # of this class nothing is drawn, so its pose counts once
+    place = (0, absent) if name != "reconstruction" else (0, 0)
+
+    def differing_by(difference: float) -> dict[str, np.ndarray]:
+        changed = samples[name].copy()
+        changed[place] += difference
+        return {**samples, name: changed}
+
+    check_samples(engine, differing_by(0.9 * tolerance))
+    with pytest.raises(BundleError, match=f"samples: {name} differs by .* at most {tolerance:g} is allowed"):
+        check_samples(engine, differing_by(1.1 * tolerance))
 
 
 def test_a_graph_that_gives_no_numbers_is_refused(bundle):
@@ -272,6 +296,62 @@ def test_a_device_that_cannot_be_had_is_no_reason_to_use_another(bundle, device)
 @needs_no_gpu
 def test_auto_without_a_gpu_is_the_cpu_and_says_so(bundle):
     assert load(bundle, "auto").device == "cpu"
+
+
+ignores_the_runtimes_own_warning = pytest.mark.filterwarnings("ignore:Specified provider")
+
+
+@pytest.fixture
+def _cuda_without_a_driver(monkeypatch) -> None:
+    """The runtime names a provider that it cannot start, as onnxruntime-gpu does without a driver."""
+    there = [PROVIDERS["cuda"], PROVIDERS["cpu"]]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: there)
+
+
+@needs_no_gpu
+@ignores_the_runtimes_own_warning
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_a_graph_that_the_runtime_puts_on_another_device_than_asked_for_is_an_error(bundle, device):
+    graph, content = read_manifest(bundle).graphs["encoder"], (bundle / "encoder.onnx").read_bytes()
+    with pytest.raises(DeviceError, match="ONNX Runtime chose CPUExecutionProvider"):
+        open_session(content, graph, device, Placement(device, 32, bundle.parent / "cache"), 1)
+
+
+@needs_no_gpu
+@ignores_the_runtimes_own_warning
+@pytest.mark.usefixtures("_cuda_without_a_driver")
+def test_an_explicit_device_that_does_not_start_is_an_error(bundle):
+    with pytest.raises(DeviceError, match="device cuda cannot be used"):
+        load(bundle, "cuda")
+
+
+@needs_no_gpu
+@ignores_the_runtimes_own_warning
+@pytest.mark.usefixtures("_cuda_without_a_driver")
+def test_where_auto_takes_the_next_best_device_the_log_says_why(bundle, caplog):
+    assert load(bundle, "auto").device == "cpu"
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "device cuda cannot be used" in warning
+    assert "trying the next best device" in warning
+
+
+def test_a_run_that_fails_on_its_device_is_not_repeated_on_another(bundle):
+    content, placement = (bundle / "encoder.onnx").read_bytes(), Placement("cpu", 32, bundle.parent / "cache")
+    session = open_session(content, read_manifest(bundle).graphs["encoder"], "cpu", placement, 1)
+    native = session._sess
+
+    class Failing:
+        """The runtime's own session, on a device that has failed."""
+
+        def run(self, *_: object) -> None:
+            raise EPFail("the device is gone")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(native, name)
+
+    session._sess = Failing()
+    with pytest.raises(EPFail, match="the device is gone"):
+        session.run(None, {"pixels": np.zeros((1, SIDE, SIDE, 1), np.float32)})
 
 
 @pytest.mark.gpu

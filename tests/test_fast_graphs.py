@@ -13,10 +13,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 from live_process import live_process
+import torch
 from live_service import settings_for
 from tiny_bundle import write_bundle
 
 from export.contract.manifest import Graph, Tensor
+from export.optimize.choice import MAX_ERROR
 from export.optimize.derive import derive
 from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
 from export.to_onnx import trace_encoder
@@ -101,6 +103,18 @@ def test_a_plan_that_was_measured_under_load_is_taken_at_the_start(encoder, cach
     rewrite_plan(folder, waited=MUCH)
     assert derive(encoder, b"", folder, ONE_CORE).is_under_load
     (folder / FILE).write_text(before)
+
+
+def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
+    """Kernels that take differences of large numbers, in which the roundings of a transform do not cancel."""
+    model = CapsNet(NARROW).eval()
+    with torch.no_grad():
+        model.primary_caps.conv.weight[:, :, 0, 0] += 100
+        model.primary_caps.conv.weight[:, :, 0, 1] -= 100
+    plan = derive(trace_encoder(model).SerializeToString(), tmp_path / "plan", ONE_CORE)
+    assert plan.errors.keys() == {"one_axis", "both_axes"}
+    assert min(plan.errors.values()) > MAX_ERROR
+    assert plan.forms == {"plain"}
 
 
 @pytest.mark.parametrize(

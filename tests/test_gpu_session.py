@@ -232,25 +232,49 @@ def test_what_a_session_that_cannot_be_made_has_taken_is_freed_while_the_gpu_is_
     assert freed == [True]
 
 
+class Forgetful:
+    """A session whose outputs are lost once every size has run."""
+
+    def __init__(self) -> None:
+        self._inside, self._runs = plain_session(), 0
+
+    def run_with_iobinding(self, binding, options) -> None:
+        self._inside.run_with_iobinding(binding, options)
+        self._runs += 1
+        if self._runs > len(batch_sizes(4)):
+            for value in binding.get_outputs():
+                value.update_inplace(np.zeros(value.shape(), np.float32))
+
+    def __getattr__(self, name):
+        return getattr(self._inside, name)
+
+
 def test_a_recording_that_does_not_outlive_the_next_ones_is_found_out():
-    class Forgetful:
-        """A session whose outputs are lost once every size has run."""
-
-        def __init__(self) -> None:
-            self._inside, self._runs = plain_session(), 0
-
-        def run_with_iobinding(self, binding, options) -> None:
-            self._inside.run_with_iobinding(binding, options)
-            self._runs += 1
-            if self._runs > len(batch_sizes(4)):
-                for value in binding.get_outputs():
-                    value.update_inplace(np.zeros(value.shape(), np.float32))
-
-        def __getattr__(self, name):
-            return getattr(self._inside, name)
-
     with pytest.raises(RuntimeError, match="of 1 images is no longer what was recorded"):
         GpuSession(Forgetful(), 4, "cpu", records=True)
+
+
+def test_where_recordings_do_not_last_there_are_none_and_the_log_says_why(plain, caplog):
+    def create(*, records: bool):
+        return Forgetful() if records else plain_session()
+
+    session = open_gpu_session(create, 4, records=True, memory="cpu")
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("no CUDA graphs, so small batches are slower: ")
+    assert "no longer what was recorded" in warning
+    for images in (4, 3, 1):
+        feeds = {"pixels": pixels(images)}
+        np.testing.assert_allclose(session.run(OUTPUTS, feeds)[1], plain.run(OUTPUTS, feeds)[1], atol=1e-6)
+
+
+def test_a_graph_whose_first_runs_fail_is_an_error_with_and_without_recordings():
+    class Failing(Forgetful):
+        def run_with_iobinding(self, binding, options) -> None:
+            raise RuntimeError("out of memory")
+
+    for records in (False, True):
+        with pytest.raises(DeviceError, match="1 to 4 images, failed on the GPU: out of memory"):
+            open_gpu_session(lambda records: Failing(), 4, records=records, memory="cpu")
 
 
 def test_recordings_that_last_are_used():

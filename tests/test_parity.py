@@ -59,7 +59,8 @@ def test_the_gate_looks_at_batches_that_were_not_traced_and_at_several_iteration
     assert seen == [(r, n, o) for r in (1, 2, 3, 5) for n in (1, 3, 32) for o in outputs]
 
 
-def test_a_weight_that_differs_by_a_thousandth_fails_the_gate(model, graphs):
+def test_a_weight_that_differs_by_a_thousandth_fails_the_gate(model, graphs, monkeypatch):
+    monkeypatch.setattr(parity, "ROUTING_ITERATIONS", {"capsnet": ()})  # of others the graph would be traced
     encoder = onnx.ModelProto.FromString(graphs.encoder.SerializeToString())
     for tensor in encoder.graph.initializer:
         if tensor.name == "class_caps.weight":
@@ -69,10 +70,19 @@ def test_a_weight_that_differs_by_a_thousandth_fails_the_gate(model, graphs):
         parity.check_parity(model, Graphs(encoder, graphs.decoder), pixels())
 
 
-def test_nan_fails_the_gate(model, graphs, monkeypatch):
-    monkeypatch.setattr(parity, "_largest", lambda *_: float("nan"))
-    with pytest.raises(parity.ParityError, match="probabilities differs by nan"):
-        parity.check_parity(model, graphs, pixels())
+@pytest.mark.parametrize(
+    ("role", "weight", "output"),
+    [("encoder", "class_caps.weight", "probabilities"), ("decoder", "pixels.bias", "reconstruction")],
+)
+def test_a_single_weight_that_is_no_number_fails_the_gate(model, graphs, monkeypatch, role, weight, output):
+    monkeypatch.setattr(parity, "ROUTING_ITERATIONS", {"capsnet": ()})  # of others the graph would be traced
+    broken = onnx.ModelProto.FromString(getattr(graphs, role).SerializeToString())
+    [tensor] = [tensor for tensor in broken.graph.initializer if tensor.name == weight]
+    values = onnx.numpy_helper.to_array(tensor).copy()
+    values.flat[0] = np.nan
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    with pytest.raises(parity.ParityError, match=f"{output} differs by nan"):
+        parity.check_parity(model, replace(graphs, **{role: broken}), pixels())
 
 
 def test_too_few_images_are_an_error(model, graphs):

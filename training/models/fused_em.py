@@ -47,9 +47,9 @@ LEAST = np.float32(-1e30)
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 Array = NDArray[np.float32]
 Result = TypeVar("Result")
-# All of fast mathematics but nnan and ninf: NaN and infinity survive, so that a divergence is noticed. Sums may
-# be taken in any order, but no loop both sums and stores: LLVM makes two of such a loop and chooses by the
-# arrays' addresses, so that the same step would round differently from one run to the next.
+# All of fast mathematics but nnan and ninf: NaN and infinity survive, so that a divergence is noticed. Sums
+# may be taken in any order, but no loop both sums and stores: LLVM makes two of such a loop and chooses by
+# the arrays' addresses, so that the same step would round differently from one run to the next.
 KEEPS_NAN = {"nsz", "arcp", "contract", "afn", "reassoc"}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
