@@ -150,16 +150,19 @@ def test_a_picture_whose_exif_cannot_be_read_is_upright(image_format):
     assert read_picture(content, MAX_PIXELS).size == (60, 30)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16", "CMYK", "YCbCr"])
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF"])
+MODES = {
+    "PNG": ("1", "L", "P", "RGB", "RGBA", "LA", "I;16"),
+    "JPEG": ("1", "L", "RGB", "CMYK", "YCbCr"),
+    "TIFF": ("1", "L", "P", "RGB", "RGBA", "LA", "I;16", "CMYK", "YCbCr"),
+}
+
+
+@pytest.mark.parametrize(("image_format", "mode"), [(name, mode) for name in MODES for mode in MODES[name]])
 def test_leaving_metadata_out_changes_no_pixel(image_format, mode):
     levels = np.random.default_rng(1).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     shown = Image.fromarray(levels[:, :, 0].astype(np.uint16) * 200) if mode == "I;16" else None
     shown = shown or Image.fromarray(levels).convert("RGB" if mode == "LA" else mode)
-    try:
-        content = saved(image_format, shown.convert("LA") if mode == "LA" else shown, icc_profile=b"x" * 500)
-    except OSError:
-        pytest.skip(f"{image_format} has no {mode}")
+    content = saved(image_format, shown.convert("LA") if mode == "LA" else shown, icc_profile=b"x" * 500)
     kept = without_metadata(image_format, content)
     before, after = (Image.open(io.BytesIO(file)) for file in (content, kept))
     assert before.mode == after.mode

@@ -112,7 +112,6 @@ def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
         model.primary_caps.conv.weight[:, :, 0, 0] += 100
         model.primary_caps.conv.weight[:, :, 0, 1] -= 100
     plan = derive(trace_encoder(model).SerializeToString(), tmp_path / "plan", ONE_CORE)
-    assert plan.errors.keys() == {"one_axis", "both_axes"}
     assert min(plan.errors.values()) > MAX_ERROR
     assert plan.forms == {"plain"}
 

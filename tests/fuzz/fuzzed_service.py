@@ -43,6 +43,7 @@ class FuzzedService:
 
     Attributes:
         statuses: answers by status; 0 for connections that were closed without one.
+        conversations: how many connections were sent bytes that need not be a request.
         resident_bytes: of the process, after every 50 requests.
         kept: a random choice of what was sent, to be sent again.
         first_answer: what the service made of a picture before anything else was sent.
@@ -50,6 +51,7 @@ class FuzzedService:
 
     process: LiveProcess
     statuses: Counter[int] = field(default_factory=Counter)
+    conversations: int = 0
     resident_bytes: list[int] = field(default_factory=list)
     kept: list[httpx.Request] = field(default_factory=list)
     chance: Random = field(default_factory=lambda: Random(0))

@@ -66,6 +66,7 @@ def test_a_connection_is_answered_or_closed_whatever_comes_down_it(
     statuses = [int(status) for status in STATUS_LINE.findall(answer)] or [0]
     assert all(status < 500 or status == 503 for status in statuses), answer[:1000]
     event(str(statuses[-1]))
+    service.conversations += 1
     service.count(statuses[-1])
 
 

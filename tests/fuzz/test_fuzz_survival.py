@@ -13,6 +13,9 @@ from service.settings import Settings
 WARM_ROUNDS, ROUNDS = (3, 10) if is_fuzz() else (2, 3)
 MIX_BYTES = 50e6  # all sorts of requests hold different amounts for a while
 GROWTH_BYTES = 4e6  # hundreds of requests bring more
+LEAST_SENT = 20_000 if is_fuzz() else 600
+MOST_OVERLOADED = 0.01  # of all requests; nothing of the service's is tested by what it has no time for
+MOST_CLOSED = 0.25  # of the conversations, which begin with bytes that may be no request at all
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
 
@@ -30,6 +33,17 @@ def test_every_documented_path_has_answered_as_it_was_asked(service: FuzzedServi
     metrics = service.process.client.get("/metrics").text
     paths = create_app(Settings(api_keys=None)).openapi()["paths"]
     assert [path for path in paths if f'{{route="{path}",status="200"}}' not in metrics] == []
+
+
+@pytest.mark.usefixtures("_all_was_sent")
+def test_as_much_was_sent_as_is_said_and_nearly_all_of_it_was_answered(service: FuzzedService) -> None:
+    assert service.sent >= LEAST_SENT
+    assert service.statuses[503] <= MOST_OVERLOADED * service.sent
+    assert service.statuses[0] <= MOST_CLOSED * service.conversations
+
+
+def test_nothing_that_was_sent_left_an_error_in_the_log(service: FuzzedService) -> None:
+    assert [line for line in service.process.lines if line["level"] in {"error", "critical"}] == []
 
 
 def test_the_service_is_ready_and_classifies_as_before(service: FuzzedService) -> None:
