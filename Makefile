@@ -9,7 +9,7 @@ VENV := .venv
 PIP := -m pip --disable-pip-version-check
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: help serve test fuzz dev experiments-quick soak docker-test constraints clean
+.PHONY: help serve test test-all fuzz dev experiments-quick soak docker-test constraints clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ test: $(VENV)/.dev ## run ruff, mypy, import-linter and all tests
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-all: $(VENV)/.dev ## run all tests, the long forms of some among them
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m '' -n auto --maxprocesses 4 --dist worksteal
 
 fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly wrong (SEED=7: the same again)
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600

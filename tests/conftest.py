@@ -1,14 +1,19 @@
 """Fixtures that several test files share: the real MNIST, a trained tiny run and its bundle."""
 
+import fcntl
 import gzip
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from training.data.load import load_split
 from training.data.sources import SOURCES
@@ -22,7 +27,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What services of the tests derive is kept for one session, and away from the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CAPSNET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("CAPSNET_CACHE", str(for_all(tmp_path_factory) / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _translations() -> Iterator[None]:
+    """torch 2.13 puts its table of ONNX translations together anew for each export; here it does so once."""
+    make = ONNXRegistry.from_torchlib
+
+    @cache
+    def made(opset_version: int) -> ONNXRegistry:
+        return make(opset_version)
+
+    def copied(opset_version: int) -> ONNXRegistry:
+        registry = copy(made(opset_version))
+        registry.functions = {target: [*known] for target, known in registry.functions.items()}
+        return registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
 
 
@@ -46,18 +70,39 @@ def mnist_root() -> Path:
     return Path(root)
 
 
+def for_all(factory: pytest.TempPathFactory) -> Path:
+    """A folder that the test processes of one session share."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "for-all"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, in the first of the test processes to come; each has its own copy."""
+    own, shared = factory.mktemp(name) / name, for_all(factory) / name
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            make(own)
+            shutil.copytree(own, shared)
+            return own
+    return Path(shutil.copytree(shared, own))
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the `drawn` preset, measured: a narrow CapsNet on digits that it draws."""
     from training.cli import main
 
-    run = tmp_path_factory.mktemp("runs") / "drawn"
-    fit = ["fit", "--preset", "drawn", "--epochs", "2", "--out", str(run), "--device", "cpu"]
-    for command in (fit, ["evaluate", str(run), "--device", "cpu"]):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 0
-    return run
+    def train(run: Path) -> None:
+        fit = ["fit", "--preset", "drawn", "--epochs", "2", "--out", str(run), "--device", "cpu"]
+        for command in (fit, ["evaluate", str(run), "--device", "cpu"]):
+            with pytest.raises(SystemExit) as ended:
+                main(command)
+            assert ended.value.code == 0
+
+    return made_once(tmp_path_factory, "drawn", train)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +110,10 @@ def trained_bundle(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """That run exported and published: models/capsnet-drawn/1."""
     from export.bundle import publish
 
-    return publish(tiny_run, tmp_path_factory.mktemp("models") / "capsnet-drawn", Path("data")).path
+    def export(model: Path) -> None:
+        publish(tiny_run, model, Path("data"))
+
+    return made_once(tmp_path_factory, "capsnet-drawn", export) / "1"
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,13 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 CI = Path(__file__).parents[1] / ".ci"
-TOOLS = ("bash", "cat", "dirname", "env", "mktemp", "python3", "rm", "tee")
+TOOLS = ("bash", "cat", "dirname", "env", "mktemp", "rm", "tee")
 ALLOWED = "SKIPPED [2] tests/test_step.py:160: there is no CUDA device here\n"
 PASSED = "===== 7 passed, 2 skipped in 1.00s =====\n"
 
@@ -20,6 +21,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    program(tmp_path, "python3", f'exec {sys.executable} "$@"')
     program(tmp_path, "make", f"echo made $1; if [ $1 = test ]; then cat {tmp_path}/output; fi")
     (tmp_path / "output").write_text(ALLOWED + PASSED)
     return folder
@@ -34,7 +36,7 @@ def program(folder: Path, name: str, script: str) -> None:
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": str(checkout.parent / "bin"), "TMPDIR": str(checkout.parent)}
-    return subprocess.run([checkout / ".ci" / "run"], env=environment, capture_output=True, text=True)
+    return subprocess.run(["bash", checkout / ".ci" / "run"], env=environment, capture_output=True, text=True)
 
 
 def test_where_tests_pass_and_there_is_no_docker_it_passes_and_says_so(checkout):

@@ -111,7 +111,7 @@ def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
     with torch.no_grad():
         model.primary_caps.conv.weight[:, :, 0, 0] += 100
         model.primary_caps.conv.weight[:, :, 0, 1] -= 100
-    plan = derive(trace_encoder(model).SerializeToString(), tmp_path / "plan", ONE_CORE)
+    plan = derive(trace_encoder(model).SerializeToString(), b"", tmp_path / "plan", ONE_CORE)
     assert min(plan.errors.values()) > MAX_ERROR
     assert plan.forms == {"plain"}
 
@@ -224,8 +224,8 @@ def shipped() -> Path:
 
 
 @pytest.fixture(scope="module")
-def placement(tmp_path_factory) -> Placement:
-    return Placement("cpu", 16, tmp_path_factory.mktemp("shipped"), threads=2)
+def placement() -> Placement:
+    return Placement("cpu", 16, Path(os.environ["CAPSNET_CACHE"]), threads=2)
 
 
 @pytest.fixture(scope="module")

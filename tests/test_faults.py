@@ -30,7 +30,6 @@ RESTARTED = "capsnet_inference_thread_restarts_total"
 QUEUED = "capsnet_queue_images"
 COMPUTED = "capsnet_batch_images_sum"
 NPY = {"Content-Type": "application/x-npy"}
-REPLACEMENTS = 20
 ALL_AT_ONCE = 200
 
 
@@ -249,14 +248,15 @@ def answers_of(load: Load) -> list[dict[str, Any]]:
     return [json.loads(outcome.answer) for outcome in load.of_status(200)]
 
 
+@pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("publish", [publish_the_next_version, exchange_the_version])
-def test_a_bundle_replaced_20_times_under_load_fails_no_request(tmp_path, publish):
+def test_a_bundle_replaced_again_and_again_under_load_fails_no_request(tmp_path, publish, times):
     models, aside = tmp_path / "models", tmp_path / "aside"
     (models / "tiny").mkdir(parents=True)
     aside.mkdir()
     publish(models, aside, 0)
     pictures = noise(12)  # more than one batch holds
-    seeds = range(REPLACEMENTS + 1)
+    seeds = range(times + 1)
     right = [run_of_seed(tmp_path / "right" / str(seed), seed, pictures) for seed in seeds]
     with (
         live_process(models, tmp_path / "log", rescan_s=0.1) as service,

@@ -163,7 +163,7 @@ def test_the_service_serves_it(bundle, tmp_path):
 
 
 def test_no_faster_graph_is_derived_from_it(bundle, encoder, tmp_path, capsys):
-    assert derive(encoder.SerializeToString(), tmp_path / "plan", (1, 1)) == PLAIN
+    assert derive(encoder.SerializeToString(), b"", tmp_path / "plan", (1, 1)) == PLAIN
     with pytest.raises(SystemExit):
         main(["optimize", str(bundle), "--out", str(tmp_path / "optimized")])
     assert "matrix-toys: its convolutions are too small to gain from a transform" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from export.bundle import parity_pixels
 from export.cli import main as export
 from export.contract.manifest import read_manifest
-from export.parity import BATCH_SIZES
+from export.parity import BATCH_SIZES, ROUTING_ITERATIONS
 from training.cli import main as train
 from training.config import load_preset
 from training.data.folder import configure
@@ -68,7 +68,9 @@ def run(tmp_path_factory):
 def bundle(run, tmp_path_factory):
     """That run as a user publishes it: models/discs-and-bars/1."""
     out = tmp_path_factory.mktemp("models") / "discs-and-bars"
-    export(["bundle", str(run), "--out", str(out)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
+        export(["bundle", str(run), "--out", str(out)])
     return out / "1"
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from export.bundle import publish, sample_pixels
 from export.contract.manifest import read_manifest
 from export.evaluate import evaluate_bundle
+from export.parity import ROUTING_ITERATIONS
 from training import checkpoint
 from training.checkpoint import Progress
 from training.cli import main
@@ -35,7 +36,9 @@ def run(tmp_path_factory, drawn_mnist_root):
 
 @pytest.fixture(scope="module")
 def bundle(run, tmp_path_factory, drawn_mnist_root):
-    return publish(run, tmp_path_factory.mktemp("models") / "capsnet-multimnist", drawn_mnist_root).path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
+        return publish(run, tmp_path_factory.mktemp("models") / "capsnet-multimnist", drawn_mnist_root).path
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,10 @@ def probabilities(bundle: Path, files: list[bytes]) -> np.ndarray:
     return encoder.run(["probabilities"], {"pixels": pixels})[0]
 
 
-def test_nine_of_ten_photographed_digits_are_read(bundle):
+@pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.long)])
+def test_nine_of_ten_photographed_digits_are_read(bundle, count):
     rng = np.random.default_rng(20)
-    labels = np.arange(100) % 10
+    labels = np.arange(count) % 10
     files = [
         photograph(int(digit), LARGE if index % 25 == 7 else SIZES[index % 4], rng)
         for index, digit in enumerate(labels)
