@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from live_process import live_process
 import torch
+from live_process import live_process
 from live_service import settings_for
 from tiny_bundle import write_bundle
 
