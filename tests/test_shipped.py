@@ -139,12 +139,8 @@ def test_the_readme_states_the_manifests_error(any_bundle):
     assert f"gets **{error:.2f} %**" in " ".join((ROOT / "README.md").read_text().split())
 
 
-def test_at_most_0_7_percent_of_the_test_images_are_wrong(bundle):
-    assert error_percents(read_manifest(bundle))["test_error"] <= 0.5
-
-
 @pytest.mark.mnist
-def test_all_test_images_posted_give_the_error_that_the_manifest_states(bundle, client, mnist_root):
+def test_of_all_test_images_posted_at_most_50_are_wrong_as_the_manifest_states(bundle, client, mnist_root):
     test = load_split("mnist", "test", mnist_root)
     wrong = 0
     for start in range(0, len(test.labels), PER_REQUEST):
@@ -152,7 +148,9 @@ def test_all_test_images_posted_give_the_error_that_the_manifest_states(bundle, 
         found = np.array([int(result["label"]) for result in results])
         wrong += int((found != test.labels[start : start + PER_REQUEST]).sum())
     [metric] = read_manifest(bundle).metrics
-    assert 100 * wrong / len(test.labels) == metric.value
+    assert len(test.labels) == 10_000
+    assert wrong <= 50
+    assert wrong / 100 == metric.value
 
 
 @pytest.mark.mnist
@@ -180,12 +178,6 @@ def answers_and_outputs(bundle, client, mnist_root):
         for entry in result["classes"]:
             j = int(entry["label"])
             yield entry, probabilities[0, j], poses[0, j]
-
-
-def test_at_most_12_percent_of_the_test_pairs_are_wrong(pairs_bundle):
-    manifest = read_manifest(pairs_bundle)
-    assert manifest.objects_per_image == 2
-    assert error_percents(manifest)["test_error"] <= 12
 
 
 def test_its_answers_are_confident_from_a_threshold_on_that_was_not_measured_on_the_test_set(any_bundle):
@@ -224,8 +216,11 @@ def test_two_overlapping_digits_are_taken_apart_into_two(pairs_bundle, client):
 
 
 @pytest.mark.mnist
-def test_all_test_pairs_posted_give_the_errors_that_the_manifest_states(pairs_bundle, client, mnist_root):
+def test_of_all_test_pairs_posted_at_most_1200_are_wrong_as_the_manifest_states(
+    pairs_bundle, client, mnist_root
+):
     manifest = read_manifest(pairs_bundle)
+    assert manifest.objects_per_image == 2
     images = wrong = missed = 0
     for pixels, truth in pairs_of(run_config(manifest), mnist_root):
         for result, expected in zip(
@@ -233,6 +228,8 @@ def test_all_test_pairs_posted_give_the_errors_that_the_manifest_states(pairs_bu
         ):
             absent = expected - {int(label) for label in result["labels"]}
             images, wrong, missed = images + 1, wrong + bool(absent), missed + len(absent)
+    assert images == 10_000
+    assert wrong <= 1200
     found = Errors(images, wrong, 2 * images, missed)
     assert error_percents(manifest) == {
         "test_error": found.error_percent,
@@ -246,32 +243,49 @@ def test_the_network_of_toys_has_68k_parameters_beside_its_decoders(toys_bundle)
     assert sum(parameter.numel() for parameter in encoder.parameters()) == 68_754
 
 
-def test_at_least_85_percent_of_toys_that_were_not_trained_on_are_recognised(toys_bundle):
+def test_the_manifest_of_toys_states_an_error_on_all_toys_that_were_not_trained_on(toys_bundle):
     manifest = read_manifest(toys_bundle)
     assert (manifest.views, manifest.pose_shape) == (2, (4, 4))
     [metric] = manifest.metrics
     assert metric.data.startswith("toys test set, 24300 images")
-    assert metric.value <= 15
     assert f"gets **{metric.value:.2f} %** of 24,300 stereo" in (ROOT / "README.md").read_text()
 
 
-def test_toys_rendered_now_and_posted_are_recognised_as_often(toys_bundle, client, tmp_path):
-    """Two viewpoints of each of the 25 toys that were not trained on."""
-    seen = Conditions(train=(4,), elevations=(2, 6), azimuths=(3, 12), lightings=(2,))
-    make(tmp_path, seen, processes=1)
-    test = load_split("toys", "test", tmp_path)
-    files = [
-        ("images", (f"{i}-{view}.png", as_png(pair[..., view])))
-        for i, pair in enumerate(test.images)
-        for view in (0, 1)
-    ]
-    answer = client.post("/classify?model=matrix-capsnet-toys", files=files)
-    results = answer.json()["results"]
-    right = [
-        result["label"] == CLASS_NAMES[label] for result, label in zip(results, test.labels, strict=True)
-    ]
-    [metric] = read_manifest(toys_bundle).metrics
-    assert abs(100 * (1 - np.mean(right)) - metric.value) < 10  # 100 pairs: three deviations
+@pytest.fixture(scope="module")
+def rendered_toys(tmp_path_factory) -> Path:
+    """Data of four viewpoints of each of the 25 toys that were not trained on: 100 pairs."""
+    root = tmp_path_factory.mktemp("data")
+    make(root, Conditions(train=(4,), elevations=(2, 6), azimuths=(3, 12), lightings=(2,)), processes=1)
+    return root
+
+
+def test_of_100_pairs_of_toys_not_trained_on_at_most_15_are_wrong(toys_bundle, rendered_toys):
+    [shown] = evaluation_examples(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
+    probabilities, _ = encoded(toys_bundle, shown)
+    wrong = probabilities.argmax(axis=1) != shown.present.argmax(dim=1).numpy()
+    assert len(wrong) == 100
+    assert wrong.sum() <= 15
+
+
+def test_toys_posted_as_pictures_get_the_answers_of_the_encoder_to_its_data(
+    toys_bundle, client, rendered_toys
+):
+    pairs = load_split("toys", "test", rendered_toys).images
+    [shown] = evaluation_examples(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
+    probabilities, _ = encoded(toys_bundle, shown)
+    views = [as_png(pair[..., view]) for pair in pairs for view in (0, 1)]
+    files = [("images", (f"{number}.png", view)) for number, view in enumerate(views)]
+    results = client.post("/classify?model=matrix-capsnet-toys", files=files).json()["results"]
+    for result, expected in zip(results, probabilities, strict=True):
+        found = {entry["label"]: entry["probability"] for entry in result["classes"]}
+        np.testing.assert_allclose([found[name] for name in CLASS_NAMES], expected, atol=1e-4)
+
+
+def encoded(bundle, shown):
+    """Probabilities and poses that a bundle's own encoder gives for a batch of its data."""
+    encoder = ort.InferenceSession(bundle / "encoder.onnx", providers=["CPUExecutionProvider"])
+    pixels = shown.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    return encoder.run(["probabilities", "poses"], {"pixels": pixels})
 
 
 def test_the_sample_pair_of_the_readme_is_recognised_and_reconstructed_in_both_views(client):
