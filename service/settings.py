@@ -20,11 +20,14 @@ OTHERS = frozenset(
         "API_KEY",
         "COMMIT",
         "DATA",
+        "GPU_MEMORY",
         "GPU_PORT",
         "GRAFANA_PORT",
+        "MEMORY",
         "MODEL_NAME",
         "PRESET",
         "PROMETHEUS_PORT",
+        "TRAINING_MEMORY",
     }
 )
 # What Kubernetes and Docker set for a service that is called capsnet, or capsnet-something.

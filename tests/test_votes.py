@@ -119,8 +119,14 @@ def test_near_is_what_is_nearer_than_half_of_the_first_votes(row, found):
 def test_an_examples_histograms_are_of_the_near_votes_of_its_image(row, found):
     example = row["examples"][0]
     distances, shares = found.distances[:, example["image"]], found.assignments[:, example["image"]]
-    expected = (shares * (distances <= row["zoom"])).sum(dim=2)
-    np.testing.assert_allclose(np.sum(example["zoomed"], axis=2), expected, atol=1e-3)
+    within = (shares * (distances <= 0.999 * row["zoom"])).sum(dim=2).numpy()
+    about = (
+        (shares * (distances <= 1.001 * row["zoom"])).sum(dim=2).numpy()
+    )  # rounding moves a vote on the edge
+    counted = np.sum(example["zoomed"], axis=2)
+    assert (within - 1e-3 <= counted).all()
+    assert (counted <= about + 1e-3).all()
+    assert (about - within < 0.3).all()
 
 
 def test_examples_are_a_truck_and_a_human_routed_right_and_the_papers_failure_where_there_is_one():
