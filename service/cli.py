@@ -1,141 +1,21 @@
 """capsnet-serve: the service on a port."""
 
-import argparse
-import math
-import socket
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from service.stopping import leave, leave_at_signals
+from service.stopping import leave_at_signals
 
+TYPE_CHECKING = False  # that of `typing` would cost milliseconds in which no handler stands
 if TYPE_CHECKING:
-    from service.settings import Settings
-
-EXAMPLES = """\
-examples:
-  capsnet-serve                               serve the bundles in models/ on port 8000
-  capsnet-serve --models models:/srv/models   two folders of bundles, merged
-  capsnet-serve --host 0.0.0.0 --port 80      for everybody who can reach this machine
-  CAPSNET_DEVICE=cuda capsnet-serve           on the GPU, or not at all
-
-Then open http://127.0.0.1:8000/docs, or
-  curl -F images=@digit.png http://127.0.0.1:8000/classify
-
-Every setting is an environment variable CAPSNET_<NAME>; these options go before them. The README lists all.
-exit status: 0 stopped by a signal, 1 cannot serve, or not any more, 2 wrong option or setting
-"""
+    from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     leave_at_signals()
-    options = _parser().parse_args(arguments)
+    # Imported late, as all else is, so that a signal meanwhile ends the process quietly.
+    from service.serve import run
 
-    # Imported late, so that a signal meanwhile ends the process quietly.
-    from service.logs import logging_to_stderr
-    from service.settings import SettingsError, read_settings
-
-    try:
-        settings = read_settings(**vars(options))
-    except SettingsError as error:
-        return _fail(str(error), 2)
-    try:
-        listener = _listen(settings)
-    except OSError as error:
-        return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
-    with listener, logging_to_stderr(settings.log_format, settings.log_level):
-        return _serve(settings, listener)
-
-
-def _serve(settings: "Settings", listener: socket.socket) -> int:
-    # Imported late, so that --help and a wrong setting answer at once.
-    import asyncio
-
-    import uvicorn
-
-    from service.app import create_app
-    from service.connections import BoundedHttp
-    from service.gentle_server import GentleServer
-    from service.memory import use_one_heap
-    from service.repository import Repository
-
-    use_one_heap()
-    failures: list[str] = []
-
-    def end(reason: str) -> None:
-        failures.append(reason)
-        server.should_exit = True
-
-    def announce(repository: Repository) -> None:
-        if repository.failure:
-            end(str(repository.failure))
-            return
-        loaded = [f"{one.model}/{one.version} on {one.engine.device}" for one in repository.loaded()]
-        served = ", ".join(loaded) or "every model from the first request for it"
-        print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
-
-    app = create_app(settings, on_loaded=announce, on_stopped=end)
-    config = uvicorn.Config(
-        app,
-        http=BoundedHttp,
-        ws="none",
-        log_config=None,  # its records go where all go
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
-    )
-    server = GentleServer(config)
-
-    async def serve() -> None:
-        await server.serve(sockets=[listener])
-        if server.is_told_to_stop:
-            leave()  # which does not wait for a model that is being loaded
-
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(serve())
-    return _fail(failures[0], 1) if failures else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    from importlib.metadata import version as installed_version
-
-    parser = argparse.ArgumentParser(
-        prog="capsnet-serve",
-        description="Serve capsule network bundles over HTTP.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
-    parser.add_argument("--host", help="address to listen on (CAPSNET_HOST, 127.0.0.1)")
-    parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
-    parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")
-    parser.add_argument("--device", help="auto, cpu, cuda or tensorrt (CAPSNET_DEVICE, auto)")
-    return parser
-
-
-def _listen(settings: "Settings") -> socket.socket:
-    """A bound socket; bound here so that a port in use is one line and not a traceback."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _fail(message: str, status: int) -> int:
-    print(f"capsnet-serve: {message}", file=sys.stderr)
-    return status
+    return run(arguments)
 
 
 if __name__ == "__main__":

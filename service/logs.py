@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 import orjson
@@ -63,44 +64,51 @@ class LineWriter(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._records: list[logging.LogRecord] = []
-        self._lost = 0
-        self._there_are_records = threading.Event()
+        self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()  # None: the last one
+        self._lost = 0  # in all
         self._closing = threading.Event()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record; its arguments are for nobody to change any more."""
-        if len(self._records) >= LINES_WAITING:
+        if self._records.qsize() >= LINES_WAITING:
             self._lost += 1
-            return
-        self._records.append(record)
-        if not self._there_are_records.is_set():
-            self._there_are_records.set()
+        else:
+            self._records.put(record)
 
     def close(self) -> None:
-        """Write what waits, if somebody reads it."""
-        self._closing.set()
-        self._there_are_records.set()
+        """Write what waits, if somebody reads it.
+
+        `logging.shutdown` holds the handler's lock meanwhile, which the writing thread therefore never takes.
+        It may also be called from the handler of a signal that came during a call of this class: a simple
+        queue allows for that, and the event is set once.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._records.put(None)
+            self._closing.set()
         self._thread.join(LAST_WORDS_S)
         super().close()
 
     def _work(self) -> None:
-        while not self._closing.is_set():
-            self._there_are_records.wait()
-            self._there_are_records.clear()
-            self._write()
+        told = 0  # of the lines that were lost
+        is_last = False
+        while not is_last:
+            waiting = [self._records.get()]
+            with suppress(Empty):
+                while True:
+                    waiting.append(self._records.get_nowait())
+            records = [record for record in waiting if record]
+            is_last = len(records) < len(waiting)
+            if lost := self._lost - told:
+                told += lost
+                records.append(_record_of_loss(lost))
+            self._write(records)
             self._closing.wait(GATHERED_S)
-        self._write()
 
-    def _write(self) -> None:
-        self.acquire()  # as the callers of `emit` do
-        records, self._records = self._records, []
-        lost, self._lost = self._lost, 0
-        self.release()
-        if lost:
-            records.append(_record_of_loss(lost))
+    def _write(self, records: list[logging.LogRecord]) -> None:
         with suppress(OSError, MemoryError):  # there is nobody to tell, or nothing to tell it with
             left = b"".join(self._line(record) for record in records)
             while left:

@@ -30,8 +30,10 @@ OTHERS = frozenset(
         "TRAINING_MEMORY",
     }
 )
-# What Kubernetes and Docker set for a service that is called capsnet, or capsnet-something.
+# What Kubernetes and Docker set for a service that is called capsnet, or capsnet-something: names, and the
+# values of those that end with PORT.
 LINK = re.compile(r"(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
+LINKED = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 Precision = Literal["float32", "half"]
 
@@ -204,15 +206,29 @@ def read_settings(**overrides: object) -> Settings:
             line and names the variable.
     """
     if unknown := [name for name, value in sorted(os.environ.items()) if _is_unknown(name, value)]:
-        raise SettingsError(
-            "; ".join(f"there is no {name}; did you mean {_nearest(name)}?" for name in unknown)
-        )
+        raise SettingsError("; ".join(f"there is no {name}; {_advice(name)}" for name in unknown))
     given = {name: value for name, value in overrides.items() if value is not None}
+    if LINKED.fullmatch(_variable("PORT")):
+        given = {"port": Settings.model_fields["port"].default, **given}
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic checks them
     except ValidationError as error:
         faults = (_describe(fault["loc"], fault["msg"], fault["input"]) for fault in error.errors())
         raise SettingsError("; ".join(faults)) from None
+
+
+def check_key_variable(settings: Settings) -> None:
+    """Let nobody believe that a service has a key when its variable is that of clients.
+
+    Raises:
+        SettingsError: CAPSNET_API_KEY is set and CAPSNET_API_KEYS is not. It may be meant for a client
+            of the same shell, but an error is better than a service that is open to everybody without a word.
+    """
+    if settings.api_keys is None and _variable("API_KEY"):
+        raise SettingsError(
+            "CAPSNET_API_KEY is the key of a client; the service takes its keys from CAPSNET_API_KEYS, which "
+            "is not set: set it, or start the service with env -u CAPSNET_API_KEY if everybody may use it"
+        )
 
 
 def _describe(location: tuple[int | str, ...], message: str, value: object) -> str:
@@ -226,13 +242,18 @@ def _describe(location: tuple[int | str, ...], message: str, value: object) -> s
 def _is_unknown(variable: str, value: str) -> bool:
     """Whether a variable has our prefix and a name that is no setting, nor another's."""
     prefix, name = variable[: len(PREFIX)].upper(), variable[len(PREFIX) :].upper()
-    is_link = LINK.fullmatch(name) is not None or value.startswith(("tcp://", "udp://"))
+    is_link = LINK.fullmatch(name) is not None or LINKED.fullmatch(value) is not None
     return prefix == PREFIX and name not in _known() and not is_link
 
 
-def _nearest(variable: str) -> str:
-    [nearest] = get_close_matches(variable[len(PREFIX) :].upper(), sorted(_known()), n=1, cutoff=0)
-    return PREFIX + nearest
+def _advice(variable: str) -> str:
+    near = get_close_matches(variable[len(PREFIX) :].upper(), sorted(_known()), n=1)
+    return f"did you mean {PREFIX}{near[0]}?" if near else "capsnet-serve --help lists what there is"
+
+
+def _variable(name: str) -> str:
+    """The value of the variable of that name without its prefix, in letters of either case; "" if unset."""
+    return next((value for given, value in os.environ.items() if given.upper() == PREFIX + name), "")
 
 
 def _known() -> frozenset[str]:

@@ -1,6 +1,8 @@
-"""Signals that ask a service to stop, and ends of the process that are no failure."""
+"""Signals that ask a service to stop, and ends of the process that are no failure.
 
-import logging
+The command line imports this before all else: it imports next to nothing itself.
+"""
+
 import os
 import signal
 
@@ -13,16 +15,24 @@ def stop_signals() -> list[signal.Signals]:
     return asked
 
 
-def leave_at_signals() -> None:
+def leave_at_signals(*, is_logging: bool = False) -> None:
     """From now on such a signal ends the process at once, with status 0.
 
     An exception instead would surface wherever the process is: in an import, or in a library that reports it.
+
+    Args:
+        is_logging: first the log is written; a second signal does not wait for that.
     """
     for number in stop_signals():
-        signal.signal(number, lambda *_: os._exit(0))
+        signal.signal(number, lambda *_: leave() if is_logging else os._exit(0))
 
 
 def leave() -> None:
     """End the process with status 0 once its log is written, whatever its threads are at."""
-    logging.shutdown()
-    os._exit(0)
+    leave_at_signals()  # where nobody reads the log, there may be a second signal
+    try:
+        import logging  # late: by now it is there, and at the start it would take time
+
+        logging.shutdown()
+    finally:
+        os._exit(0)

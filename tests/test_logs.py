@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -112,6 +113,28 @@ def test_every_line_is_written_in_order_by_the_end(tmp_path):
     assert [json.loads(line)["message"] for line in lines] == [str(number) for number in range(1000)]
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A process that logs, in which nobody would see the end of a wait for the time limit."""
+    begin = "import logging, os, signal, service.logs\nfrom service.stopping import leave, leave_at_signals\n"
+    code = f"{begin}service.logs.LAST_WORDS_S = 3600.0\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    "end", ["leave()", "leave_at_signals(is_logging=True); os.kill(os.getpid(), signal.SIGTERM)"]
+)
+def test_an_end_of_the_process_loses_no_line_and_waits_for_no_time_limit(end):
+    ended = python(
+        "with service.logs.logging_to_stderr('json', 'info'):\n"
+        "    for number in range(1000): logging.info('%d', number)\n"
+        f"    {end}\n"
+        "    signal.pause()\n"
+    )
+    assert ended.returncode == 0
+    said = [json.loads(line)["message"] for line in ended.stderr.splitlines()]
+    assert said == [str(number) for number in range(1000)]
+
+
 def test_lines_do_not_wait_for_more(tmp_path):
     with (tmp_path / "log").open("w") as file, logger_to(file.fileno()) as logger:
         logger.info("alone")
@@ -124,7 +147,7 @@ def test_a_reader_that_stalls_costs_lines_and_nobody_waits_for_it():
     with os.fdopen(reading) as reader, os.fdopen(writing, "w"), logger_to(writing) as logger:
         logger.info("x" * 2**20)  # more than a pipe holds: the writer is stuck from here on
         handler = logger.handlers[0]
-        wait_until(lambda: not handler._records)
+        wait_until(handler._records.empty)
         for _ in range(LINES_WAITING + more):
             logger.info("one of many")
         lost = next(line for line in iter(reader.readline, "") if "were lost" in line)
@@ -137,7 +160,7 @@ def test_a_reader_that_went_away_disturbs_nobody():
     with os.fdopen(writing, "w"), logger_to(writing) as logger:
         for _ in range(3):
             logger.info("to nobody")
-            wait_until(lambda: not logger.handlers[0]._records)
+            wait_until(logger.handlers[0]._records.empty)
 
 
 def test_everything_that_logs_comes_out_in_one_format(capfd):

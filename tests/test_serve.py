@@ -141,6 +141,28 @@ def test_a_signal_during_the_imports_ends_it_quietly(tmp_path, number, library):
         assert_ends_quietly(process, number)
 
 
+INTERRUPTING = """
+import os, signal, sys
+
+class Interrupting:  # asked before every import that is not done yet
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.modules.pop(sys.argv[1], None)
+sys.meta_path.insert(0, Interrupting())
+from service.cli import main
+sys.exit(main(["--port", "70000"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "typing", "socket", "service.serve", "service.settings"])
+def test_no_import_of_the_command_comes_before_it_can_be_interrupted(module):
+    command = [sys.executable, "-c", INTERRUPTING, module]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def is_named_by_a_process(folder: Path) -> bool:
     """Whether a process was started with the folder as an argument."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
@@ -257,6 +279,12 @@ def test_a_wrong_variable_is_one_line(capsys, monkeypatch):
     monkeypatch.setenv("CAPSNET_DEVICE", "gpu")
     assert main([]) == 2
     assert_one_line(capsys, "CAPSNET_DEVICE", "gpu")
+
+
+def test_a_key_in_the_variable_of_clients_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("CAPSNET_API_KEY", "secret")
+    assert main(["--port", "0"]) == 2
+    assert_one_line(capsys, "CAPSNET_API_KEYS", "env -u CAPSNET_API_KEY")
 
 
 def test_help_shows_examples(capsys):

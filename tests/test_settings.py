@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from service.settings import MAX_PIXELS, Settings, SettingsError, read_settings
+from service.serve import EXAMPLES
+from service.settings import MAX_PIXELS, Settings, SettingsError, check_key_variable, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +62,34 @@ def test_a_misspelt_variable_is_told_the_nearest_one(monkeypatch, misspelt, mean
     assert str(caught.value) == f"there is no {misspelt}; did you mean {meant}?"
 
 
+@pytest.mark.parametrize("name", ["CAPSNET_URL", "CAPSNET_XYZZY", "CAPSNET_"])
+def test_a_variable_that_is_near_to_none_is_told_where_the_list_is(monkeypatch, name):
+    monkeypatch.setenv(name, "http://localhost:8000")
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert str(caught.value) == f"there is no {name}; capsnet-serve --help lists what there is"
+
+
+def test_help_lists_every_setting():
+    assert {name.upper() for name in Settings.model_fields} <= set(EXAMPLES.split())
+
+
 def test_what_kubernetes_sets_for_a_service_of_our_name_does_not_upset_it(monkeypatch):
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
         monkeypatch.setenv(f"CAPSNET_{name}", "10.0.0.1")
         monkeypatch.setenv(f"CAPSNET_BLUE_{name}", "10.0.0.1")
     monkeypatch.setenv("CAPSNET_BLUE_PORT", "tcp://10.0.0.1:8000")
     read_settings()
+
+
+@pytest.mark.parametrize("value", ["tcp://10.0.0.1:80", "tcp://[fd00::1]:80", "udp://10.0.0.1:80"])
+@pytest.mark.parametrize("name", ["CAPSNET_PORT", "capsnet_port"])
+def test_the_address_that_kubernetes_puts_into_our_port_is_ignored(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert read_settings().port == 8000
+    assert read_settings(port="9001").port == 9001
+    with pytest.raises(SettingsError, match="CAPSNET_PORT"):  # of an option, nobody but the user can be meant
+        read_settings(port=value)
 
 
 def test_every_variable_that_the_repository_reads_is_known(monkeypatch):
@@ -144,6 +167,16 @@ def test_several_keys_are_accepted_at_once_and_the_admin_key_with_them(monkeypat
 def test_an_admin_key_alone_makes_nobody_else_need_one(monkeypatch):
     monkeypatch.setenv("CAPSNET_ADMIN_KEY", "admin-key")
     assert read_settings().accepted_keys == ()
+
+
+@pytest.mark.parametrize("name", ["CAPSNET_API_KEY", "capsnet_api_key"])
+def test_a_key_in_the_variable_of_clients_does_not_leave_the_service_open(monkeypatch, name):
+    monkeypatch.setenv(name, "first-secret")
+    with pytest.raises(SettingsError, match=r"CAPSNET_API_KEYS.*env -u CAPSNET_API_KEY") as caught:
+        check_key_variable(read_settings())
+    assert "first-secret" not in str(caught.value)
+    monkeypatch.setenv("CAPSNET_API_KEYS", "second-secret")
+    check_key_variable(read_settings())
 
 
 def test_keys_are_not_shown(monkeypatch):
