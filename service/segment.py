@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.confidence import are_blank, threshold
+from export.contract.confidence import are_blank, reaches, threshold
 from service.classify import heading, one_hot, require_decoder
 from service.errors import InvalidFieldError, TooManyPicturesError
 from service.inputs import Images
@@ -39,7 +39,7 @@ class Segments:
         poses: [N, K, D].
         pictures: every object alone, [N, K, H, W, C] in 0-1.
         blank: whether there is nothing to see, [N].
-        threshold: from which probability on an object is confident; None where nobody says.
+        confident: whether each object is, K of each image; None where the model has no threshold.
     """
 
     filenames: list[str | None]
@@ -48,13 +48,7 @@ class Segments:
     poses: Floats
     pictures: Floats
     blank: NDArray[np.bool_]
-    threshold: float | None
-
-    def is_confident(self, image: int, place: int) -> bool | None:
-        """Whether an object of an image is; None where nobody says from which probability on."""
-        if self.threshold is None:
-            return None
-        return bool(self.probabilities[image, place] >= np.float32(self.threshold) and not self.blank[image])
+    confident: list[list[bool]] | list[list[None]]
 
 
 def object_count(query: SegmentQuery, served: Served) -> int:
@@ -99,16 +93,20 @@ async def segment(
     manifest = served.engine.manifest
     probabilities, poses = await served.encode(images.pixels)  # [N, J], [N, J, D]
     classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]  # [N, K]
+    longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
+    blank = are_blank(images.pixels)
+    least = threshold(manifest, min_probability)
+    confident = [[None] * k] * count if least is None else reaches(longest, blank, least).tolist()
     alone = one_hot(classes.ravel(), manifest)  # [N * K, J]
     pictures = await served.decode(np.repeat(poses, k, axis=0), alone)  # [N * K, H, W, C]
     return Segments(
         images.filenames,
         [[manifest.class_names[j] for j in row] for row in classes],
-        np.take_along_axis(probabilities, classes, axis=1),
+        longest,
         np.take_along_axis(poses, classes[:, :, None], axis=1),
         pictures.reshape(count, k, *pictures.shape[1:]),
-        are_blank(images.pixels),
-        threshold(manifest, min_probability),
+        blank,
+        confident,
     )
 
 
@@ -121,7 +119,7 @@ def json_answer(served: Served, made: Segments) -> dict[str, Any]:
         objects = [
             {
                 "label": made.labels[index][place],
-                "confident": made.is_confident(index, place),
+                "confident": made.confident[index][place],
                 "probability": made.probabilities[index, place],
                 "pose": made.poses[index, place],
                 "colour": colour_of(place),

@@ -1,13 +1,13 @@
 """Whether an answer is confident: probable enough for the model, of a picture that shows something."""
 
-# N images, J classes, H and W height and width, C channels
-
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
+
+# N images, J classes, K objects of an image, H and W height and width, C channels
 
 Floats = NDArray[np.float32]
 
@@ -71,4 +71,10 @@ def are_confident(
     if least is None:
         return [None] * len(probabilities)
     weakest = weakest_named(probabilities, manifest.objects_per_image)
-    return [bool(sure) for sure in (weakest >= np.float32(least)) & ~blank]
+    return [bool(sure) for sure in reaches(weakest, blank, least)]
+
+
+def reaches(probabilities: Floats, blank: NDArray[np.bool_], least: float) -> NDArray[np.bool_]:
+    """Where probabilities [N] or [N, K] are at least `least`, of images [N] that are not blank."""
+    is_shown = ~blank.reshape(-1, *[1] * (probabilities.ndim - 1))
+    return np.asarray((probabilities >= np.float32(least)) & is_shown)

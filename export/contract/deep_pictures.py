@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float32]
 
 FULL_SCALES = (1, 255, 1023, 4095, 16383, 65535)  # white, in whole numbers
-NO_DATA_BEYOND = {"I": 2.0**31 - 1, "F": 1e30}  # the extremes of int32, and what no float picture reaches
+# From which size on a number is no data: the extremes of int32, and what no float picture reaches. Of uint32
+# the largest number may be white.
+NO_DATA_BEYOND = {"signed": 2.0**31 - 1, "unsigned": math.inf, "float": 1e30}
 USUAL_NO_DATA = frozenset({-9999.0, -32768.0})  # where nothing else is negative
 
 
@@ -49,22 +51,21 @@ class Levels:
         return np.asarray((shown - self.black) / span * 255, np.float32)  # in float64, as `shown` is
 
 
-def find_levels(strips: Iterable[Numbers], mode: str, declared_no_data: float | None) -> Levels:
+def find_levels(strips: Iterable[Numbers], kind: str, declared_no_data: float | None) -> Levels:
     """Look through a picture for its range.
 
     Args:
         strips: all of its numbers, in pieces.
-        mode: Pillow's: `I` and what begins so for integers, `F` for floats.
+        kind: of numbers: `signed` or `unsigned` integers, or `float`.
         declared_no_data: what the file says stands for no data, if it does.
 
     Raises:
         NoRangeError: there are numbers that are not finite, or no pixel has data.
     """
-    kind = mode[0]
     beyond = NO_DATA_BEYOND[kind]
     found = _Found()
     for strip in strips:
-        found.add(strip[~is_no_data(strip, declared_no_data, beyond)].astype(np.float64), kind == "I")
+        found.add(strip[~is_no_data(strip, declared_no_data, beyond)].astype(np.float64), kind != "float")
     no_data = declared_no_data
     if found.negative_low == found.negative_high and found.negative_low in USUAL_NO_DATA:
         no_data = found.negative_low
@@ -81,11 +82,12 @@ def is_no_data(numbers: Numbers, no_data: float | None, beyond: float) -> NDArra
     Raises:
         NoRangeError: some are not finite, and not declared to be that.
     """
-    if no_data is not None and math.isnan(no_data):
-        return np.isnan(numbers) | (np.abs(numbers) >= beyond)
-    if not np.isfinite(numbers).all():
-        raise NoRangeError("picture has pixels that are not finite numbers")
     extreme: NDArray[np.bool_] = np.abs(numbers) >= beyond
+    is_finite = np.isfinite(numbers)
+    if no_data is not None and not math.isfinite(no_data):
+        return extreme | ~is_finite
+    if not is_finite.all():
+        raise NoRangeError("picture has pixels that are not finite numbers")
     return extreme if no_data is None else extreme | (numbers == np.float32(no_data))
 
 
@@ -132,9 +134,13 @@ class _Found:
 
 
 def parse_no_data(text: object) -> float | None:
-    """What GDAL_NODATA, a tag of TIFF, says; None where it says nothing that is a number."""
+    """What GDAL_NODATA, a tag of TIFF, says, as a float32: GDAL's usual -1.797e308 is minus infinity there.
+
+    None where it says nothing that is a number.
+    """
     try:
-        return float(str(text).strip("\0 "))
+        with np.errstate(over="ignore"):
+            return float(np.float32(str(text).strip("\0 ")))
     except ValueError:
         return None
 

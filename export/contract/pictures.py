@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageStat
+from PIL import Image, ImageChops, ImageStat, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from export.contract.deep_pictures import NoRangeError, find_levels, in_strips, parse_no_data
+from export.contract.depths import DepthError, check_deep_color, has_deep_color, is_unsigned, unread_depth
 from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
@@ -68,9 +69,9 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
         A loaded picture of mode L or RGB, each side at least 8 pixels.
 
     Raises:
-        UnsupportedPicture: empty, or not one of the formats.
+        UnsupportedPicture: empty, not one of the formats, or a TIFF of numbers that are not read.
         PictureTooLarge: the header declares more than `max_pixels`, or a side longer than 65,535.
-        PictureError: damaged, cut short, smaller than 8x8, or of a colour mode that cannot be read.
+        PictureError: damaged, cut short, smaller than 8x8, or 16-bit colour of which only low bits are used.
     """
     image_format = _format_of(content)
     if size := declared_size(image_format, content):
@@ -84,13 +85,22 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
             picture.draft(None, (WORKING_SIDE_PIXELS, WORKING_SIDE_PIXELS))  # JPEG decodes at 1/2, 1/4, 1/8
             if isinstance(picture, TiffImageFile):
                 picture.is_animated = True  # of a file with one page Pillow would read every nested directory
+            is_deep_color = has_deep_color(picture, content)
             picture.load()
+            if is_deep_color:
+                check_deep_color(picture)
             orientation = _orientation(picture)
             flat = _flatten(picture)
     except HeaderError as error:
         raise PictureError(f"{image_format} file {error}") from None
+    except DepthError as error:
+        raise PictureError(str(error)) from None
     except PictureError:
         raise
+    except UnidentifiedImageError:  # its message names an object, not the fault
+        if image_format == "TIFF" and (depth := unread_depth(content)):
+            raise UnsupportedPicture(f"TIFF file has {depth}") from None
+        raise PictureError(f"{image_format} file is damaged or cut short in its header") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureTooLarge(f"picture may have {max_pixels} pixels; {error}") from None
     except Exception as error:  # on damaged files Pillow raises nearly everything there is
@@ -155,18 +165,26 @@ def _of_eight_bits(picture: Image.Image) -> Image.Image:
     """A picture of more bits or of floats, scaled by its range instead of clipped."""
     width, height = picture.size
     rows = max(1, STRIP_PIXELS // width)
+    unsigned = is_unsigned(picture)
+    numbers = _unsigned_numbers if unsigned else _numbers
     strips = (picture.crop((0, start, width, end)) for start, end in in_strips(height, rows))
+    kind = "unsigned" if unsigned else "float" if picture.mode == "F" else "signed"
     declared = picture.tag_v2.get(NO_DATA_TAG) if isinstance(picture, TiffImageFile) else None
     try:
-        levels = find_levels(map(_numbers, strips), picture.mode, parse_no_data(declared))
+        levels = find_levels(map(numbers, strips), kind, parse_no_data(declared))
     except NoRangeError as error:
         raise PictureError(str(error)) from None
-    small = _shrunk(picture, "F", lambda strip: Image.fromarray(levels.apply(_numbers(strip))))
+    small = _shrunk(picture, "F", lambda strip: Image.fromarray(levels.apply(numbers(strip))))
     return Image.fromarray(np.asarray(np.rint(np.asarray(small)), np.uint8))
 
 
 def _numbers(strip: Image.Image) -> NDArray[np.float32]:
     return np.asarray(strip.convert("F"))
+
+
+def _unsigned_numbers(strip: Image.Image) -> NDArray[np.float32]:
+    """Pillow keeps unsigned numbers of 32 bits as signed ones of the same bits."""
+    return np.asarray(strip).view(np.uint32).astype(np.float32)
 
 
 def _shrunk(

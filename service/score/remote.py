@@ -143,6 +143,6 @@ async def _versions(client: AsyncCapsnetClient, model: str) -> dict[int, ModelVe
 
 
 def _told(error: CapsnetError) -> ScoreError:
-    answered = "" if isinstance(error, UnreachableError) else "the service answered "
+    answered = "" if error.status is None else "the service answered "
     remedy = f"; set {KEY}" if error.status == UNAUTHORIZED else ""
     return ScoreError(f"{answered}{error}{remedy}")
