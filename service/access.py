@@ -175,7 +175,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
-            if not self.is_read and _waits_for_leave(self._headers):  # nobody knows whether its body comes
+            if not self.is_read and waits_for_leave(self._headers):  # nobody knows whether its body comes
                 message["headers"].append((b"connection", b"close"))
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
@@ -194,9 +194,13 @@ def _given_id(headers: Headers) -> bytes | None:
     return None
 
 
-def _waits_for_leave(headers: Headers) -> bool:
-    """Whether the client sends its body once it is told to, as `Expect: 100-continue` says."""
-    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+def waits_for_leave(headers: Headers) -> bool:
+    """Whether the client sends its body once it is told to, as `Expect: 100-continue` says.
+
+    Other expectations of the same list are ignored, as they are alone (RFC 9110, 10.1.1).
+    """
+    expected = [value for name, value in headers if name == b"expect"]
+    return any(one.strip().lower() == b"100-continue" for value in expected for one in value.split(b","))
 
 
 def _template(scope: Scope) -> str:

@@ -9,6 +9,7 @@ no more, as `nc -N` does, without an answer.
 
 import asyncio
 import logging
+import re
 import select
 from typing import Any, ClassVar
 
@@ -16,11 +17,12 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import errors
-from service.access import Access
+from service.access import Access, waits_for_leave
 from service.errors import HeadTooLargeError, MalformedRequestError, ServiceError
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
+HOST = re.compile(rb"[^\s,/?#@]+")  # and its port
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,10 @@ class BoundedHttp(HttpToolsProtocol):
         Returns:
             Whether the connection stays open, until the last answer.
         """
+        if self.pipeline and self.cycle.more_body and not self._is_refused:  # earlier ones wait for answers
+            self._refuse(
+                MalformedRequestError("the client sends no more, and the body has not come to its end")
+            )
         newest = self.cycle
         is_whole = self._is_refused or not (newest and newest.more_body)
         if newest is None or newest.response_complete or not is_whole:
@@ -114,6 +120,7 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.headers) > self.max_header_lines:
             raise self._too_large()
         self._check_host()
+        self.expect_100_continue = waits_for_leave(self.headers)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
@@ -155,9 +162,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _check_host(self) -> None:
         """One Host, as RFC 9112, 3.2, demands: of two, a proxy may have read the other one."""
-        hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() not in OLD_VERSIONS):
-            raise MalformedRequestError(f"a request has one header Host, got {hosts or 'none'}")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() not in OLD_VERSIONS):
+            raise MalformedRequestError(f"a request has one header Host, got {len(hosts) or 'none'}")
+        if hosts and not HOST.fullmatch(hosts[0]):
+            raise MalformedRequestError(
+                f"the header Host names one host, got {errors.shown(hosts[0].decode('latin-1'))}"
+            )
 
     def _too_large(self) -> HeadTooLargeError:
         return HeadTooLargeError(

@@ -7,6 +7,7 @@ from subprocess import DEVNULL, PIPE
 from export.contract.manifest import BundleError, read_checked
 from export.optimize.plan import read_plan
 from service.fast_graphs import DERIVE_S, derive_command
+from service.housekeeping import going_on
 from service.repository import Repository
 from service.served import Served
 
@@ -16,6 +17,7 @@ LONGEST_PAUSE_S = 3600.0
 log = logging.getLogger(__name__)
 
 
+@going_on
 async def choose_graphs_again(repository: Repository, idle_s: float = IDLE_S) -> None:
     """Measure plans that were measured under load again, for ever, one at a time.
 

@@ -320,7 +320,7 @@ async def _read(request: Request) -> Body:
     Raises:
         PackedBodyError: it is packed.
     """
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
     if coding != "identity":
         raise PackedBodyError(
             f"{request.url.path} takes bodies as they are, since pictures are packed already; got "

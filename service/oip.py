@@ -149,7 +149,7 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
         ServiceError: what was expected and what came, or that there is too much to do.
     """
     header_length = request.headers.get(HEADER_LENGTH)
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
 
     def read() -> InferRequest:
         content = decompress(body, coding, service.settings.max_body_bytes)

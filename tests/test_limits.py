@@ -319,6 +319,9 @@ UNREADABLE = {
     "a wrong chunk": head("/classify", PNG, CHUNKED) + b"no number\r\n",
     "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /healthz HTTP/1.1\r\nHost: test\r\nHost: other\r\n\r\n",
+    "an empty host": b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n",
+    "a list of hosts": b"GET /healthz HTTP/1.1\r\nHost: test,other\r\n\r\n",
+    "a host with a blank": b"GET /healthz HTTP/1.1\r\nHost: test other\r\n\r\n",
     "two hosts and an offer": head(
         "/classify", "Host: other", "Connection: Upgrade", "Upgrade: h2c", "Content-Length: 0"
     ),
@@ -368,6 +371,33 @@ def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(pat
         came = answers(read_to_end(connection))
     assert [status for status, _, _ in came] == [200, 200, 200, status]
     assert all(json.loads(body)["results"] for _, _, body in came[:3])
+
+
+def test_whole_requests_are_answered_where_the_last_one_is_cut_short(patient):
+    good = head("/classify", PNG, f"Content-Length: {len(png())}") + png()
+    with connected(patient) as connection:
+        connection.sendall(good * 3 + head("/classify", PNG, LENGTH) + b"half")
+        connection.shutdown(socket.SHUT_WR)
+        came = answers(read_to_end(connection))
+    assert [status for status, _, _ in came[:3]] == [200] * 3
+    assert all(json.loads(body)["results"] for _, _, body in came[:3])
+
+
+def test_leave_to_send_is_given_also_among_other_expectations(patient):
+    with connected(patient) as connection:
+        connection.sendall(head("/classify", PNG, f"Content-Length: {len(png())}", "Expect: 100-Continue, x"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(png())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("route", ["/classify", "/reconstruct", "/v2/models/tiny/infer"])
+def test_a_coding_in_a_second_header_is_seen(patient, route):
+    codings = ("Content-Encoding: identity", "Content-Encoding: br")
+    with connected(patient) as connection:
+        connection.sendall(head(route, *codings, "Content-Length: 2", "Connection: close") + b"{}")
+        [(status, _, _)] = answers(read_to_end(connection))
+    assert status == 415
 
 
 def test_a_path_that_is_too_long_is_told_how_long_it_may_be(patient):
