@@ -322,7 +322,11 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
     ("picture", "error", "said"),
     [
         (np.zeros((SIDE, SIDE), int), ValueError, "the array is int64; expected uint8 .* or floats"),
-        (np.zeros((SIDE,), np.uint8), TypeError, "must be a path, bytes"),
+        (np.zeros((SIDE,), np.uint8), ValueError, r"\[N, H, W, C\]; got shape \[28\]"),
+        (np.zeros((SIDE, 0), np.uint8), ValueError, r"shape \[28, 0\]; a picture has pixels"),
+        (Image.new("L", (0, 5)), ValueError, "PIL image is 0x5; a picture has pixels"),
+        (Pair(np.zeros((SIDE, SIDE)), png()), TypeError, r"np.stack\(\[left, right\], axis=-1\)"),
+        (5, TypeError, "must be a path, bytes, .* got int"),
         ([], ValueError, "at least one picture"),
         ([None], TypeError, "must be a path, bytes, .* got NoneType"),
         ("no/such/file.png", FileNotFoundError, "no/such/file.png"),
@@ -331,6 +335,13 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
 def test_what_cannot_be_sent_is_refused_before_anything_is(connect, picture, error, said):
     with pytest.raises(error, match=said):
         connect("http://127.0.0.1:1", retry=QUICK).classify(picture)
+
+
+def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(client):
+    with pytest.raises(
+        CapsnetError, match="another size fitted send it as a file, in Python as uint8 or a PIL"
+    ):
+        client.classify(np.zeros((60, 80)))
 
 
 # Reconstructions

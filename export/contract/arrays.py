@@ -13,6 +13,7 @@ from export.contract.pictures import PictureError
 # numpy parses a header as a Python literal. CPython counts how deep that goes for all threads together (seen
 # with 3.11): two at once end, now and then, with a SystemError.
 HEADER_LOCK = threading.Lock()
+FITTED = "to have a picture of another size fitted send it as a file, in Python as uint8 or a PIL image"
 
 
 class ArrayError(PictureError):
@@ -73,7 +74,7 @@ def _with_channels(shape: tuple[int, ...], facts: Preprocessing) -> tuple[int, .
     if len(shape) == 3 and facts.channels == 1:
         shape = (*shape, 1)
     if len(shape) != 4 or shape[1:] != frame:
-        raise ArrayError(came)
+        raise ArrayError(f"{came}; {FITTED}")
     if shape[0] < 1:
         raise ArrayError(f"{came} with at least one image")
     return shape

@@ -18,6 +18,7 @@ from service.client.short_repr import ShortRepr
 REQUEST_IMAGES = 64  # two batches of the service's default; it takes 256 unless told otherwise
 REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB unless told otherwise
 UNNAMED = "picture"  # a part without a file name is no file
+PICTURE_AXES = (2, 3, 4)  # of an array of one picture or of several
 MOST_CHANNELS = 4  # the last axis of a single picture in colour; no picture is so few pixels wide
 LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can become files
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
@@ -88,15 +89,24 @@ Loaded = TypeVar("Loaded", Upload, Unread, Upload | Unread)
 
 
 def each_picture(pictures: Pictures) -> Iterable[Picture]:
-    """The pictures one by one."""
+    """The pictures one by one; what is none of what a picture may be is left to `load`.
+
+    Raises:
+        ValueError: an array with too few or too many axes.
+    """
     if isinstance(pictures, np.ndarray):
+        if pictures.ndim not in PICTURE_AXES:
+            raise ValueError(
+                "an array is one picture, [H, W] or [H, W, C], or several, [N, H, W] or [N, H, W, C]; "
+                f"got shape {list(pictures.shape)}"
+            )
         is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MOST_CHANNELS)
         return [pictures] if is_one else iter(pictures)
-    if isinstance(pictures, Pair | Image.Image):
-        return [pictures]
-    if isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(pictures, "read"):
+    is_file = isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview)
+    is_several = hasattr(pictures, "__iter__") or hasattr(pictures, "__getitem__")
+    if is_file or hasattr(pictures, "read") or not is_several:  # a file can be iterated, too: by lines
         return [cast(Picture, pictures)]
-    return pictures  # a file can be iterated, too: by lines
+    return cast(Iterable[Picture], pictures)
 
 
 def load(picture: Picture) -> Upload:
@@ -198,7 +208,14 @@ def _as_file(picture: Image.Image) -> bytes:
 
 def _read_file(file: File) -> NamedFile:
     if isinstance(file, Image.Image):
+        if 0 in file.size:
+            raise ValueError(f"the PIL image is {file.width}x{file.height}; a picture has pixels")
         return None, _as_file(file)
+    if isinstance(file, np.ndarray):
+        raise TypeError(
+            "the views of a Pair are files or PIL images; of arrays make one picture: "
+            "np.stack([left, right], axis=-1)"
+        )
     if isinstance(file, bytes | bytearray | memoryview):
         return None, bytes(file)
     if isinstance(file, str | os.PathLike):
@@ -219,6 +236,8 @@ def _sendable_array(array: Array) -> Array:
         raise ValueError(f"the array is {array.dtype}; expected uint8 (0-255) or floats (0-1)")
     if array.ndim not in (2, 3):
         raise ValueError(f"one picture is an array [H, W] or [H, W, C]; got shape {list(array.shape)}")
+    if not array.size:
+        raise ValueError(f"the array has shape {list(array.shape)}; a picture has pixels")
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
