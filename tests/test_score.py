@@ -596,6 +596,16 @@ def test_a_choice_that_cannot_be_had_is_told_in_one_line(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("around", [["digits"], ["--out", "a.csv"], ["--files-from", "-"]])
+def test_a_version_without_its_number_is_no_way_to_score_nothing(capsys, around):
+    assert score(*around, "--version") == 2
+    captured = capsys.readouterr()
+    assert "--version of a model needs its number" in captured.err
+    assert captured.out == ""
+    assert score("--version") == 0
+    assert capsys.readouterr().out.startswith("capsnet-score ")
+
+
 def test_several_models_without_a_default_must_be_chosen_from(models, digits, tmp_path, capsys):
     shutil.copytree(models / "tiny", tmp_path / "tiny")
     write_bundle(tmp_path / "other" / "1")

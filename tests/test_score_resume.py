@@ -189,6 +189,27 @@ def test_a_finished_run_is_finished_without_a_model(score, paths, tmp_path, suff
     assert "3 scored with tiny/1, 0 skipped; 0 in this run" in ran.stderr
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--min-probability", "0.5"], "min_probability was None, now 0.5"),
+        (["--top-k", "2", "--poses"], "top_k was None, now 2; poses was False, now True"),
+        (["--version", "2"], "version was 1, now 2"),
+        (["--model", "other"], "model was tiny, now other"),
+    ],
+)
+def test_a_finished_run_is_not_finished_for_another_question(
+    score, paths, tmp_path, capsys, suffix, options, told
+):
+    out = tmp_path / f"out.{suffix}"
+    assert score(*paths[:3], "--out", out) == 0
+    before = out.read_bytes()
+    assert score(*paths[:3], "--out", out, "--resume", *options) == 2
+    assert f"cannot be resumed: {told}; --overwrite begins again" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
 def test_pictures_that_have_come_behind_the_others_are_added(score, paths, tmp_path):
     out, whole = tmp_path / "out.csv", tmp_path / "whole.csv"
     assert score(*paths[:3], "--out", out) == 0

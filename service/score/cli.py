@@ -60,8 +60,11 @@ exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no s
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors of the user's end with one line and status 2."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.version == OF_THE_COMMAND:
+        if options != parser.parse_args(["--version"]):
+            parser.error("--version of a model needs its number; only alone does it print the command's own")
         print(f"capsnet-score {installed_version('capsnet')}")
         sys.exit(0)
     logging.basicConfig(format="capsnet-score: %(message)s")  # warnings: versions and devices passed over
@@ -171,7 +174,7 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         type=_whole,
         const=OF_THE_COMMAND,
         metavar="N",
-        help="of the model (default: the newest); without N it is the command's own that is printed",
+        help="of the model (default: the newest); alone and without N it prints the command's own",
     )
     group.add_argument(
         "--preprocess",

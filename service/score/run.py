@@ -13,7 +13,7 @@ from service.client import DEFAULT_URL
 from service.score.output import Destination, choose_destination, find_record, open_output
 from service.score.pictures import Upcoming, check_pairs, in_batches
 from service.score.query import Batch, Chosen, Outcome, Query, ScoreError
-from service.score.record import Asked, NamesHash, Record, skip_done
+from service.score.record import Asked, NamesHash, Record, check_same, skip_done
 from service.score.remote import HttpScorer, open_service
 from service.score.sources import Sources
 from service.score.table import Columns, choose_format
@@ -71,8 +71,10 @@ def _plan(options: argparse.Namespace) -> Job:
     sources = Sources(options.paths, options.files_from, options.image_column, options.id_column)
     before = find_record(destination, options.existing)
     pictures = sources.pictures()
-    names = NamesHash() if before is None else skip_done(pictures, before, options.out)
-    return Job(sources, destination, before, names, pictures)
+    if before is None:
+        return Job(sources, destination, None, NamesHash(), pictures)
+    check_same(before.asked, _asked(options, _chosen_before(options, before.asked), destination), options.out)
+    return Job(sources, destination, before, skip_done(pictures, before, options.out), pictures)
 
 
 async def _score(options: argparse.Namespace, job: Job) -> tuple[Record, float]:
@@ -104,6 +106,12 @@ def _query(options: argparse.Namespace, before: Record | None) -> Query:
     if before is not None and model in {None, before.asked.model}:
         model, version = before.asked.model, version or before.asked.version
     return Query(model, version, options.top_k, options.preprocess, options.poses, options.min_probability)
+
+
+def _chosen_before(options: argparse.Namespace, before: Asked) -> Chosen:
+    """What answers, as far as it is known without a model: as the run was begun, or as it is named now."""
+    model, version = options.model or before.model, options.version or before.version
+    return Chosen(model, version, class_names=(), digest=before.digest, views=before.views)
 
 
 def _asked(options: argparse.Namespace, chosen: Chosen, destination: Destination) -> Asked:
