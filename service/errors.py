@@ -10,7 +10,7 @@ The `type` of a problem is stable; programs may rely on it. The classes say when
 | 404    | /problems/unknown-model, administration-off, not-found (no route)                            |
 | 405    | /problems/method-not-allowed                                                                 |
 | 408    | /problems/slow-body (with Connection: close)                                                 |
-| 413    | /problems/body-too-large, picture-too-large, too-many-pictures                               |
+| 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
 | 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
 | 431    | /problems/head-too-large (see service.connections; with Connection: close)                   |
@@ -108,6 +108,12 @@ class TooManyPicturesError(ServiceError):
     """More images or reconstructions than one request may ask for."""
 
     status, slug, title = 413, "too-many-pictures", "Too many pictures for one request"
+
+
+class TooManyPixelsError(ServiceError):
+    """The pictures of a request are together over CAPSNET_MAX_REQUEST_PIXELS."""
+
+    status, slug, title = 413, "too-many-pixels", "The pictures of one request have too many pixels"
 
 
 class UnsupportedBodyError(ServiceError):

@@ -24,6 +24,7 @@ from export.contract.pictures import (
     PictureError,
     PictureTooLarge,
     UnsupportedPicture,
+    declared_pixels,
     read_picture,
 )
 from export.contract.preprocess import views_to_input
@@ -32,7 +33,6 @@ from service.errors import (
     InvalidFieldError,
     MalformedBodyError,
     PackedBodyError,
-    TooManyPicturesError,
     UnsupportedBodyError,
     shown,
 )
@@ -196,6 +196,7 @@ async def decode_files(
     indices = range(0, len(files), facts.views)
     if len(indices) == 1 and all(is_quick(file.content, facts) for file in files):
         return pictures.decode(0)[None]
+    pictures.check_declared()
     with service.room_for(len(files)):
         return np.stack(await service.pool.run_all([partial(pictures.decode, index) for index in indices]))
 
@@ -226,6 +227,19 @@ class _Pictures:
         self._settings = settings
         self._pixels = 0  # of those whose decoding has begun
         self._lock = threading.Lock()
+
+    def check_declared(self) -> None:
+        """Refuse, before any is decoded, pictures whose headers say that together they have too many pixels.
+
+        One that is too large by itself is not counted here: it gets an error of its own.
+
+        Raises:
+            TooManyPixelsError: together they have too many.
+        """
+        declared = (declared_pixels(file.content) for file in self._files)
+        pixels = sum(each for each in declared if each <= self._settings.max_pixels)
+        if pixels > self._settings.max_request_pixels:
+            raise errors.TooManyPixelsError(self._too_many(pixels))
 
     def decode(self, first: int) -> Floats:
         """The image [H, W, C] in 0-1 whose first view is the file of that index. Blocks.
@@ -260,10 +274,13 @@ class _Pictures:
         with self._lock:
             self._pixels += pixels
             if self._pixels > self._settings.max_request_pixels:
-                raise _TooManyPixels(
-                    f"the pictures of a request may have {self._settings.max_request_pixels} pixels together "
-                    f"(CAPSNET_MAX_REQUEST_PIXELS), got {self._pixels} or more: send fewer at once"
-                )
+                raise _TooManyPixels(self._too_many(self._pixels))
+
+    def _too_many(self, pixels: int) -> str:
+        return (
+            f"the pictures of a request may have {self._settings.max_request_pixels} pixels together "
+            f"(CAPSNET_MAX_REQUEST_PIXELS), got {pixels} or more: send fewer at once"
+        )
 
 
 def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Floats:
@@ -271,7 +288,7 @@ def decode_array(content: bytes, facts: Preprocessing, settings: Settings) -> Fl
 
     Raises:
         WrongArrayError: it does not fit the model, or is none.
-        TooManyPicturesError: N is over the limit.
+        errors.TooManyPicturesError: N is over the limit.
     """
     try:
         pixels = read_array(content, facts)
@@ -302,7 +319,7 @@ def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
     if isinstance(error, PictureTooLarge):
         return errors.PictureTooLargeError(detail)
     if isinstance(error, _TooManyPixels):
-        return TooManyPicturesError(detail)
+        return errors.TooManyPixelsError(detail)
     if isinstance(error, UnsupportedPicture):
         return errors.UnsupportedPictureError(detail)
     if isinstance(error, MismatchedViews):

@@ -208,8 +208,8 @@ class Repository:
             versions = self._served.get(served.model, {})
             if versions.get(served.version) is not served:
                 return
-            fresh = await self._load(served.model, served.version, served.found, None)
-            if fresh:
+            fresh = await self._load(served.model, served.version, served.found, served, again=True)
+            if fresh is not None and fresh is not served:
                 self._served[served.model] = {**versions, served.version: fresh}
                 self._retire(served)
 
@@ -305,9 +305,15 @@ class Repository:
                 self._retire(served)
         self._note_failure()
 
-    async def _load(self, model: str, version: int, found: Found, loaded: Served | None) -> Served | None:
-        """Load a version unless it is loaded with the same files; one that is refused replaces nothing."""
-        if found.reason or (loaded and loaded.found == found):
+    async def _load(
+        self, model: str, version: int, found: Found, loaded: Served | None, *, again: bool = False
+    ) -> Served | None:
+        """Load a version unless it is loaded with the same files; one that is refused replaces nothing.
+
+        Loaded `again` it is from the same files, too. What takes the place of a loaded version was named when
+        that one was.
+        """
+        if found.reason or (loaded and loaded.found == found and not again):
             return loaded
         try:
             engine = await asyncio.to_thread(load_engine, found.path, model, self._placement)
@@ -319,7 +325,10 @@ class Repository:
         await asyncio.to_thread(give_back, [engine])
         log.info("loaded %s/%d from %s on %s", model, version, found.path, engine.device)
         self._metrics.reloaded(model, version)
-        return start(model, version, found, engine, self._settings, self._metrics)
+        fresh = start(model, version, found, engine, self._settings, self._metrics)
+        if loaded:
+            fresh.named_s = loaded.named_s
+        return fresh
 
     def _retire(self, served: Served) -> None:
         task = asyncio.create_task(self._drain(served))

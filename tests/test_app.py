@@ -245,7 +245,8 @@ def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
 
 
 def test_decoding_is_part_of_what_the_deadline_bounds(models):
-    with live_service(settings_for(models, deadline_ms=100, decode_threads=1)) as client:
+    limits = {"deadline_ms": 100, "max_request_pixels": 1_000_000_000}
+    with live_service(settings_for(models, **limits, decode_threads=1)) as client:
         answer = client.post("/classify", files=[("images", large_png())] * 64)
         assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
         assert answer.headers["retry-after"].isdigit()
@@ -256,8 +257,19 @@ def test_the_pictures_of_a_request_may_have_so_many_pixels_together(models):
     with live_service(settings_for(models, **limits)) as client:
         assert client.post("/classify", files=[("images", large_png())] * 2).status_code == 200
         answer = client.post("/classify", files=[("images", large_png())] * 3)
-    assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-many-pictures")
+    assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-many-pixels")
+    assert "pixels" in answer.json()["title"]
     assert "26000000 pixels together (CAPSNET_MAX_REQUEST_PIXELS)" in answer.json()["detail"]
+
+
+def test_pictures_that_have_too_many_pixels_by_their_headers_are_refused_before_any_is_decoded(models):
+    limits = {"max_pixels": 9_000_000, "max_request_pixels": 26_000_000, "decode_threads": 1}
+    cut_short = large_png()[:100]
+    with live_service(settings_for(models, **limits)) as client:
+        alone = client.post("/classify", files=[("images", cut_short)])
+        assert alone.json()["type"] == "/problems/unreadable-picture"
+        answer = client.post("/classify", files=[("images", cut_short), *[("images", large_png())] * 2])
+    assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-many-pixels")
 
 
 def test_work_ends_when_the_client_has_hung_up(models):

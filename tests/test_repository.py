@@ -756,6 +756,28 @@ def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_l
     run(scenario())
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_version_that_requests_name_stays_loaded_when_it_is_loaded_anew(tmp_path, replaced):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "tiny" / "1", seed=1)
+        async with opened(tmp_path, versions_kept=1) as repository:
+            async with repository.use("tiny", 1) as named:
+                pass
+            write_bundle(tmp_path / "tiny" / "2")
+            if replaced:
+                shutil.rmtree(folder)
+                write_bundle(folder, seed=3)
+            else:
+                await repository.reload(named)
+            for _ in range(2):
+                await repository.scan()
+                assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+            async with repository.use("tiny", 1) as fresh:
+                assert fresh is not named
+
+    run(scenario())
+
+
 def test_a_version_that_is_listed_as_available_answers_though_others_are_loaded(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")

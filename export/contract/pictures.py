@@ -6,6 +6,7 @@ not read.
 """
 
 import io
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -106,6 +107,15 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
     except Exception as error:  # on damaged files Pillow raises nearly everything there is
         raise PictureError(f"{image_format} file is damaged or cut short: {error}") from error
     return flat.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else flat
+
+
+def declared_pixels(content: bytes) -> int:
+    """Width x height by a header that tells them at a fixed place (PNG, GIF, WebP); 0 of any other file."""
+    try:
+        size = declared_size(_format_of(content), content)
+    except PictureError:
+        return 0
+    return math.prod(size) if size else 0
 
 
 def _format_of(content: bytes) -> str:
