@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
-  capsnet-export threshold models/capsnet-mnist                  publish it anew with its threshold measured
+  capsnet-export threshold models/capsnet-mnist                  measure from where on answers are confident
   capsnet-export optimize models/capsnet-mnist                   write faster graphs for CPUs, compare them
   capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
 """
@@ -92,12 +92,17 @@ def _parser() -> argparse.ArgumentParser:
 
     threshold = commands.add_parser(
         "threshold",
-        help="measure from which probability on answers are confident; publish it as the next version",
+        help="measure from which probability on answers are confident",
         description="Measure the probability that 99 % of a bundle's right answers reach, on the images that "
-        "were held out of its training, and publish the bundle with it as the next version of its model. "
-        "`capsnet-export bundle` measures it, too; this is for bundles that are published already.",
+        "were held out of its training, and print it. `capsnet-export bundle` measures it, too; this is for "
+        "bundles that are published already.",
     )
     _add_bundle(threshold)
+    threshold.add_argument(
+        "--publish",
+        action="store_true",
+        help="publish the bundle with it as the next version of its model, which a running service takes up",
+    )
     _add_images(threshold)
     _add_data(threshold)
     threshold.set_defaults(run_command=_threshold)
@@ -197,16 +202,17 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _threshold(options: argparse.Namespace) -> None:
-    from export.confidence import publish_with_threshold
+    from export.confidence import measure_again, publish_with_threshold
     from training.data.sources import data_root
 
     bundle = newest_version(options.bundle)
-    path, found = publish_with_threshold(bundle, data_root(options.data), options.images)
+    found = measure_again(bundle, data_root(options.data), options.images)
     print(
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "
         f"answers and {found.wrong_confident} of {found.wrong} wrong ones ({found.data})"
     )
-    print(f"published {path}")
+    if options.publish:
+        print(f"published {publish_with_threshold(bundle, found)}")
 
 
 def _as_text(test: "Errors") -> str:

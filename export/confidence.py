@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from export.contract.confidence import threshold_of, weakest_named
-from export.contract.manifest import MANIFEST_FILE, Confidence, Manifest, read_checked, read_manifest
+from export.contract.manifest import MANIFEST_FILE, Confidence, read_checked, read_manifest
 from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next
@@ -49,35 +49,19 @@ def measure_confidence(encoder: bytes, held_out: Examples, name: str) -> Confide
     )
 
 
-def publish_with_threshold(bundle: Path, root: Path, images: Path | None = None) -> tuple[Path, Confidence]:
-    """Publish a bundle anew, as the next version of its model, with a threshold that is measured now.
+def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confidence:
+    """The threshold of a published bundle, measured now on what was held out of its training.
 
     Args:
-        bundle: folder of the version, which stays as it is; graphs and samples of the new one are its own.
+        bundle: folder of the version; nothing in it is changed.
         root: holds one folder per data set.
         images: where the user's own pictures that it was trained on lie now; None: where they lay.
-
-    Returns:
-        The folder of the new version, and its threshold.
 
     Raises:
         ValueError: nothing was held out of its training, or not one answer to what was is right.
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
     manifest = read_manifest(bundle)
-    confidence = _measure_again(bundle, manifest, root, images)
-    manifest = manifest.model_copy(update={"confidence": confidence})
-
-    def write(folder: Path) -> None:
-        for file in (*manifest.graphs.values(), manifest.samples):
-            shutil.copyfile(bundle / file.file, folder / file.file)
-        (folder / CARD_FILE).write_text(model_card(manifest))
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
-
-    return publish_next(bundle.resolve().parent, write), confidence
-
-
-def _measure_again(bundle: Path, manifest: Manifest, root: Path, images: Path | None) -> Confidence:
     config = find_again(run_config(manifest), images, bundle)
     _, held_out = training_examples(config, root)
     if held_out is None:
@@ -87,6 +71,27 @@ def _measure_again(bundle: Path, manifest: Manifest, root: Path, images: Path | 
     if confidence is None:
         raise ValueError(f"{bundle} answers none of the {len(held_out)} images rightly that were held out")
     return confidence
+
+
+def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
+    """Publish a bundle anew, as the next version of its model, with a threshold.
+
+    Args:
+        bundle: folder of the version, which stays as it is; graphs and samples of the new one are its own.
+        confidence: of the new one.
+
+    Returns:
+        The folder of the new version.
+    """
+    manifest = read_manifest(bundle).model_copy(update={"confidence": confidence})
+
+    def write(folder: Path) -> None:
+        for file in (*manifest.graphs.values(), manifest.samples):
+            shutil.copyfile(bundle / file.file, folder / file.file)
+        (folder / CARD_FILE).write_text(model_card(manifest))
+        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+    return publish_next(bundle.resolve().parent, write)
 
 
 def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:

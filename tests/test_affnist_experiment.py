@@ -148,14 +148,14 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
 def test_a_run_of_the_preset_is_measured_on_transformed_digits_too(lab):
     config = PLAN.networks[CAPSNET]
     trained = lab.trained(config)
-    said = result.measure(trained.run, config, lab.root, lab.device)
+    said = result.measure(trained.run, lab.root, lab.device)
     digits = Images.of(load_split("mnist", "test", lab.root))
     [style] = affnist_style_set(digits, batch=len(digits))
     error = 100 - right(lab, CAPSNET, style)
     written = json.loads((trained.run / "result.json").read_text())
     assert written["affnist-style_error_percent"] == pytest.approx(error)
     assert said.endswith(f"; on affnist-style {error:.2f} % ({2 * error:.0f} of 200)")
-    said = result.measure(trained.run, config, lab.root, lab.device, full=True)
+    said = result.measure(trained.run, lab.root, lab.device, full=True)
     images = Images.of(load_split("affnist", "test", lab.root))
     full = json.loads((trained.run / "result-full.json").read_text())
     assert full["affnist_error_percent"] == pytest.approx(100 - right(lab, CAPSNET, images))

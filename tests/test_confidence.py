@@ -81,7 +81,7 @@ def test_a_published_bundle_gets_its_threshold_as_the_next_version_with_the_same
     measured = read_manifest(first).confidence
     rewrite_manifest(first, confidence=None)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
-    main(["threshold", str(first.parent)])
+    main(["threshold", str(first.parent), "--publish"])
     second = first.parent / "2"
     assert f"published {second}" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
@@ -91,6 +91,23 @@ def test_a_published_bundle_gets_its_threshold_as_the_next_version_with_the_same
         update={"command": "capsnet-export threshold models/capsnet-drawn"}
     )
     assert f"as probable as {measured.min_probability:g}" in (second / "MODEL_CARD.md").read_text()
+
+
+def test_the_command_of_a_card_prints_the_threshold_again_and_publishes_nothing(
+    trained_bundle, tmp_path, capsys, monkeypatch
+):
+    found = read_manifest(trained_bundle).confidence
+    program, *arguments = found.command.split()
+    assert program == "capsnet-export"
+    first = shutil.copytree(trained_bundle, tmp_path / arguments[-1] / "1")
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"threshold {found.min_probability:g}: reached by {found.right_confident} of")
+    assert "published" not in printed
+    assert [path.name for path in first.parent.iterdir()] == ["1"]
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
 
 
 def test_a_bundle_of_which_nothing_was_held_out_gets_no_threshold(trained_bundle, tmp_path, capsys):

@@ -302,12 +302,11 @@ def _duration(hours: float) -> str:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from training import checkpoint, result
-    from training.data.folder import find_again
+    from training import result
 
-    config = find_again(checkpoint.read_config(options.run), options.images, options.run)
     device = _device(options.device)
-    print(result.measure(options.run, config, data_root(options.data), device, options.full))
+    root = data_root(options.data)
+    print(result.measure(options.run, root, device, options.images, full=options.full))
     return 0
 
 

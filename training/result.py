@@ -11,6 +11,7 @@ import torch
 
 from training import checkpoint, provenance
 from training.config import RunConfig
+from training.data.folder import find_again
 from training.data.multimnist import PAPERS_PARTNERS
 from training.evaluation import Evaluation, evaluate
 from training.examples import evaluation_examples
@@ -20,14 +21,16 @@ MEASURED = "measured.jsonl"
 FULL_SETS = ("multimnist", "shifted-mnist")
 
 
-def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full: bool = False) -> str:
+def measure(
+    run: Path, root: Path, device: torch.device, images: Path | None = None, *, full: bool = False
+) -> str:
     """Evaluate a run's best checkpoint on the test images and write the result into its folder.
 
     Args:
         run: its folder; gets result.json, or result-full.json.
-        config: of the run.
         root: holds one folder per data set.
         device: to evaluate on.
+        images: where the user's own pictures lie now; None: where they lay in training.
         full: of MultiMNIST 10 million pairs, as many as the paper's, not 10,000; of shifted MNIST affNIST,
             not the affnist-style set.
 
@@ -35,15 +38,17 @@ def measure(run: Path, config: RunConfig, root: Path, device: torch.device, full
         What was found, in a line.
 
     Raises:
-        ValueError: `full` of a run on something else.
+        ValueError: `full` of a run on something else, or `images` of a run on a data set.
+        FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
         MissingDataError: the test images are not here.
     """
+    best = checkpoint.load_best(run, device)
+    config = find_again(best.config, images, run)
     if full and config.data.name not in FULL_SETS:
         raise ValueError(
             f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
         )
     test = evaluation_examples(config, root).to(device)
-    best = checkpoint.load_best(run, device)
     model = best.model
     data: TransformedSet = "affnist" if full else "affnist-style"
     transformed = None

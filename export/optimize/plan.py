@@ -47,11 +47,13 @@ class Choice(BaseModel):
 
     def __str__(self) -> str:
         """In words: "plain", or "plain to 1 image, one_axis to 4 images, then both_axes"."""
-        ranges = (
-            f"{form} to {border} image{'s'[: border - 1]}, "
-            for form, border in zip(self.forms, self.borders, strict=False)
-        )
-        return "".join(ranges) + ("then " if self.borders else "") + self.forms[-1]
+        if not self.borders:
+            return self.forms[0]
+        ranges = [
+            f"{form} to {border} {'image' if border == 1 else 'images'}"
+            for form, border in zip(self.forms[:-1], self.borders, strict=True)
+        ]
+        return f"{', '.join(ranges)}, then {self.forms[-1]}"
 
 
 class Plan(BaseModel):
