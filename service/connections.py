@@ -22,7 +22,7 @@ from service.errors import HeadTooLargeError, MalformedRequestError, ServiceErro
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
-HOST = re.compile(rb"[^\s,/?#@]+")  # and its port
+HOST = re.compile(rb"[^\s,/?#@]*")  # and its port; empty where the target names no host (RFC 9112, 3.2)
 
 log = logging.getLogger(__name__)
 

@@ -335,6 +335,7 @@ POST = b"POST /classify HTTP/1.1\r\nHost: a\r\n"
 HEADS = {
     "two hosts": (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
     "no host": (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+    "an empty host": (b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n", 200),
     "no host, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
     "absolute target": (b"GET http://a/healthz HTTP/1.1\r\nHost: a\r\n\r\n", 200),
     "HEAD of the metrics": (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
