@@ -14,6 +14,7 @@ from service.providers import DeviceError
 from service.repository import IndexEntry
 from service.state import Service
 
+JSON_BLANKS = b" \t\r\n"  # RFC 8259; Python's strip() knows others
 STATES = {"loaded": "READY", "loading": "LOADING"}  # every other is UNAVAILABLE
 
 routes = APIRouter(prefix="/v2/repository", tags=["Open Inference Protocol"])
@@ -94,7 +95,7 @@ async def _parameters(request: Request) -> dict[str, Any]:
 async def _fields(request: Request) -> dict[str, Any]:
     """The JSON object of a body that may be empty."""
     body = await request.body()
-    given = parse_json(body, "the body") if body.strip() else {}
+    given = parse_json(body, "the body") if body.strip(JSON_BLANKS) else {}
     if not isinstance(given, dict):
         raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")
     return given

@@ -608,6 +608,7 @@ def test_administration_is_off_without_an_admin_key(client: triton.InferenceServ
         ("index", b"{"),
         ("models/tiny/load", b'{"parameters": 1}'),
         ("models/tiny/load", b'{"parameters": false}'),
+        ("models/tiny/load", b"\x0b\t"),
         ("models/tiny/unload", b'{"parameters": "unload_dependents"}'),
     ],
 )
