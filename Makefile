@@ -41,7 +41,7 @@ experiments-quick: $(VENV)/.dev ## run the quick form of all experiments whose d
 	$(VENV)/bin/capsnet-train report
 
 soak: $(VENV)/.serve ## keep a service saturated for ten minutes; fails if it grows (needs wrk or oha)
-	$(VENV)/bin/python benchmarks/soak.py
+	$(VENV)/bin/python -m benchmarks.resilience.soak
 
 docker-test: ## build the images, run them with compose and check what they answer
 	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' docker/test.sh
@@ -58,7 +58,7 @@ constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml 
 clean: ## remove .venv and what the tools leave behind; runs/ and data/ stay
 	rm -rf $(VENV) build capsnet.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
-	find training export service tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find capsnet training export service tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------
 

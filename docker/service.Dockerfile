@@ -44,6 +44,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY training training
 COPY export export
 COPY service service
+COPY capsnet capsnet
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall .
 
 FROM build AS build-cpu
@@ -54,6 +55,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY training training
 COPY export export
 COPY service service
+COPY capsnet capsnet
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall .
 
 FROM base AS gpu

@@ -22,6 +22,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,tar
 COPY training training
 COPY export export
 COPY service service
+COPY capsnet capsnet
 RUN pip install --no-deps --force-reinstall .
 COPY docker/train-and-publish.sh /usr/local/bin/train-and-publish
 # What the manifest names as the code it was made with; git is not here to ask.

@@ -20,9 +20,9 @@ from PIL import Image, ImageDraw, ImageFont
 from export.contract.manifest import Manifest, newest_version, read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import views_to_input
-from training.data.drawn import draw_digits
-from training.data.photographs import photograph as photographed_digit
-from training.data.toys import studio
+from training.data.synthetic.drawn_digits import draw_digits
+from training.data.synthetic.photographs import photograph as photographed_digit
+from training.data.synthetic.toys import studio
 
 DOCS = Path(__file__).parent
 MODELS = DOCS.parent / "models"

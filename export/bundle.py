@@ -25,21 +25,21 @@ from export.contract.manifest import (
     model_name,
     sha256_of,
 )
-from export.coupling import fold_coupling
 from export.evaluate import evaluate_encoder
+from export.fold import fold_coupling
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
-from training import checkpoint
 from training.config import DataConfig, RunConfig, to_dict
-from training.data.drawn import draw_digits
-from training.data.folder import find_again
+from training.data.batches import Examples, training_examples
 from training.data.load import facts_of
-from training.examples import Examples, training_examples
-from training.metrics import Errors
+from training.data.readers.folder import find_again
+from training.data.synthetic.drawn_digits import draw_digits
+from training.evaluate.metrics import Errors
 from training.models.build import Network
-from training.result import note_measurement, times_measured
+from training.runs import checkpoint
+from training.runs.result import note_measurement, times_measured
 
 SAMPLES = 8
 SAMPLES_FILE = "samples.npz"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from export.contract.manifest import newest_version
 
 if TYPE_CHECKING:
-    from training.metrics import Errors
+    from training.evaluate.metrics import Errors
 
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
@@ -246,7 +246,7 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_gate import check_half
     from export.optimize.half_precision import half_precision
-    from training.data.folder import find_again
+    from training.data.readers.folder import find_again
     from training.data.sources import data_root
 
     manifest = read_manifest(bundle)

@@ -13,9 +13,9 @@ from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next
 from training.config import DataConfig
-from training.data.folder import find_again
-from training.examples import Examples, training_examples
-from training.metrics import most_probable
+from training.data.batches import Examples, training_examples
+from training.data.readers.folder import find_again
+from training.evaluate.metrics import most_probable
 
 SHOWS_TOYS = {"toys", "smallnorb"}
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
-from training.data.folder import find_again
-from training.examples import Batch, Examples, evaluation_examples
-from training.metrics import Errors, exact_errors, object_errors
+from training.data.batches import Batch, Examples, evaluation_examples
+from training.data.readers.folder import find_again
+from training.evaluate.metrics import Errors, exact_errors, object_errors
 
 BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes
 

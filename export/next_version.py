@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from export.contract.manifest import VERSION
-from training.checkpoint import sync
+from training.runs.checkpoint import sync
 
 
 def publish_next(out: Path, write: Callable[[Path], None]) -> Path:

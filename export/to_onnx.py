@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.fx.traceback import annotate_fn
 
-from export.coupling import fold_coupling
+from export.fold import fold_coupling
 from export.graph import CapsuleNetwork, DecoderGraph, EncoderGraph, pose_shape
-from export.translations import TRANSLATIONS
+from export.onnx_ops import TRANSLATIONS
 from training.models import em
 from training.models.matrix_capsules import MatrixCapsules
 

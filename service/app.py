@@ -14,14 +14,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
-from service import access, classify, docs_page, errors, oip, oip_repository, reconstruct, segment
-from service.housekeeping import end_when_stopped, keep_small
-from service.idle import choose_graphs_again
-from service.inputs import check_classify, check_reconstruct, decode_images, read_classify, read_reconstruct
-from service.limits import BodyLimit
-from service.metrics import Metrics
-from service.metrics import routes as metrics_routes
-from service.openapi import (
+from service import errors
+from service.http import auth
+from service.http.bodies import (
+    check_classify,
+    check_reconstruct,
+    decode_images,
+    read_classify,
+    read_reconstruct,
+)
+from service.http.limits import BodyLimit
+from service.http.picture_pool import PicturePool
+from service.http.png import to_png_grid
+from service.models.housekeeping import end_when_stopped, keep_small
+from service.models.remeasure import choose_graphs_again
+from service.models.repository import Repository
+from service.observability.metrics import Metrics
+from service.observability.metrics import routes as metrics_routes
+from service.oip import repository, rest
+from service.routes import classify, docs, reconstruct, segment
+from service.routes.direct_route import QuickRoute, answer_head
+from service.routes.openapi import (
     CLASSIFY_BODY,
     JSON_OR_PNG,
     PROBLEMS,
@@ -30,11 +43,7 @@ from service.openapi import (
     build_document,
     require_keys,
 )
-from service.picture_pool import PicturePool
-from service.pictures import to_png_grid
-from service.quick_route import QuickRoute, answer_head
-from service.repository import Repository
-from service.schemas import (
+from service.routes.schemas import (
     ClassifyAnswer,
     ClassifyQuery,
     Health,
@@ -99,7 +108,7 @@ async def post_classify(
         async with service.repository.use(query.model, query.version) as served:
             classify.check_query(query, served)
             images = await decode_images(asked, served.engine.manifest, query.preprocess, service)
-            access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+            auth.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
             return json_response(await classify.classify(served, images, query, service))
 
 
@@ -121,7 +130,7 @@ async def post_reconstruct(
     async with service.while_wanted(request):
         fields, files = await check_reconstruct(body, service)
         async with service.repository.use(*reconstruct.chosen_version(fields, query)) as served:
-            access.note(request, model=f"{served.model}/{served.version}")
+            auth.note(request, model=f"{served.model}/{served.version}")
             made = await reconstruct.reconstruct(served, fields, files, query.preprocess, service)
             if prefers_png(", ".join(request.headers.getlist("accept"))):
                 grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
@@ -146,7 +155,7 @@ async def post_segment(
         async with service.repository.use(query.model, query.version) as served:
             k = segment.object_count(query, served)
             images = await decode_images(asked, served.engine.manifest, query.preprocess, service)
-            access.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
+            auth.note(request, model=f"{served.model}/{served.version}", images=len(images.pixels))
             made = await segment.segment(served, images, k, query.min_probability, service)
             if prefers_png(", ".join(request.headers.getlist("accept"))):
                 overlays = await service.in_pool(segment.png_answer, made)
@@ -245,17 +254,17 @@ def create_app(
         max_held_bytes=settings.uploads_bytes,
         receive_ms=settings.receive_ms,
     )
-    access.guard(app, settings, metrics)
+    auth.guard(app, settings, metrics)
     _add_error_handlers(app)
     app.router.routes[:0] = quick_routes.routes  # first; what FastAPI includes it finds by a longer way
     app.include_router(routes)
-    app.include_router(oip.routes)
-    app.include_router(oip_repository.routes)
-    app.include_router(docs_page.routes)
+    app.include_router(rest.routes)
+    app.include_router(repository.routes)
+    app.include_router(docs.routes)
     app.include_router(metrics_routes)
     document = build_document(app)
     if settings.accepted_keys:
-        require_keys(document, access.OPEN)
+        require_keys(document, auth.OPEN)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 

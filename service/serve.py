@@ -37,7 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
 
     # Imported late, so that a signal meanwhile ends the process quietly.
-    from service.logs import logging_to_stderr
+    from service.observability.logs import logging_to_stderr
     from service.settings import SettingsError, check_key_variable, read_settings
 
     try:
@@ -61,10 +61,10 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
     import uvicorn
 
     from service.app import create_app
-    from service.connections import BoundedHttp
-    from service.gentle_server import GentleServer
-    from service.memory import use_one_heap
-    from service.repository import Repository
+    from service.http.connections import BoundedHttp
+    from service.http.graceful_server import GentleServer
+    from service.inference.memory import use_one_heap
+    from service.models.repository import Repository
 
     use_one_heap()
     failures: list[str] = []

@@ -10,9 +10,9 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError, OverloadedError
-from service.metrics import Metrics
-from service.picture_pool import PicturePool
-from service.repository import Repository
+from service.http.picture_pool import PicturePool
+from service.models.repository import Repository
+from service.observability.metrics import Metrics
 from service.settings import Settings
 
 # From then on a client that hangs up is noticed; most answers take less and are spared the looking.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import RunConfig, load_preset, presets
-from training.data.files import MissingDataError
+from training.data.readers.files import MissingDataError
 from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
 from training.option_types import any_folder, positive, share, whole
@@ -15,10 +15,10 @@ from training.option_types import any_folder, positive, share, whole
 if TYPE_CHECKING:
     import torch
 
-    from training.checkpoint import Progress
-    from training.distributed import Processes
-    from training.examples import Examples
-    from training.loop import Trainer
+    from training.data.batches import Examples
+    from training.fit.distributed import Processes
+    from training.fit.loop import Trainer
+    from training.runs.checkpoint import Progress
 
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
@@ -219,7 +219,7 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from training.distributed import own_device, together
+    from training.fit.distributed import own_device, together
 
     config = _configuration(options)
     device = own_device(_device(options.device))
@@ -248,25 +248,25 @@ def _finished(run: Path, progress: "Progress") -> str:
 
 def _configuration(options: argparse.Namespace) -> RunConfig:
     """Of a new run, or of the one to go on with, which changes nothing of it."""
-    from training import start
+    from training.runs import run_config
 
     changes = {name: getattr(options, name) for name in CHANGES if getattr(options, name) is not None}
     if not options.resume:
-        return start.begin(options.out, images=options.images, **changes)
+        return run_config.begin(options.out, images=options.images, **changes)
     if changes:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
         raise ValueError(f"{named}: a resumed run keeps what it was started with")
-    return start.resume(options.out, options.images)
+    return run_config.resume(options.out, options.images)
 
 
 def _train(
     options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
 ) -> tuple["Trainer", bool]:
     """Train, alone or with others; gives the trainer and whether the run is finished."""
-    from training.examples import training_examples
-    from training.loop import Limits
-    from training.open_run import open_run
-    from training.start import first_weights
+    from training.data.batches import training_examples
+    from training.fit.loop import Limits
+    from training.fit.open_run import open_run
+    from training.runs.run_config import first_weights
 
     first = first_weights(config, options.start_from) if options.start_from else None
     train, validation = training_examples(config, data_root(options.data))
@@ -284,7 +284,7 @@ def _train(
 
 def _without_preset(config: RunConfig, train: "Examples") -> str:
     """What to expect of the preset that nobody asked for, on a machine that it is not meant for."""
-    from training.estimate import hours_of_epoch
+    from training.fit.estimate import hours_of_epoch
 
     hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimiser.epochs
     return (
@@ -302,7 +302,7 @@ def _duration(hours: float) -> str:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from training import result
+    from training.runs import result
 
     device = _device(options.device)
     root = data_root(options.data)
@@ -345,8 +345,8 @@ def _form(name: str, quick: bool) -> str:
 
 def _carry_out(name: str, out: Path, options: argparse.Namespace) -> None:
     """An experiment, its report printed."""
-    from training.experiments.lab import Lab
     from training.experiments.run import carry_out
+    from training.experiments.runner import Lab
 
     lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
     try:
@@ -370,7 +370,7 @@ def _download(options: argparse.Namespace) -> int:
 
 
 def _make(options: argparse.Namespace) -> int:
-    from training.data.toys.make import make
+    from training.data.synthetic.toys.make import make
 
     print(f"made {make(data_root(options.data))}")
     return 0

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from itertools import product
 from typing import TypeVar
 
-from export.optimize.one_axis import Convolution
+from export.fast_convolution.strided import StridedConvolution, strided_convolution
 from export.optimize.plain_encoder import PlainEncoder
-from export.optimize.strided import StridedConvolution, strided_convolution
+from export.optimize.toom_cook_1d import Convolution
 
 Tile = TypeVar("Tile", int, tuple[int, int])
 

@@ -10,7 +10,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.optimize.one_axis import Convolution
 from export.optimize.operators import (
     SQUASH,
     TO_PREDICTIONS,
@@ -19,6 +18,7 @@ from export.optimize.operators import (
     couple,
     described,
 )
+from export.optimize.toom_cook_1d import Convolution
 
 Floats = NDArray[np.float32]
 TINY = 1e-30  # in place of a coupling coefficient of 0, whose logit is -infinity

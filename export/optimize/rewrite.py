@@ -2,12 +2,12 @@
 
 import onnx
 
-from export.optimize.both_axes import both_axes
 from export.optimize.cost import both_axes_tiles, one_axis_tiles
 from export.optimize.nodes import Nodes, with_nodes
-from export.optimize.one_axis import add_one_axis
 from export.optimize.plain_encoder import NotOptimizableError, known_shapes, read_convolution, read_encoder
 from export.optimize.plan import Form
+from export.optimize.toom_cook_1d import add_one_axis
+from export.optimize.toom_cook_2d import both_axes
 
 
 def rewritten(model: onnx.ModelProto, rank: int = 0) -> dict[Form, onnx.ModelProto]:

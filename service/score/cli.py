@@ -11,7 +11,7 @@ import os
 import sys
 from importlib.metadata import version as installed_version
 
-from service.client import DEFAULT_URL
+from capsnet import DEFAULT_URL
 from service.score.query import ScoreError
 from service.score.run import run
 from service.score.terminal import say

@@ -14,9 +14,9 @@ from export.contract.confidence import are_blank, are_confident
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import views_to_input
-from service.bundles import find_bundles
-from service.engine import Engine, load_engine
-from service.providers import DeviceError, Placement
+from service.inference.engine import Engine, load_engine
+from service.inference.providers import DeviceError, Placement
+from service.models.scanner import find_bundles
 from service.score.query import (
     Batch,
     Capsule,

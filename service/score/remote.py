@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from service.client import (
+from capsnet import (
     AsyncCapsnetClient,
     CapsnetError,
     ClassScore,

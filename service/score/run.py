@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from service.client import DEFAULT_URL
+from capsnet import DEFAULT_URL
 from service.score.output import Destination, choose_destination, find_record, open_output
 from service.score.pictures import Upcoming, check_pairs, in_batches
 from service.score.query import Batch, Chosen, Outcome, Query, ScoreError

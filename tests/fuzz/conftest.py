@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import hypothesis.core
 import pytest
-from fuzzed_service import SAMPLE_EVERY, FuzzedService, fuzzed_service
 from hypothesis import settings
-from sizes import FUZZ, is_fuzz
+
+from tests.fuzz.fuzzed_service import SAMPLE_EVERY, FuzzedService, fuzzed_service
+from tests.fuzz.sizes import FUZZ, is_fuzz
 
 settings.register_profile("fuzz", FUZZ)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-from live_process import LiveProcess, live_process
 from PIL import Image
-from tiny_bundle import SIDE, write_bundle
+
+from tests.support.live_process import LiveProcess, live_process
+from tests.support.tiny_bundle import SIDE, write_bundle
 
 ADMIN_KEY = "admin"
 # colour has no decoder; only spare is ever unloaded

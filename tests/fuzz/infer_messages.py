@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from mutations import Draw, altered, damaged
+
+from tests.fuzz.mutations import Draw, altered, damaged
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 INPUTS = {

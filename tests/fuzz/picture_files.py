@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from mutations import Draw, damaged, mostly
 from PIL import Image
+
+from tests.fuzz.mutations import Draw, damaged, mostly
 
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),

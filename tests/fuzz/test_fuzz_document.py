@@ -7,14 +7,14 @@ import hypothesis.core
 import pytest
 import requests
 import schemathesis
-from fuzzed_service import ADMIN_KEY, LIMIT_S, MODELS, FuzzedService
 from hypothesis import strategies as st
-from picture_files import damaged_pictures, pictures
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from sizes import examples
 
 from service.app import create_app
 from service.settings import Settings
+from tests.fuzz.fuzzed_service import ADMIN_KEY, LIMIT_S, MODELS, FuzzedService
+from tests.fuzz.picture_files import damaged_pictures, pictures
+from tests.fuzz.sizes import examples
 
 # Half of the binary strings are pictures: noise alone would never get beyond the decoder.
 schemathesis.openapi.format("binary", st.binary() | pictures() | damaged_pictures())

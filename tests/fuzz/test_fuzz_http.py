@@ -4,11 +4,12 @@ import re
 import select
 import socket
 
-from fuzzed_service import LIMIT_S, FuzzedService
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from mutations import Draw, damaged, mostly
-from sizes import examples
+
+from tests.fuzz.fuzzed_service import LIMIT_S, FuzzedService
+from tests.fuzz.mutations import Draw, damaged, mostly
+from tests.fuzz.sizes import examples
 
 PAUSE_S = 0.02  # in which most answers come; only then does the client say that it sends no more
 METHODS = ("GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "TRACE", "PRI", "get", "\x00", "X" * 100)

@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fuzzed_service import FuzzedService
 from hypothesis import event, given
-from infer_messages import HEADER_LENGTH, OUTPUTS, SIZES, Infer, infer_requests
-from sizes import examples
+
+from tests.fuzz.fuzzed_service import FuzzedService
+from tests.fuzz.infer_messages import HEADER_LENGTH, OUTPUTS, SIZES, Infer, infer_requests
+from tests.fuzz.sizes import examples
 
 # Hypothesis's word on what it shows of a failure, which must not stand in place of the failure.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")

@@ -4,15 +4,15 @@ import io
 
 import numpy as np
 import pytest
-from fuzzed_service import LIMITS, FuzzedService, assert_sound
 from hypothesis import event, given
 from hypothesis import strategies as st
-from picture_files import damaged_pictures, pictures
 from PIL import Image
-from sizes import examples
-from upload_bodies import Body, array_files, forms, reconstructions
 
 from export.contract.pictures import MIN_SIDE_PIXELS
+from tests.fuzz.fuzzed_service import LIMITS, FuzzedService, assert_sound
+from tests.fuzz.picture_files import damaged_pictures, pictures
+from tests.fuzz.sizes import examples
+from tests.fuzz.upload_bodies import Body, array_files, forms, reconstructions
 
 FILES = pictures() | damaged_pictures()
 ODD_QUERIES = ("?%ff=%00", "?model=" + "x" * 5000, "?top_k=1&top_k=1", "?version=0&version=", "?&&&")

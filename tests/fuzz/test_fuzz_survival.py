@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzzed_service import FuzzedService, resident_bytes
-from sizes import is_fuzz
 
 from service.app import create_app
 from service.settings import Settings
+from tests.fuzz.fuzzed_service import FuzzedService, resident_bytes
+from tests.fuzz.sizes import is_fuzz
 
 WARM_ROUNDS, ROUNDS = (3, 10) if is_fuzz() else (2, 3)
 MIX_BYTES = 50e6  # all sorts of requests hold different amounts for a while

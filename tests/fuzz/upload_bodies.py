@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from mutations import Draw, altered, damaged, mostly
+
+from tests.fuzz.mutations import Draw, altered, damaged, mostly
 
 Body = tuple[str, bytes]  # content type, content
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.data.smallnorb import ToySplit
+from training.data.readers.smallnorb import ToySplit
 from training.data.split import Split
 
 

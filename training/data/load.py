@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from training.config import DataConfig
-from training.data import affnist, cifar10, cifar10_jpeg, folder, mnist, smallnorb, svhn
-from training.data.drawn import draw_digits
+from training.data.readers import affnist, cifar10, cifar10_jpeg, folder, mnist, smallnorb, svhn
 from training.data.split import Split
+from training.data.synthetic.drawn_digits import draw_digits
 
 DRAWN_IMAGES = {"train": 4500, "test": 1000}
 DRAWN_SEEDS = {"train": 1, "test": 2}
@@ -77,7 +77,7 @@ def load_split(name: str, split: Literal["train", "test"], root: Path) -> Split:
             return _drawn(split)
         case "mnist" | "fashion-mnist":
             return mnist.read_split(root / name, split)
-        case "multimnist" | "shifted-mnist":  # made of these digits, see training/examples.py
+        case "multimnist" | "shifted-mnist":  # made of these digits, see training/data/batches.py
             return mnist.read_split(root / "mnist", split)
         case "cifar10":
             return cifar10.read_split(root / name, split)

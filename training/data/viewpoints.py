@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.smallnorb import ToySplit
+from training.data.readers.smallnorb import ToySplit
 from training.data.split import Split
 
 FAMILIAR_DEGREES = {"azimuth": (300, 320, 340, 0, 20, 40), "elevation": (30, 35, 40)}

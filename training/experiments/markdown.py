@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
-from training.experiments.lab import Row
+from training.experiments.runner import Row
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import distributed
 
-from training import checkpoint
-from training.data.files import MissingDataError
 from training.data.load import FACTS
+from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, markdown
-from training.experiments.lab import ROWS, Lab, Row, read_rows
 from training.experiments.quick import QUICK_FORM
+from training.experiments.runner import ROWS, Lab, Row, read_rows
+from training.runs import checkpoint
 
 LOCK = ".lock"
 IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"

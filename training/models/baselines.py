@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.config import CnnConfig
-from training.models.convolution import Convolution, rectified
-from training.models.standardise import as_shown
+from training.models.cpu.convolution import Convolution, rectified
+from training.models.standardize import as_shown
 
 
 class BaselineCnn(nn.Module):

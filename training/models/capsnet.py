@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
-from training.models.convolution import Convolution, rectified
+from training.models.cpu.convolution import Convolution, rectified
 from training.models.decoder import Decoder
-from training.models.official_initialisation import initialise_officially
-from training.models.standardise import as_shown
+from training.models.official_initialization import initialise_officially
+from training.models.standardize import as_shown
 
 
 class CapsNet(nn.Module):

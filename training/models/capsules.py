@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from training.models.convolution import Convolution
-from training.models.cpu_training import trained_on_cpu
-from training.models.factored_votes import FactoredVotes
+from training.models.cpu.convolution import Convolution
+from training.models.cpu.cpu_training import trained_on_cpu
+from training.models.cpu.factored_votes import FactoredVotes
 
 VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 stalls early
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
-from training.models.convolution import Convolution, rectified
+from training.models.cpu.convolution import Convolution, rectified
 from training.models.decoder import Decoder
 from training.models.em import (
     OFFICIAL,
@@ -29,7 +29,7 @@ from training.models.matrix_capsules import (
     MatrixCapsules,
     PrimaryMatrixCapsules,
 )
-from training.models.standardise import as_shown
+from training.models.standardize import as_shown
 
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3

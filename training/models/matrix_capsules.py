@@ -136,7 +136,7 @@ class MatrixCapsules(nn.Module):
 
     def _fused(self, children: Capsules) -> Capsules:
         """`forward` on a CPU: votes are made where they are wanted, and children lie in the last axis."""
-        from training.models import fused_em  # numba takes a second to import
+        from training.models.cpu import fused_em  # numba takes a second to import
 
         fields, routing, types = self.fields, self.routing, children.poses.shape[2]
         child = fields.inside[:, :, None] * types + torch.arange(types)  # [P, K, I], numbers below S * I

@@ -1,0 +1,257 @@
+"""Images per second of an encoder on a GPU, by runtime and batch size, beside what the chip can do at most.
+
+    python -m benchmarks.gpu.throughput                     about ten minutes; TensorRT builds engines first
+    python -m benchmarks.gpu.throughput --quick             three batch sizes, short measurements
+    python -m benchmarks.gpu.throughput --only CUDA         only what has CUDA in its name
+    python -m benchmarks.gpu.throughput --device cpu        the same code where there is no GPU, tiny batches
+
+It needs the driver, `pip install -e '.[gpu,train]'` (without the extra `cpu`) and, for TensorRT's rows,
+`pip install 'tensorrt-cu13==10.*'` with the folder of its libraries in the environment:
+export LD_LIBRARY_PATH=$(python -c 'import tensorrt_libs; print(tensorrt_libs.__path__[0])')
+What is missing is said and left out. Without a GPU: exit status 2.
+
+All runtimes have the same weights, those of the bundle, and the same pixels. Inputs and outputs stay in the
+GPU's memory, except in the row "as served", which takes and gives numpy arrays as the service does. A time is
+that of one batch, from its start until the GPU has finished; shown is the median. Every contender's
+probabilities are compared with those of ONNX Runtime's CPU provider: the last column has the largest
+difference. float32 is float32, TF32 is off, but for TensorRT, which may use it. torch's half precision is its
+autocast as it is commonly used: it casts the weights anew for every run; votes and routing stay in float32.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from benchmarks import option_types
+from benchmarks.gpu.arithmetic_limit import Chip, Limit, arithmetic_limit, multiply_adds_per_image
+from benchmarks.gpu.contenders import Floats, Prepare, Setup, contenders
+from benchmarks.places import ROOT
+from export.contract.manifest import read_checked, read_manifest
+from service.inference.providers import PROVIDERS
+
+# N images, H rows, W columns, C channels, J classes
+
+BATCHES = {"cuda": (1, 8, 32, 64, 128, 256, 512, 1024), "cpu": (1, 2)}
+QUICK_BATCHES = {"cuda": (1, 32, 256), "cpu": (1, 2)}
+REPEATS = 5  # at least
+COMPARED = 8  # images whose probabilities are compared
+
+
+@dataclass
+class Row:
+    """What was found of one contender.
+
+    Attributes:
+        images_per_second: by batch size; one that failed is missing.
+        difference: the largest of any probability from the CPU's; None before anything has run.
+        notes: what failed, and why.
+    """
+
+    name: str
+    images_per_second: dict[int, float] = field(default_factory=dict)
+    difference: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table as it grows; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    chip = find_chip() if options.device == "cuda" else None
+    if options.device == "cuda" and chip is None and not has_gpu():
+        print(
+            "gpu: no NVIDIA GPU can be used here: nvidia-smi -L must list one, and torch, if it is "
+            "installed, must be built for CUDA. --device cpu runs the same code on the CPU.",
+            file=sys.stderr,
+        )
+        return 2
+    manifest = read_manifest(options.bundle)
+    encoder = onnx.load_model_from_string(read_checked(options.bundle, manifest.graphs["encoder"]))
+    batches = (QUICK_BATCHES if options.quick else BATCHES)[options.device]
+    with tempfile.TemporaryDirectory() as cache:
+        seconds = 0.2 if options.quick else 2.0
+        setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache))
+        print(_heading(options, chip))
+        print(f"{'images/s at batch':40}" + "".join(f"{size:>9}" for size in batches) + f"{'differs':>10}")
+        rows = [show(row, batches) for row in measure_all(setup, options.only)]
+    multiply_adds = multiply_adds_per_image(encoder)
+    limit = arithmetic_limit(chip, multiply_adds) if chip else None
+    print("\n".join(_limit_lines(chip, limit, multiply_adds, rows)))
+    if options.json:
+        options.json.write_text(json.dumps(_record(setup, chip, limit, multiply_adds, rows), indent=2) + "\n")
+    return 0 if any(row.images_per_second for row in rows) else 1
+
+
+# -- measuring --------------------------------------------------------------------------------------------
+
+
+def measure_all(setup: Setup, only: str) -> Iterator[Row]:
+    """Measure one contender after the other."""
+    facts = setup.manifest.preprocessing
+    shape = (max(*setup.batches, COMPARED), facts.height, facts.width, facts.channels)
+    pixels = np.random.default_rng(0).random(shape, np.float32)
+    reference = ort.InferenceSession(setup.encoder.SerializeToString(), providers=[PROVIDERS["cpu"]])
+    expected = reference.run(["probabilities"], {"pixels": pixels[:COMPARED]})[0]
+    for name, opening in contenders(setup):
+        if only.lower() in name.lower():
+            yield measure(Row(name), opening, setup, pixels, expected)
+            _free_memory()
+
+
+def measure(row: Row, opening: Callable[[], Prepare], setup: Setup, pixels: Floats, expected: Floats) -> Row:
+    """Fill in the row, [N, H, W, C] pixels at a time; `expected` are probabilities of the first images."""
+    try:
+        prepare = opening()
+    except Exception as error:  # of foreign runtimes, each with errors of its own: a row without numbers
+        row.notes.append(_first_line(error))
+        return row
+    for size in setup.batches:
+        try:
+            prepared = prepare(pixels[:size])
+            row.images_per_second[size] = size / seconds_per_run(prepared.run, setup.seconds)
+            found = prepared.probabilities()[:COMPARED]
+        except Exception as error:  # such as being out of memory, at this size
+            row.notes.append(f"batch {size}: {_first_line(error)}")
+            continue
+        difference = float(np.abs(found - expected[: len(found)]).max())
+        row.difference = max(row.difference or 0.0, difference)
+    return row
+
+
+def _free_memory() -> None:
+    """What one contender held is not in the next one's way."""
+    gc.collect()
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def seconds_per_run(run: Callable[[], object], seconds: float) -> float:
+    """Median time of one run, once it is warm."""
+    for _ in range(3):  # compiles, chooses algorithms, records
+        run()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < REPEATS or time.perf_counter() < until:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+# -- reporting --------------------------------------------------------------------------------------------
+
+
+def show(row: Row, batches: Sequence[int]) -> Row:
+    """Print the row and hand it on."""
+    if row.difference is None:
+        print(f"{row.name:40} left out: {'; '.join(row.notes)}", flush=True)
+        return row
+    speeds = (row.images_per_second.get(size) for size in batches)
+    found = "".join(f"{speed:>9.0f}" if speed else f"{'-':>9}" for speed in speeds)
+    print(f"{row.name:40}{found}{row.difference:>10.1e}", *row.notes, sep="\n    ", flush=True)
+    return row
+
+
+def find_chip() -> Chip | None:
+    """The GPU as torch describes it; None without torch, or where torch has none."""
+    if not find_spec("torch"):
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    return Chip(
+        facts.name, (facts.major, facts.minor), facts.multi_processor_count, facts.clock_rate * 1000.0
+    )
+
+
+def has_gpu() -> bool:
+    """The driver knows of a GPU; torch may not."""
+    tool = shutil.which("nvidia-smi")
+    return bool(tool) and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def _limit_lines(
+    chip: Chip | None, limit: Limit | None, multiply_adds: int, rows: Sequence[Row]
+) -> Iterator[str]:
+    yield f"\n{multiply_adds / 1e6:.1f} million multiply-adds an image"
+    if chip is None or limit is None:
+        where = "this GPU is not in the table of arithmetic_limit.py" if chip else "no chip to compare with"
+        yield f"{where}: no arithmetic limit"
+        return
+    best = max((max(row.images_per_second.values(), default=0.0) for row in rows), default=0.0)
+    clock = f"{chip.multiprocessors} multiprocessors at {chip.clock_hz / 1e9:.2f} GHz"
+    yield f"arithmetic limit of {chip.name} ({clock}), direct convolution:"
+    for name, most in (("float32", limit.float32), ("float16, tensor cores", limit.tensor_cores)):
+        yield f"  {name:22}{most:>12,.0f} images/s; the best row has {best / most:.0%} of it"
+
+
+def _heading(options: argparse.Namespace, chip: Chip | None) -> str:
+    names = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
+    versions = [f"{name} {version(name)}" for name in names if _is_installed(name)]
+    where = chip.name if chip else options.device
+    return f"{where}, Python {platform.python_version()}, {', '.join(versions)}\n"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _record(
+    setup: Setup, chip: Chip | None, limit: Limit | None, multiply_adds: int, rows: Sequence[Row]
+) -> dict[str, Any]:
+    return {
+        "device": setup.device,
+        "chip": chip._asdict() if chip else None,
+        "multiply_adds_per_image": multiply_adds,
+        "limit_images_per_second": limit._asdict() if limit else None,
+        "rows": [vars(row) for row in rows],
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="\n\n".join((__doc__ or "").split("\n\n")[1:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to run (cuda)")
+    parser.add_argument("--quick", action="store_true", help="fewer batch sizes, shorter measurements")
+    parser.add_argument("--only", default="", metavar="TEXT", help="contenders whose name has this in it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    parser.add_argument(
+        "--bundle",
+        type=option_types.bundle,
+        default=str(ROOT / "models" / "capsnet-mnist"),
+        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""A service's routes as methods: `CapsnetClient`, and `AsyncCapsnetClient` for asyncio.
+
+>>> from service.client import CapsnetClient, Sweep
+>>> with CapsnetClient("http://localhost:8000") as client:
+...     seen = client.classify("7.png").results[0]
+...     label, pose = seen.label, seen.classes[0].pose
+...     row = client.reconstruct_grid(pose=pose, label=label, sweep=Sweep(dimensions=[3]))
+...     outcomes = list(client.classify_many(["7.png", "missing.png"]))
+>>> seen.label == outcomes[0].classification.label
+True
+>>> outcomes[1].reason
+'No such file or directory'
+
+Needs neither the server's packages nor onnxruntime or torch. A refusal is raised as CapsnetError, with what
+was expected, what came and what to do.
+"""
+
+from capsnet.answers import (
+    Answer,
+    Classification,
+    ClassScore,
+    Encoded,
+    Failed,
+    Model,
+    ModelVersion,
+    Outcome,
+    Pinned,
+    Reconstruction,
+    Reconstructions,
+    Scored,
+    Segmentation,
+    SegmentedObject,
+)
+from capsnet.asynchronous import AsyncCapsnetClient
+from capsnet.base import DEFAULT_URL
+from capsnet.blocking import CapsnetClient
+from capsnet.errors import CapsnetError, ChangedBundleError, NobodyThereError, UnreachableError
+from capsnet.jobs import Sweep
+from capsnet.pictures import Pair, Picture, Pictures
+from capsnet.steps import Retry
+
+__all__ = [
+    "DEFAULT_URL",
+    "Answer",
+    "AsyncCapsnetClient",
+    "CapsnetClient",
+    "CapsnetError",
+    "ChangedBundleError",
+    "ClassScore",
+    "Classification",
+    "Encoded",
+    "Failed",
+    "Model",
+    "ModelVersion",
+    "NobodyThereError",
+    "Outcome",
+    "Pair",
+    "Picture",
+    "Pictures",
+    "Pinned",
+    "Reconstruction",
+    "Reconstructions",
+    "Retry",
+    "Scored",
+    "Segmentation",
+    "SegmentedObject",
+    "Sweep",
+    "UnreachableError",
+]

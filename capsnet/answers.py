@@ -1,0 +1,342 @@
+"""What a client gives back: answers of the service as frozen dataclasses, poses and pictures as arrays."""
+
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import httpx
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from capsnet.errors import not_understood
+from capsnet.pictures import Picture
+from capsnet.short_repr import ShortRepr, named
+
+# N images, J classes, D numbers of a pose, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+Levels = NDArray[np.uint8]
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassScore(ShortRepr):
+    """One class as an image shows it.
+
+    Attributes:
+        label: the class's name.
+        probability: its capsule's length or activation, 0-1; each class on its own, so they may sum to more.
+        pose: [D], or of the model's pose shape where that is no vector.
+    """
+
+    label: str
+    probability: float
+    pose: Floats
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Classification(ShortRepr):
+    """What was seen in one image.
+
+    Attributes:
+        filename: the picture's, of a pair both names, None where it has none.
+        label: the most probable class.
+        labels: as many of the best as the model expects objects per image.
+        confident: every one of `labels` is as probable as `min_probability`, or as the model's threshold, and
+            the image is not blank; None where nobody says how probable.
+        blank: there was nothing to see: no ink was found, or all pixels are nearly equal.
+        classes: by falling probability, all of them or the top k.
+        reconstruction: the best class decoded, uint8 [H, W, C], of a pair side by side; None unless asked.
+    """
+
+    filename: str | None
+    label: str
+    labels: tuple[str, ...]
+    confident: bool | None
+    blank: bool
+    classes: tuple[ClassScore, ...]
+    reconstruction: Levels | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SegmentedObject(ShortRepr):
+    """One object of an image, as its capsule alone shows it.
+
+    Attributes:
+        label: its class.
+        confident: it is as probable as `Classification.confident` asks for.
+        probability: its capsule's length or activation, 0-1.
+        pose: [D], or of the model's pose shape where that is no vector.
+        colour: in the overlay, such as "#ff0000".
+        reconstruction: the object alone, uint8 [H, W, C], of a pair side by side.
+        mask: the pixels that belong to it, bool [H, W]; a pixel may belong to several objects.
+    """
+
+    label: str
+    confident: bool | None
+    probability: float
+    pose: Floats
+    colour: str
+    reconstruction: Levels
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Segmentation(ShortRepr):
+    """The objects in one image.
+
+    Attributes:
+        filename: the picture's, of a pair both names, None where it has none.
+        blank: there was nothing to see.
+        objects: by falling probability.
+        overlay: the reconstructions in their colours, added up, uint8 [H, W, 3].
+    """
+
+    filename: str | None
+    blank: bool
+    objects: tuple[SegmentedObject, ...]
+    overlay: Levels
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer(ShortRepr, Generic[R]):
+    """One result for each picture, all from the same bundle.
+
+    Attributes:
+        model: its name.
+        version: its number.
+        digest: of the bundle; another one under the same version has other weights or another rule.
+        results: in the order of the pictures.
+    """
+
+    model: str
+    version: int
+    digest: str
+    results: tuple[R, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reconstruction(ShortRepr):
+    """One decoded pose.
+
+    Attributes:
+        perturbations: what was added to the pose, by dimension; empty for the plain one.
+        pose: as decoded, [D], or of the model's pose shape where that is no vector.
+        picture: uint8 [H, W, C], the views of a pair side by side.
+    """
+
+    perturbations: Mapping[int, float]
+    pose: Floats
+    picture: Levels
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reconstructions(ShortRepr):
+    """Decoded poses of one class; of a sweep dimension by dimension, otherwise exactly one."""
+
+    model: str
+    version: int
+    digest: str
+    label: str
+    reconstructions: tuple[Reconstruction, ...]
+
+
+class Encoded(NamedTuple):
+    """What the encoder makes of N images: probabilities [N, J] and poses [N, J, D], float32."""
+
+    probabilities: Floats
+    poses: Floats
+
+    def __repr__(self) -> str:
+        return named("Encoded", self._asdict().items())
+
+
+@dataclass(frozen=True, repr=False)
+class ModelVersion(ShortRepr):
+    """A version of a model.
+
+    Attributes:
+        version: its number.
+        state: "loaded", "available" (loads with the first request), "refused" and others; `reason` says why.
+        device: cpu, cuda or tensorrt; None where it is not loaded.
+        provider: ONNX Runtime's execution provider; None where it is not loaded.
+        digest: of its bundle; None where it is not loaded.
+        reason: why it is not served, where there is one.
+        manifest: what the bundle says of itself, `class_names` among it; only from `CapsnetClient.model`.
+    """
+
+    version: int
+    state: str
+    device: str | None
+    provider: str | None
+    digest: str | None
+    reason: str | None
+    manifest: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, repr=False)
+class Model(ShortRepr):
+    """A model and its versions, newest first; `default` answers requests that name no model."""
+
+    name: str
+    default: bool
+    versions: tuple[ModelVersion, ...]
+
+
+class Pinned(NamedTuple):
+    """The version of a model that answers now, what its bundle says of itself, and the bundle's digest."""
+
+    model: str
+    version: int
+    manifest: Mapping[str, Any]
+    digest: str
+
+    def __repr__(self) -> str:
+        return named("Pinned", self._asdict().items())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scored(ShortRepr):
+    """A picture of a stream, and what was seen in it."""
+
+    picture: Picture
+    classification: Classification
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Failed(ShortRepr):
+    """A picture of a stream that has no result, and why."""
+
+    picture: Picture
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error in one line, without its status and title."""
+        told = getattr(self.error, "detail", None) or getattr(self.error, "strerror", None)
+        return str(told or self.error)
+
+
+Outcome = Scored | Failed
+
+
+def read_json(answer: httpx.Response, parse: Callable[[Any], T]) -> T:
+    """The answer's JSON as `parse` reads it.
+
+    Raises:
+        CapsnetError: it is something else.
+    """
+    try:
+        return parse(orjson.loads(answer.content))
+    except (KeyError, TypeError, ValueError) as error:
+        raise not_understood(answer, f"{type(error).__name__}: {error}") from error
+
+
+def to_classifications(body: Any, filenames: Sequence[str | None]) -> Answer[Classification]:
+    """The answer of /classify to pictures of these names."""
+    shape = body.get("pose_shape")
+    results = zip(filenames, body["results"], strict=True)
+    return _answer(body, [_classification(name, one, shape) for name, one in results])
+
+
+def to_segmentations(body: Any, filenames: Sequence[str | None]) -> Answer[Segmentation]:
+    """The answer of /segment to pictures of these names."""
+    shape = body.get("pose_shape")
+    results = [
+        Segmentation(
+            name,
+            result["blank"],
+            tuple(_segmented_object(one, shape) for one in result["objects"]),
+            read_png(b64decode(result["overlay"])),
+        )
+        for name, result in zip(filenames, body["results"], strict=True)
+    ]
+    return _answer(body, results)
+
+
+def to_reconstructions(body: Any) -> Reconstructions:
+    """The answer of /reconstruct."""
+    shape = body.get("pose_shape")
+    made = [
+        Reconstruction(
+            {p["dimension"]: p["delta"] for p in one["perturbations"]},
+            _poses([one["pose"]], shape)[0],
+            read_png(b64decode(one["image"])),
+        )
+        for one in body["reconstructions"]
+    ]
+    return Reconstructions(body["model"], body["version"], body["digest"], body["label"], tuple(made))
+
+
+def to_models(body: Any) -> tuple[Model, ...]:
+    """The answer of /models."""
+    return tuple(to_model(model) for model in body["models"])
+
+
+def to_model(body: Any) -> Model:
+    """The answer of /models/{name}."""
+    return Model(body["name"], body["default"], tuple(_model_version(one) for one in body["versions"]))
+
+
+def read_png(file: bytes) -> Levels:
+    """A PNG file's pixels, uint8 [H, W, C] with C 1 or 3.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        levels = np.array(Image.open(BytesIO(file), formats=["PNG"]))
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"the picture is no PNG file: {error}") from error
+    return levels[:, :, None] if levels.ndim == 2 else levels
+
+
+def _answer(body: Any, results: Sequence[R]) -> Answer[R]:
+    return Answer(body["model"], body["version"], body["digest"], tuple(results))
+
+
+def _classification(filename: str | None, result: Any, shape: Sequence[int] | None) -> Classification:
+    classes = result["classes"]
+    poses = _poses([one["pose"] for one in classes], shape)  # at once: one array a class costs ten times that
+    scores = (
+        ClassScore(one["label"], one["probability"], pose) for one, pose in zip(classes, poses, strict=True)
+    )
+    picture = result.get("reconstruction")
+    return Classification(
+        filename,
+        result["label"],
+        tuple(result["labels"]),
+        result["confident"],
+        result["blank"],
+        tuple(scores),
+        None if picture is None else read_png(b64decode(picture)),
+    )
+
+
+def _segmented_object(body: Any, shape: Sequence[int] | None) -> SegmentedObject:
+    mask = read_png(b64decode(body["mask"]))
+    return SegmentedObject(
+        body["label"],
+        body["confident"],
+        body["probability"],
+        _poses([body["pose"]], shape)[0],
+        body["colour"],
+        read_png(b64decode(body["reconstruction"])),
+        mask[:, :, 0] > 0,
+    )
+
+
+def _model_version(body: Any) -> ModelVersion:
+    rest = {name: body.get(name) for name in ("device", "provider", "digest", "reason", "manifest")}
+    return ModelVersion(version=body["version"], state=body["state"], **rest)
+
+
+def _poses(flat: list[list[float]], shape: Sequence[int] | None) -> Floats:
+    """Flat poses as one array [N, D], or [N, ...] in the model's shape."""
+    poses = np.array(flat, np.float32)
+    return poses if shape is None else poses.reshape(len(flat), *shape)

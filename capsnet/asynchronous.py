@@ -1,0 +1,201 @@
+"""The client for asyncio: it awaits the calls of a job; what blocks in between runs in threads."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from numpy.typing import NDArray
+
+from capsnet import graphs, jobs, models
+from capsnet.answers import (
+    Answer,
+    Classification,
+    Encoded,
+    Floats,
+    Levels,
+    Model,
+    Outcome,
+    Pinned,
+    Reconstructions,
+    Segmentation,
+)
+from capsnet.base import BATCH, CONCURRENCY, BaseClient, check_stream
+from capsnet.jobs import Decoding, Preprocess, Sweep
+from capsnet.pictures import Picture, Pictures
+from capsnet.steps import ONCE, Call, Came, Done, Job, Pause, Retry, advance, params
+
+T = TypeVar("T")
+
+
+class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
+    """`CapsnetClient` for asyncio: the same arguments, methods, answers and errors, to be awaited.
+
+    Close it with `aclose`, or use it in an `async with`. Files are read, and answers unpacked, in threads.
+    """
+
+    async def classify(
+        self,
+        pictures: Pictures,
+        *,
+        top_k: int | None = None,
+        reconstruction: bool = False,
+        min_probability: float | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Answer[Classification]:
+        """What is seen in pictures; see `CapsnetClient.classify`."""
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
+        return await self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
+
+    async def classify_many(
+        self,
+        pictures: Iterable[Picture],
+        *,
+        top_k: int | None = None,
+        min_probability: float | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        digest: str | None = None,
+        preprocess: Preprocess = "auto",
+        batch: int = BATCH,
+        concurrency: int = CONCURRENCY,
+    ) -> AsyncIterator[Outcome]:
+        """What is seen in a stream of pictures; see `CapsnetClient.classify_many`.
+
+        `pictures` is asked for its next ones in a thread. Whoever may stop early uses `contextlib.aclosing`,
+        which gives up the requests under way at once.
+        """
+        check_stream(batch, concurrency)
+        question = models.stream_query(
+            model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
+        )
+        query, digest = await self._do(question)
+        bundle = jobs.SameBundle(digest)
+        batches = jobs.batches_of(pictures, batch)
+        running: deque[asyncio.Task[list[Outcome]]] = deque()
+        try:
+            while some := await asyncio.to_thread(next, batches, None):
+                job = jobs.score(some, query, self._request_bytes, bundle)
+                running.append(asyncio.create_task(self._do(job)))
+                if len(running) == concurrency:
+                    for outcome in await running.popleft():
+                        yield outcome
+            while running:
+                for outcome in await running.popleft():
+                    yield outcome
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def reconstruct(
+        self,
+        image: Picture | None = None,
+        *,
+        pose: NDArray[Any] | Sequence[float] | None = None,
+        label: str | None = None,
+        perturbations: Mapping[int, float] | None = None,
+        sweep: Sweep | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Reconstructions:
+        """Pictures decoded from a pose, or from an image's; see `CapsnetClient.reconstruct`."""
+        query = params(model=model, version=version, preprocess=preprocess)
+        return await self._do(jobs.reconstruct(Decoding(image, pose, label, perturbations, sweep), query))
+
+    async def reconstruct_grid(
+        self,
+        image: Picture | None = None,
+        *,
+        pose: NDArray[Any] | Sequence[float] | None = None,
+        label: str | None = None,
+        perturbations: Mapping[int, float] | None = None,
+        sweep: Sweep | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Levels:
+        """The pictures of `reconstruct` in one; see `CapsnetClient.reconstruct_grid`."""
+        query = params(model=model, version=version, preprocess=preprocess)
+        return await self._do(
+            jobs.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
+        )
+
+    async def segment(
+        self,
+        pictures: Pictures,
+        *,
+        k: int | None = None,
+        min_probability: float | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Answer[Segmentation]:
+        """Overlapping objects taken apart; see `CapsnetClient.segment`."""
+        query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
+        return await self._do(jobs.segment(pictures, k, query, self._request_bytes))
+
+    async def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
+        """The encoder's outputs as arrays; see `CapsnetClient.infer`."""
+        return await self._do(graphs.infer(pixels, model, version, self._request_bytes))
+
+    async def decode(
+        self, poses: Floats, mask: Floats, *, model: str | None = None, version: int | None = None
+    ) -> Floats:
+        """The decoder's output; see `CapsnetClient.decode`."""
+        return await self._do(graphs.decode(poses, mask, model, version, self._request_bytes))
+
+    async def models(self) -> tuple[Model, ...]:
+        """Every model and what has become of its versions."""
+        return await self._do(models.models())
+
+    async def model(self, name: str) -> Model:
+        """One model; its loaded versions have their manifests."""
+        return await self._do(models.model(name))
+
+    async def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
+        """The model and version that a request for these gets now; see `CapsnetClient.pin`."""
+        return await self._do(models.pin(model, version))
+
+    async def ready(self) -> bool:
+        """Whether requests will be answered now; see `CapsnetClient.ready`."""
+        return await self._do(models.ready(), retry=ONCE)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @staticmethod
+    def _connect(**options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**options)
+
+    async def _do(self, job: Job[T], *, retry: Retry | None = None) -> T:
+        """Drive the job to its result."""
+        steps = self._steps(job, retry)
+        came: Came = None
+        while not isinstance(step := await asyncio.to_thread(advance, steps, came), Done):
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                came = None
+            else:
+                came = await self._send(step)
+        return step.result
+
+    async def _send(self, call: Call) -> Came:
+        try:
+            return await self._http.request(call.method, call.path, params=call.params, **call.body)
+        except httpx.RequestError as error:
+            return error

@@ -1,0 +1,77 @@
+"""What the blocking and the asynchronous client share: where the service is and how long to insist."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from capsnet.pictures import REQUEST_BYTES
+from capsnet.steps import DEFAULT_RETRY, Contact, Job, Retry, Steps, with_retries
+
+DEFAULT_URL = "http://localhost:8000"
+TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason
+CONNECT_TIMEOUT_S = 5.0
+BATCH = 32
+CONCURRENCY = 4
+
+T = TypeVar("T")
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+
+
+class BaseClient(ABC, Generic[Http]):
+    """A client without its methods; its arguments are explained at `CapsnetClient`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        retry: Retry = DEFAULT_RETRY,
+        request_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        self._http: Http = self._connect(**_http_options(url, api_key, timeout_s, connect_timeout_s))
+        self._retry = retry
+        self._contact = Contact()
+        self._request_bytes = request_bytes
+
+    @staticmethod
+    @abstractmethod
+    def _connect(**options: Any) -> Http:
+        """A client of httpx with these options."""
+
+    def _steps(self, job: Job[T], retry: Retry | None) -> Steps[T]:
+        """The job with its repetitions, to be driven to its result."""
+        return with_retries(job, retry or self._retry, self._contact)
+
+
+def check_stream(batch: int, concurrency: int) -> None:
+    """Check the limits of `classify_many`.
+
+    Raises:
+        ValueError: one is below 1.
+    """
+    if min(batch, concurrency) < 1:
+        raise ValueError(f"batch and concurrency must be at least 1, got {batch} and {concurrency}")
+
+
+def _http_options(
+    url: str, api_key: str | None, timeout_s: float, connect_timeout_s: float
+) -> dict[str, Any]:
+    """What both clients hand to httpx.
+
+    Raises:
+        ValueError: no http or https URL, or a time of 0 or less.
+    """
+    try:
+        checked = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"url must look like {DEFAULT_URL}: {error}") from None
+    if checked.scheme not in {"http", "https"} or not checked.host:
+        raise ValueError(f"url must look like {DEFAULT_URL}, got {url!r}")
+    if min(timeout_s, connect_timeout_s) <= 0:
+        raise ValueError(f"timeouts must be above 0 s, got {timeout_s} and {connect_timeout_s}")
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
+    return {"base_url": checked, "headers": headers, "timeout": timeout}

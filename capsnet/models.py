@@ -1,0 +1,82 @@
+"""What a client asks about models: which there are, whether they answer, and which one will."""
+
+from urllib.parse import quote
+
+import httpx
+
+from capsnet.answers import Model, Pinned, read_json, to_model, to_models
+from capsnet.errors import CapsnetError
+from capsnet.steps import Call, Job, Params, params
+
+
+def models() -> Job[tuple[Model, ...]]:
+    """Every model, without manifests."""
+    return read_json((yield Call("GET", "/models")), to_models)
+
+
+def model(name: str) -> Job[Model]:
+    """One model, with its manifests."""
+    return read_json((yield Call("GET", f"/models/{_in_path(name)}")), to_model)
+
+
+def ready() -> Job[bool]:
+    """Whether requests will be answered now."""
+    try:
+        yield Call("GET", "/readyz")
+    except CapsnetError as error:
+        if error.status != httpx.codes.SERVICE_UNAVAILABLE:
+            raise
+        return False
+    return True
+
+
+def default_model() -> Job[str]:
+    """The name of the model that answers requests without one.
+
+    Raises:
+        CapsnetError: none does; as the service itself would put it.
+    """
+    known = yield from models()
+    for one in known:
+        if one.default or len(known) == 1:
+            return one.name
+    names = ", ".join(one.name for one in known) or "no models"
+    detail = f"none is the default; there are {names}"
+    raise CapsnetError(400, "/problems/model-required", "Name a model", detail)
+
+
+def pin(name: str | None, version: int | None) -> Job[Pinned]:
+    """The model and version that a request for these gets now, loaded if it was not.
+
+    Raises:
+        CapsnetError: none is served.
+    """
+    name = name or (yield from default_model())
+    yield Call("GET", f"{graph_path(name, version)}/ready")  # loads what loads with its first request
+    known = yield from model(name)
+    for one in known.versions:  # newest first
+        if one.manifest is not None and one.digest is not None and version in (None, one.version):
+            return Pinned(name, one.version, one.manifest, one.digest)
+    states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
+    title = "No such model or version is served"
+    raise CapsnetError(404, "/problems/unknown-model", title, f"{name} was taken down just now: {states}")
+
+
+def stream_query(
+    model: str | None, version: int | None, digest: str | None, **given: str | float | None
+) -> Job[tuple[Params, str | None]]:
+    """Query parameters that name one version for a whole stream, and its bundle's digest, if it is known."""
+    if model is None or version is None:
+        pinned = yield from pin(model, version)
+        model, version, digest = pinned.model, pinned.version, digest or pinned.digest
+    return params(model=model, version=version, **given), digest
+
+
+def graph_path(graph: str, version: int | None) -> str:
+    """The Open Inference Protocol's path of an encoder or a decoder."""
+    path = f"/v2/models/{_in_path(graph)}"
+    return path if version is None else f"{path}/versions/{version}"
+
+
+def _in_path(name: str) -> str:
+    return quote(name, safe="")

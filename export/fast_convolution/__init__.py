@@ -1,0 +1,1 @@
+"""Short convolutions as matrices with few multiplications; numpy alone."""

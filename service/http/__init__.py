@@ -1,0 +1,1 @@
+"""HTTP itself: bodies, pictures in them, limits, connections, keys, compression."""

@@ -1,0 +1,253 @@
+"""Connections: what comes on one is a request, is refused in words, or has an end.
+
+Uvicorn 0.54 with httptools leaves them open and reads on: a connection without a request has no time limit
+once its first byte is there, 60 MB of header lines take 1 GB, and of requests sent ahead of their answers
+every answer lets in more. What is no HTTP it answers at once, before what was asked earlier. Of a request
+that offers another protocol, as `curl --http2` does, it drops the body, and it closes on a client that sends
+no more, as `nc -N` does, without an answer.
+"""
+
+import asyncio
+import logging
+import re
+import select
+from typing import Any, ClassVar
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from service import errors
+from service.errors import HeadTooLargeError, MalformedRequestError, ServiceError
+from service.http.auth import Access, waits_for_leave
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
+HOST = re.compile(rb"[^\s,/?#@]*")  # and its port; empty where the target names no host (RFC 9112, 3.2)
+
+log = logging.getLogger(__name__)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Uvicorn's protocol, and limits on what a connection takes before a request is the application's.
+
+    Per request it costs a few additions: the time limit is one timer per connection, which looks whether
+    anything has happened since it last looked.
+
+    Attributes:
+        idle_s: a connection on which nothing comes is closed after so much time; longer than the 60 s after
+            which most proxies close theirs, so that theirs is never a request on its way to a closed one.
+        patience_s: a connection without a request under way is cut off when in so much time no head was
+            completed and nothing of an answer sent; in twice as much at most.
+        max_head_bytes: bytes in a row that are no body: a head, the lines that frame a chunk, trailers. What
+            one read of the socket brings may go beyond it by 256 KiB.
+        max_header_lines: of one request, trailers included.
+        max_requests_ahead: requests that wait for the answer to an earlier one of their connection.
+        reset_s: seconds between looks whether a client that sends no more is still there to read.
+    """
+
+    idle_s: ClassVar[int] = 75
+    patience_s: ClassVar[float] = 30
+    max_head_bytes: ClassVar[int] = 64 * 2**10
+    max_header_lines: ClassVar[int] = 100
+    max_requests_ahead: ClassVar[int] = 32
+    reset_s: ClassVar[float] = 0.1
+
+    _newest: RequestResponseCycle | None = None
+    _head_bytes = 0
+    _is_refused = False
+    _timer: asyncio.TimerHandle | None = None
+    _is_provoked = False
+    _reset_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.patience_s, self._look, None)
+        self.timeout_keep_alive = self.idle_s
+        self.timeout_keep_alive_task = self.loop.call_later(self.idle_s, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        if self._timer:
+            self._timer.cancel()
+        if self._reset_timer:
+            self._reset_timer.cancel()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; it may still read the answers to what it has sent.
+
+        Returns:
+            Whether the connection stays open, until the last answer.
+        """
+        if self.pipeline and self.cycle.more_body and not self._is_refused:  # earlier ones wait for answers
+            self._refuse(
+                MalformedRequestError("the client sends no more, and the body has not come to its end")
+            )
+        newest = self.cycle
+        is_whole = self._is_refused or not (newest and newest.more_body)
+        if newest is None or newest.response_complete or not is_whole:
+            return False
+        newest.keep_alive = False
+        if newest.scope.get("http_version", "1.0") not in OLD_VERSIONS and not self._reset_timer:
+            self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        self._head_bytes += len(data)
+        try:
+            self._parse(data)
+        except HttpParserError as error:
+            ours = error.__context__  # what a method of this class has raised
+            fault = f"this is no request of HTTP/1.1: {error}"
+            self._refuse(ours if isinstance(ours, ServiceError) else MalformedRequestError(fault))
+            return
+        if self.cycle is not self._newest:  # a head is here
+            self._newest = self.cycle
+            self._head_bytes = 0
+        if len(self.pipeline) > self.max_requests_ahead:
+            self._cut_off(f"more than {self.max_requests_ahead} requests ahead of their answers")
+        elif self._head_bytes > self.max_head_bytes or len(self.headers or ()) > self.max_header_lines:
+            self._refuse(self._too_large())
+
+    def on_headers_complete(self) -> None:
+        """Its head is here."""
+        if len(self.headers) > self.max_header_lines:
+            raise self._too_large()
+        self._check_host()
+        self.expect_100_continue = waits_for_leave(self.headers)
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+        elif self.parser.get_method() == b"CONNECT":
+            raise MalformedRequestError("CONNECT asks for a tunnel, and this is no proxy")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body is here."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of it is here, trailers included."""
+        if len(self.headers) > self.max_header_lines:
+            raise self._too_large()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, which takes what follows an offer of another protocol for that protocol."""
+        while data and len(self.pipeline) <= self.max_requests_ahead:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = HttpRequestParser(self)  # after `Connection: close` the old one reads no more
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as Uvicorn does
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """The head that has just come, less its offer, which a server may ignore (RFC 9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _check_host(self) -> None:
+        """One Host, as RFC 9112, 3.2, demands: of two, a proxy may have read the other one."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() not in OLD_VERSIONS):
+            raise MalformedRequestError(f"a request has one header Host, got {len(hosts) or 'none'}")
+        if hosts and not HOST.fullmatch(hosts[0]):
+            raise MalformedRequestError(
+                f"the header Host names one host, got {errors.shown(hosts[0].decode('latin-1'))}"
+            )
+
+    def _too_large(self) -> HeadTooLargeError:
+        return HeadTooLargeError(
+            f"a request may have {self.max_head_bytes} bytes of headers in {self.max_header_lines} lines"
+        )
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer what is coming in when its turn is there, then close; what follows is not read."""
+        self._is_refused = True
+        newest = self.cycle
+        waits = newest is not None and not newest.response_complete
+        if newest and newest.scope is self.scope and newest.more_body:  # its head was good: it is the newest
+            newest.disconnected = True  # for the application, its client is gone
+            newest.message_event.set()
+            if newest.response_started:
+                self.transport.close()
+                return
+            waits = bool(self.pipeline)
+            if waits:
+                self.pipeline.popleft()
+        answer = errors.problem(error.status, error.slug, error.title, str(error), error.headers)
+        refusal: Any = Access(answer, self.app_state["service"].metrics)  # which counts and logs it
+        self.cycle = self._newest = self._last_cycle()
+        if waits:
+            self.pipeline.appendleft((self.cycle, refusal))
+        else:
+            self._start_asgi_task(self.cycle, refusal)
+
+    def _last_cycle(self) -> RequestResponseCycle:
+        """For an answer to what is no request; afterwards the connection is closed."""
+        scope: Any = {"type": "http", "method": "", "path": "", "headers": [], "client": self.client}
+        return RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=False,
+            on_response=self.on_response_complete,
+        )
+
+    def _look(self, seen: tuple[RequestResponseCycle | None, int] | None) -> None:
+        """Cut the connection off if it is where it was the last time."""
+        is_done = self.cycle is None or self.cycle.response_complete
+        is_idle = self.timeout_keep_alive_task is not None and not self.transport.is_closing()
+        unsent: Any = self.transport.get_write_buffer_size()
+        now = (self.cycle, unsent) if self.flow.write_paused or (is_done and not is_idle) else None
+        if now and now == seen:
+            self._cut_off(f"neither sent a request nor read an answer in {self.patience_s:g} s")
+        else:
+            self._timer = self.loop.call_later(self.patience_s, self._look, now)
+
+    def _look_for_reset(self) -> None:
+        """Let the application know when a client that sends no more has gone for good.
+
+        That looks the same until something reaches it; then its system resets the connection. So it is sent,
+        once and while nothing else is, what a client that reads on may ignore (RFC 9110, 10.1.1 and 15.2).
+        """
+        if self.transport.is_closing():
+            return
+        if not self._is_provoked and not self.pipeline and not self.cycle.response_started:
+            self._is_provoked = True
+            self.transport.write(CONTINUE)
+        elif _is_reset(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+            return
+        self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+
+    def _cut_off(self, reason: str) -> None:
+        log.info("cut off a client", {"client": self.client[0] if self.client else None, "reason": reason})
+        self.transport.abort()
+
+
+def _is_reset(descriptor: int) -> bool:
+    """Whether the other side of a socket has reset its connection."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors and resets are told without being asked for
+    return bool(poll.poll(0))

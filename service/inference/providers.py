@@ -1,0 +1,174 @@
+"""Devices as ONNX Runtime knows them: which can be had, and the options of their providers."""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from export.contract.manifest import Graph, Tensor
+from service.settings import Device, Precision
+
+UsedDevice = Literal["cpu", "cuda", "tensorrt"]
+ProviderOptions = dict[str, str]
+Providers = list[tuple[str, ProviderOptions]]
+
+PROVIDERS: dict[UsedDevice, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+# Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
+# TensorRT besides chooses kernels by their speed and may round to TF32.
+TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
+# The same of an encoder in half precision.
+HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
+# Images per run where no number is asked for. On CPUs larger ones are hardly faster.
+LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 16, "cuda": 64, "tensorrt": 64}
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+class DeviceError(RuntimeError):
+    """The device asked for cannot be had; the message says what is missing."""
+
+
+class Placement(NamedTuple):
+    """Where and how graphs run.
+
+    Attributes:
+        device: the one asked for.
+        max_batch: images per run, at most; 0 takes what suits the device.
+        cache: folder for built engines.
+        threads: that compute, on a CPU; 0 takes as many as there are usable CPUs.
+        precision: of the encoder's products; half precision is for GPUs alone.
+        optimize: derive faster graphs for a CPU.
+    """
+
+    device: Device
+    max_batch: int
+    cache: Path
+    threads: int = 0
+    precision: Precision = "float32"
+    optimize: bool = True
+
+    def largest_batch(self, device: UsedDevice) -> int:
+        """Images per run on this device, at most."""
+        return self.max_batch or LARGEST_BATCH[device]
+
+
+def candidates(
+    asked: Device, available: Collection[str], precision: Precision = "float32"
+) -> Sequence[UsedDevice]:
+    """Devices to try, best first: for `auto` CUDA and the CPU, else only the one asked for.
+
+    Raises:
+        DeviceError: the installed onnxruntime has no provider for an explicit device, or half precision is
+            asked for and there is no GPU to compute in it.
+    """
+    if precision == "half" and (asked == "cpu" or (asked == "auto" and PROVIDERS["cuda"] not in available)):
+        raise DeviceError(
+            f"half precision needs a GPU, but device {asked} is the CPU here; onnxruntime-gpu brings "
+            "CAPSNET_DEVICE=cuda, and CAPSNET_PRECISION=float32 runs on the CPU"
+        )
+    if asked == "auto":
+        if precision == "half":
+            return ["cuda"]
+        return ["cuda", "cpu"] if PROVIDERS["cuda"] in available else ["cpu"]
+    if PROVIDERS[asked] not in available:
+        raise DeviceError(
+            f"device {asked} needs {PROVIDERS[asked]}, but the installed onnxruntime has only "
+            f"{', '.join(available)}; install onnxruntime-gpu or set CAPSNET_DEVICE=auto"
+        )
+    return [asked]
+
+
+def provider_list(
+    device: UsedDevice, graph: Graph, placement: Placement, *, records: bool = False
+) -> Providers:
+    """Providers in order of preference, with options; the next ones take what operators one cannot run.
+
+    Args:
+        device: the one to use.
+        graph: what will run on it.
+        placement: precision, batch and cache.
+        records: make CUDA graphs, which only the CUDA provider does.
+    """
+    cpu: tuple[str, ProviderOptions] = (PROVIDERS["cpu"], {})
+    if device == "tensorrt":
+        is_half = placement.precision == "half"
+        folder = placement.cache.expanduser() / "tensorrt" / f"{graph.sha256[:16]}-{placement.precision}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
+        options = tensorrt_options(graph, placement.largest_batch(device), folder, half=is_half)
+        return [(PROVIDERS["tensorrt"], options), (PROVIDERS["cuda"], cuda_options(records=False)), cpu]
+    return [(PROVIDERS["cuda"], cuda_options(records=records)), cpu] if device == "cuda" else [cpu]
+
+
+def sample_tolerances(device: UsedDevice, precision: Precision) -> Mapping[str, float]:
+    """By how much an output may differ from its value in samples.npz, by the output's name."""
+    plain = dict.fromkeys(("probabilities", "poses", "reconstruction"), TOLERANCE[device])
+    return plain | HALF_TOLERANCE if precision == "half" else plain
+
+
+def cuda_options(*, records: bool) -> ProviderOptions:
+    """Options of the CUDA provider: full float32, memory as needed, no search per batch size.
+
+    Args:
+        records: make CUDA graphs; the session must then be run as `service.inference.gpu_session` does.
+    """
+    return {
+        "use_tf32": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default, EXHAUSTIVE, times every algorithm anew for each batch size it meets, in traffic.
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "enable_cuda_graph": "1" if records else "0",
+    }
+
+
+def tensorrt_options(graph: Graph, max_batch: int, folder: Path, *, half: bool) -> ProviderOptions:
+    """Options of the TensorRT provider: built engines are kept, and made for 1 to max_batch images.
+
+    CUDA graphs stay off: an engine made for many sizes changes its state with the size, so a recording of
+    another size would not be the run that it was. TensorRT has few kernels left to launch.
+
+    Args:
+        graph: its inputs get the profile's shapes.
+        max_batch: images per run, at most; engines are tuned for this size.
+        folder: where engines and timings are kept; one per graph content, because ONNX Runtime's own key for
+            an engine knows the graph's structure and not its weights.
+        half: let it use float16, for a graph that asks for it.
+    """
+
+    def shapes(images: int) -> str:
+        return ",".join(f"{tensor.name}:{_sizes(tensor, images)}" for tensor in graph.inputs)
+
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+        "trt_fp16_enable": "1" if half else "0",
+        # Squares and their sums stay in float32: these are the norms that squashing divides by.
+        "trt_layer_norm_fp32_fallback": "1" if half else "0",
+        # Should the graph fall into several engines, they take turns: one thread runs them.
+        "trt_context_memory_sharing_enable": "1",
+        "trt_cuda_graph_enable": "0",
+        "trt_profile_min_shapes": shapes(1),
+        "trt_profile_opt_shapes": shapes(max_batch),
+        "trt_profile_max_shapes": shapes(max_batch),
+    }
+
+
+def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
+    """CPUs this process may use: those it may run on, or fewer where its control group has a quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+    except (OSError, ValueError):  # no control group of version 2
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+
+
+def _sizes(tensor: Tensor, images: int) -> str:
+    return "x".join(str(images if size is None else size) for size in tensor.shape)

@@ -1,0 +1,94 @@
+"""A loaded version of a model: it answers requests until the last one that uses it is over."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.inference.batcher import Batcher
+from service.inference.engine import Engine
+from service.models.scanner import Found
+from service.observability.metrics import Metrics
+from service.settings import Settings
+
+# N images, J classes, D numbers of a pose, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Served:
+    """A loaded version, its inference threads and the requests that use it.
+
+    Attributes:
+        found: the files that it was loaded from.
+        named_s: when a request last named this version, by the monotonic clock; -inf if none has.
+    """
+
+    model: str
+    version: int
+    found: Found
+    engine: Engine
+    batcher: Batcher
+    users: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    named_s: float = -math.inf
+
+    @cached_property
+    def digest(self) -> str:
+        """The bundle's, which tells what answers apart from others under the same version."""
+        return self.engine.manifest.digest
+
+    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
+        probabilities, poses = await self.batcher.submit(self.engine.encode, pixels)
+        return probabilities, poses
+
+    async def decode(self, poses: Floats, mask: Floats) -> Floats:
+        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
+        (pictures,) = await self.batcher.submit(self.engine.decode, poses, mask)
+        return pictures
+
+    def describe(self) -> dict[str, Any]:
+        """What it runs on, as /models shows it."""
+        graphs = {role: graph.file for role, graph in self.engine.manifest.graphs.items()}
+        return {
+            "device": self.engine.device,
+            "provider": self.engine.provider,
+            "graphs": graphs,
+            "encoder": self.engine.encoders.describe(),
+            "precision": self.engine.precision,
+            "digest": self.digest,
+        }
+
+    async def drain(self) -> None:
+        """Close this version, which gets no new requests, once those that use it are over."""
+        while self.users:
+            self.idle.clear()
+            await self.idle.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """End the inference threads, refuse what still waits, and let the engine's sessions go."""
+        await asyncio.to_thread(self.batcher.close)
+        await asyncio.to_thread(self.engine.close)
+
+
+def start(
+    model: str, version: int, found: Found, engine: Engine, settings: Settings, metrics: Metrics
+) -> Served:
+    """Give a loaded engine its queue and its inference threads."""
+    batcher = Batcher(
+        f"{model}/{version}",
+        lanes=engine.lanes,
+        max_batch=engine.max_batch,
+        gather_above=engine.encoders.pays_above,
+        queue_images=settings.queue_images,
+        deadline_ms=settings.deadline_ms,
+        observer=metrics.model(model, version),
+    )
+    return Served(model, version, found, engine, batcher)

@@ -1,0 +1,196 @@
+"""The bundles on disk: which are there, whether their files have changed, and which are refused and why."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.contract.manifest import MODEL_NAME, VERSION, BundleError
+from service.inference.engine import check_bundle
+from service.observability.metrics import Metrics
+from service.settings import Settings
+
+Fingerprint = tuple[tuple[str, int, int, int, int], ...]  # of every file, see `_fingerprint`
+
+SECOND_LOOK_S = 0.5  # a folder that is moved away and another moved in is missing for a moment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A version on disk.
+
+    Attributes:
+        reason: why it is refused, until its files change; "" while nothing speaks against it.
+    """
+
+    path: Path
+    fingerprint: Fingerprint
+    reason: str = ""
+
+
+class Bundles:
+    """What was found in the folders of CAPSNET_MODELS when they were last looked through.
+
+    All methods belong to the event loop; disks are read in threads.
+
+    Attributes:
+        found: every version by model and number.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.found: dict[str, dict[int, Found]] = {}
+        self._roots = settings.roots
+        self._checked_versions = settings.versions_kept
+        self._metrics = metrics
+        self._roots_seen: set[Path] = set()
+
+    async def look(self) -> None:
+        """Look through the folders.
+
+        Raises:
+            OSError: one that was there is not; nothing has been changed.
+        """
+        paths = await asyncio.to_thread(find_bundles, self._roots)
+        if self._is_any_missing(paths):
+            await asyncio.sleep(SECOND_LOOK_S)
+            paths = await asyncio.to_thread(find_bundles, self._roots)
+        await asyncio.to_thread(self._check_roots)
+        for model in sorted(paths.keys() | self.found.keys()):
+            await self.look_at(model, paths.get(model, {}))
+
+    async def paths(self, model: str) -> Mapping[int, Path]:
+        """The folders of a model's versions as they are now; none of a model that is not there."""
+        return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
+
+    async def look_at(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
+        """Note a model's bundles; those of the newest versions that have changed are checked and hashed.
+
+        Args:
+            model: its name.
+            paths: the folders of its versions.
+            again: those that are refused are checked, too, changed or not.
+        """
+        known, now = self.found.get(model, {}), dict[int, Found]()
+        for rank, version in enumerate(sorted(paths, reverse=True)):
+            path = paths[version]
+            found = Found(path, await asyncio.to_thread(_fingerprint, path))
+            before = known.get(version)
+            is_same = before and (before.path, before.fingerprint) == (path, found.fingerprint)
+            if before and is_same and not (again and before.reason):
+                found = before
+            elif rank < self._checked_versions:
+                found = await self._checked(model, version, found)
+            now[version] = found
+        if now:
+            self.found[model] = now
+        else:
+            self.found.pop(model, None)
+
+    async def _checked(self, model: str, version: int, found: Found) -> Found:
+        try:
+            await asyncio.to_thread(check_bundle, found.path, model)
+        except Exception as error:  # what is odd about one bundle must not keep us from the others
+            return self._refused(model, version, found, error)
+        return found
+
+    def refuse(self, model: str, version: int, found: Found, error: Exception) -> None:
+        """Note that a version could not be loaded."""
+        self.found.setdefault(model, {})[version] = self._refused(model, version, found, error)
+
+    def _refused(self, model: str, version: int, found: Found, error: Exception) -> Found:
+        is_foreseen = isinstance(error, BundleError | OSError)
+        text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+        reason = text.replace(f"{found.path}/", "")
+        trace = None if is_foreseen else error
+        log.error("refused %s/%d in %s: %s", model, version, found.path, reason, exc_info=trace)
+        self._metrics.refused(model, version)
+        return Found(found.path, found.fingerprint, reason)
+
+    def is_any_usable(self, unloaded: Set[str]) -> bool:
+        """There is a version that is not refused, of a model that no operator has taken down."""
+        return any(self.is_usable(model) for model in self.found.keys() - unloaded)
+
+    def is_usable(self, model: str | None) -> bool:
+        """There is a version of this model that is not refused."""
+        versions = self.found.get(model, {}) if model is not None else {}
+        return any(not found.reason for found in versions.values())
+
+    def refusal(self, model: str) -> str:
+        """Why no version of a model can be served."""
+        reasons = [f"{model}/{v}: {found.reason}" for v, found in self.found.get(model, {}).items()]
+        return f"no version of {model} can be served: {'; '.join(reasons) or 'it has been removed'}"
+
+    def nothing_to_serve(self) -> str:
+        """Why no model at all can be served."""
+        folders = ", ".join(str(root) for root in self._roots)
+        reasons = [
+            f"{model}/{version}: {found.reason}"
+            for model, versions in self.found.items()
+            for version, found in versions.items()
+        ]
+        if reasons:
+            return f"every bundle in {folders} was refused: {'; '.join(reasons)}"
+        return (
+            f"no bundle <model>/<version>/ in {folders}; set CAPSNET_MODELS or export one with capsnet-export"
+        )
+
+    def _is_any_missing(self, paths: Mapping[str, Mapping[int, Path]]) -> bool:
+        return any(versions.keys() - paths.get(model, {}).keys() for model, versions in self.found.items())
+
+    def _check_roots(self) -> None:
+        """A folder that has never been there may still come; one that was is a volume that is away."""
+        for root in self._roots:
+            try:
+                next(root.iterdir(), None)
+            except OSError:
+                if root in self._roots_seen:
+                    raise
+            else:
+                self._roots_seen.add(root)
+
+
+def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
+    """Folders `<model>/<version>/` by model and version; where two roots hold the same, the first wins.
+
+    Folders whose names are no model name or no positive integer are passed over: exporters write aside and
+    rename, and volumes hold `lost+found`.
+    """
+    found: dict[str, dict[int, Path]] = {}
+    for root in roots:
+        for folder in _folders(root):
+            if not MODEL_NAME.fullmatch(folder.name):
+                continue
+            for bundle in _folders(folder):
+                if VERSION.fullmatch(bundle.name):
+                    found.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
+    return found
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        log.warning("passed over %s: %s", parent, error)
+        return []
+
+
+def _fingerprint(bundle: Path) -> Fingerprint:
+    """Changes when a file of the bundle does, so that one copied while we looked is tried again.
+
+    Of every file its name, number, bytes and times: who replaces one can give the other the same size and
+    the same time of modification, as rsync and tar do, but not the same number and time of change. Where the
+    folder cannot be looked through it is cut short; loading says why.
+    """
+    files = []
+    with suppress(OSError):
+        for path in sorted(bundle.iterdir()):
+            status = path.stat() if path.exists() else path.lstat()  # a link may lead nowhere
+            times = status.st_mtime_ns, status.st_ctime_ns
+            files.append((path.name, status.st_ino, status.st_size, *times))
+    return tuple(files)

@@ -1,0 +1,193 @@
+"""The graphs of a bundle as models of the Open Inference Protocol: what they take, run and give.
+
+The encoder answers to the model's name, the decoder to `<model>-decoder`.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_message
+from export.contract.manifest import VERSION, Graph, Tensor
+from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
+from service.models.repository import SERVABLE, Repository, Served
+from service.routes.schemas import LARGEST
+
+# N images or poses, J classes
+
+Floats = NDArray[np.float32]
+
+DECODER_SUFFIX = "-decoder"
+PLATFORM = "onnxruntime_onnx"
+# A perturbed pose may leave the range of the encoder's, as in /reconstruct.
+RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-LARGEST, LARGEST)}
+
+
+@dataclass(frozen=True)
+class OipModel:
+    """A graph of a loaded version, under the name that the protocol knows it by."""
+
+    name: str
+    role: Literal["encoder", "decoder"]
+    served: Served
+
+    @property
+    def graph(self) -> Graph:
+        """The inputs and outputs, from the manifest."""
+        return self.served.engine.manifest.graphs[self.role]
+
+    async def run(self, inputs: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        """Checked inputs [N, ...] to all outputs [N, ...], by name."""
+        if self.role == "encoder":
+            probabilities, poses = await self.served.encode(inputs["pixels"])
+            return {"probabilities": probabilities, "poses": poses}
+        return {"reconstruction": await self.served.decode(inputs["poses"], inputs["mask"])}
+
+
+@asynccontextmanager
+async def use_model(repository: Repository, name: str, version: str | None = None) -> AsyncIterator[OipModel]:
+    """The model of a request's path, kept loaded while the request needs it.
+
+    Raises:
+        UnknownModelError: no such model or version is served, or it has no decoder.
+        NotReadyError: nothing is loaded yet.
+    """
+    if version is not None and not VERSION.fullmatch(version):
+        raise UnknownModelError(f"versions of {shown(name)} are positive integers, got {shown(version)}")
+    bundle, role = _bundle_and_role(name, repository)
+    async with repository.use(bundle, int(version) if version else None) as served:
+        if role == "decoder" and not served.engine.has_decoder:
+            raise UnknownModelError(f"there is no {name}: {bundle}/{served.version} has no decoder")
+        yield OipModel(name, role, served)
+
+
+def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
+    """The protocol's metadata of a model; -1 is the batch axis."""
+    versions = [
+        str(entry.version)
+        for entry in repository.index()
+        if entry.name == model.served.model and entry.state in SERVABLE
+    ]
+    return {
+        "name": model.name,
+        "versions": versions,
+        "platform": PLATFORM,
+        "inputs": [_describe_tensor(tensor) for tensor in model.graph.inputs],
+        "outputs": [_describe_tensor(tensor) for tensor in model.graph.outputs],
+    }
+
+
+def check_request(model: OipModel, request: InferRequest, most_images: int) -> None:
+    """The request is one that the model can answer.
+
+    Raises:
+        WrongArrayError: an input that the model does not take, or with another shape or range.
+        TooManyPicturesError: N is over `most_images`.
+        InvalidFieldError: an output that the model does not give.
+    """
+    graph, inputs = model.graph, request.inputs
+    _check_names(model, inputs, graph.inputs)
+    for tensor in graph.inputs:
+        _check_shape(tensor, inputs[tensor.name])
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        raise WrongArrayError(f"all inputs must have the same batch axis, got {counts}")
+    if (images := max(counts.values())) > most_images:
+        raise TooManyPicturesError(
+            f"a request may bring {most_images} images (CAPSNET_QUEUE_IMAGES), got {images}"
+        )
+    for name, array in inputs.items():
+        _check_range(name, array)
+    _check_outputs(model, request.outputs)
+
+
+def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, Floats]) -> Message:
+    """The outputs that the request asked for, in the forms that it asked for."""
+    arrays: dict[str, Any] = {}
+    binary = set()
+    for wanted in wanted_outputs(model, request):
+        values = outputs[wanted.name]
+        arrays[wanted.name] = _classify(model, values, wanted.classes) if wanted.classes else values
+        if wanted.binary:
+            binary.add(wanted.name)
+    header: dict[str, Any] = {
+        "model_name": model.name,
+        "model_version": str(model.served.version),
+        "parameters": {"digest": model.served.digest},
+    }
+    if request.id is not None:
+        header["id"] = request.id
+    return write_message(header, "outputs", arrays, binary)
+
+
+def wanted_outputs(model: OipModel, request: InferRequest) -> list[RequestedOutput]:
+    """What the request asks for, each with its form: every output where it names none."""
+    asked = request.outputs or [RequestedOutput(tensor.name) for tensor in model.graph.outputs]
+    return [
+        RequestedOutput(output.name, request.binary, output.classes) if output.binary is None else output
+        for output in asked
+    ]
+
+
+def _bundle_and_role(name: str, repository: Repository) -> tuple[str, Literal["encoder", "decoder"]]:
+    """A bundle that is itself called `<model>-decoder` keeps its name."""
+    if name.endswith(DECODER_SUFFIX) and name not in repository.names():
+        return name.removesuffix(DECODER_SUFFIX), "decoder"
+    return name, "encoder"
+
+
+def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
+    shape = [-1 if size is None else size for size in tensor.shape]
+    return {"name": tensor.name, "datatype": "FP32", "shape": shape}
+
+
+def _check_names(model: OipModel, inputs: Mapping[str, Floats], tensors: Collection[Tensor]) -> None:
+    expected = {tensor.name for tensor in tensors}
+    if inputs.keys() != expected:
+        came = ", ".join(shown(name) for name in list(inputs)[:5])
+        raise WrongArrayError(f"{model.name} takes the inputs {', '.join(sorted(expected))}; got {came}")
+
+
+def _check_shape(tensor: Tensor, array: Floats) -> None:
+    if array.ndim != len(tensor.shape) or array.shape[1:] != tensor.shape[1:]:
+        expected = ["N", *tensor.shape[1:]]
+        raise WrongArrayError(
+            f"input {tensor.name} has shape {list(array.shape)}; expected [{', '.join(map(str, expected))}]"
+        )
+
+
+def _check_range(name: str, array: Floats) -> None:
+    lowest, highest = RANGES[name]
+    low, high = float(array.min()), float(array.max())  # NaN if any value is
+    if not (low >= lowest and high <= highest):
+        raise WrongArrayError(
+            f"input {name} must be within {lowest:g} to {highest:g}, got {low:g} to {high:g}"
+        )
+
+
+def _check_outputs(model: OipModel, outputs: Collection[RequestedOutput]) -> None:
+    known = [tensor.name for tensor in model.graph.outputs]
+    names = [output.name for output in outputs]
+    for output in outputs:
+        if output.name not in known:
+            raise InvalidFieldError(f"{model.name} gives {', '.join(known)}; got {shown(output.name)}")
+        if output.classes and output.name != "probabilities":
+            raise InvalidFieldError(f"classification is of probabilities, not of {output.name}")
+    if len(set(names)) < len(names):
+        raise InvalidFieldError(f"outputs lists a name twice: {', '.join(names[:5])}")
+
+
+def _classify(model: OipModel, probabilities: Floats, classes: int) -> NDArray[np.object_]:
+    """Probabilities [N, J] to the best k of each as "score:index:label", [N, k]; k is J at most."""
+    labels = model.served.engine.manifest.class_names
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :classes]
+    scores = np.take_along_axis(probabilities, best, axis=1)
+    texts = [
+        [f"{score:.6f}:{index}:{labels[index]}" for score, index in zip(*pair, strict=True)]
+        for pair in zip(scores.tolist(), best.tolist(), strict=True)
+    ]
+    return np.array(texts, np.object_)

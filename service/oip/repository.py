@@ -1,0 +1,101 @@
+"""KServe's model repository extension: an operator lists, loads and unloads models. Needs the admin key."""
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from service.errors import InvalidFieldError, NotReadyError, shown
+from service.http.auth import check_admin
+from service.http.bodies import parse_json
+from service.inference.providers import DeviceError
+from service.models.repository import IndexEntry
+from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
+from service.routes.openapi import PROBLEMS
+from service.state import Service
+
+JSON_BLANKS = b" \t\r\n"  # RFC 8259; Python's strip() knows others
+STATES = {"loaded": "READY", "loading": "LOADING"}  # every other is UNAVAILABLE
+
+routes = APIRouter(prefix="/v2/repository", tags=["Open Inference Protocol"])
+
+
+@routes.post(
+    "/index",
+    summary="Every version on disk and its state",
+    responses={200: {"model": list[IndexedVersion]}, **PROBLEMS},
+    openapi_extra=json_body(IndexBody),
+)
+async def post_index(request: Request) -> Response:
+    """Bundles by name; encoder and decoder of a bundle are loaded and unloaded together."""
+    service = await _as_admin(request)
+    only_ready = (await _fields(request)).get("ready", False)
+    if not isinstance(only_ready, bool):
+        raise InvalidFieldError(f"ready must be true or false, got {shown(only_ready)}")
+    entries = service.repository.index()
+    listed = [_describe(entry) for entry in entries if entry.state == "loaded" or not only_ready]
+    return Response(orjson.dumps(listed), media_type="application/json")
+
+
+@routes.post(
+    "/models/{name}/load",
+    summary="Load a model, or load it again",
+    response_class=Response,
+    responses=PROBLEMS,
+    openapi_extra=json_body(LoadBody),
+)
+async def post_load(name: str, request: Request) -> Response:
+    """Answers when its versions serve; one that was unloaded serves again."""
+    service = await _as_admin(request)
+    for parameter in await _parameters(request):
+        if parameter == "config" or parameter.startswith("file:"):
+            raise InvalidFieldError(f"a bundle is served as it was published; got {shown(parameter)}")
+    try:
+        await service.repository.load(name)
+    except DeviceError as error:
+        raise NotReadyError(str(error)) from None
+    return Response()
+
+
+@routes.post(
+    "/models/{name}/unload",
+    summary="Stop serving a model",
+    response_class=Response,
+    responses=PROBLEMS,
+    openapi_extra=json_body(LoadBody),
+)
+async def post_unload(name: str, request: Request) -> Response:
+    """Requests that have begun are answered; the model stays unloaded until it is loaded again."""
+    service = await _as_admin(request)
+    await _parameters(request)
+    await service.repository.unload(name)
+    return Response()
+
+
+def _describe(entry: IndexEntry) -> dict[str, str]:
+    reason = "loads on first use" if entry.state == "available" else entry.reason
+    state = STATES.get(entry.state, "UNAVAILABLE")
+    return {"name": entry.name, "version": str(entry.version), "state": state, "reason": reason}
+
+
+async def _as_admin(request: Request) -> Service:
+    service: Service = request.state.service
+    check_admin(request, service.settings)
+    return service
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    """The parameters of a body that may be empty."""
+    parameters = (await _fields(request)).get("parameters")
+    if not isinstance(parameters, dict | None):
+        raise InvalidFieldError(f"parameters must be an object, got {shown(parameters)}")
+    return parameters or {}
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    """The JSON object of a body that may be empty."""
+    body = await request.body()
+    given = parse_json(body, "the body") if body.strip(JSON_BLANKS) else {}
+    if not isinstance(given, dict):
+        raise InvalidFieldError(f"the body must be a JSON object, got {shown(given)}")
+    return given

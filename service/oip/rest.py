@@ -1,0 +1,204 @@
+"""The Open Inference Protocol, version 2, over REST: health, metadata and inference.
+
+With Triton's extensions for tensors in binary form and for classification, so that `tritonclient` and
+whatever else speaks to KServe or Triton works as it is. `oip_tensors` is the wire format, `oip_models` what
+the names mean.
+"""
+
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from capsnet.wire_format import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
+from service.errors import MalformedBodyError, NotReadyError
+from service.http.auth import note
+from service.http.compression import CODINGS, compress, decompress
+from service.oip.models import OipModel, check_request, describe, use_model, wanted_outputs, write_answer
+from service.oip.schemas import (
+    JSON_OR_BINARY,
+    MODEL_IN_PATH,
+    VERSION_IN_PATH,
+    InferAnswer,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+    infer_operation,
+)
+from service.routes.direct_route import DirectRoute, answer_head
+from service.routes.openapi import PROBLEMS, UNREADY
+from service.state import Service
+
+# Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
+QUICK_JSON_BYTES = 8 * 2**10
+QUICK_BODY_BYTES = 2**20
+QUICK_VALUES = 1024  # of an answer, as text
+
+MODEL = "/v2/models/{name}"
+VERSION = "/v2/models/{name}/versions/{version}"
+
+
+routes = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
+
+
+@routes.get("/v2", summary="Name, version and extensions", responses={200: {"model": ServerMetadata}})
+async def get_server(request: Request) -> Response:
+    """What this server is, and which extensions of the protocol it has."""
+    service: Service = request.state.service
+    extensions = ["binary_tensor_data", "classification"]
+    if service.settings.admin_key:
+        extensions.append("model_repository")
+    return _json({"name": "capsnet", "version": installed_version("capsnet"), "extensions": extensions})
+
+
+@routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
+async def get_live(request: Request) -> Response:
+    """As /healthz: 503 once inference threads have died too often and only a new process helps."""
+    service: Service = request.state.service
+    service.repository.check_alive()
+    return _json({"live": True})
+
+
+@routes.get(
+    "/v2/health/ready", summary="Requests will be answered", responses={200: {"model": Ready}, **UNREADY}
+)
+async def get_ready(request: Request) -> Response:
+    """As /readyz: 503 with the reason until a model is loaded, and while an inference thread is stuck."""
+    service: Service = request.state.service
+    service.repository.ready()
+    return _json({"ready": True})
+
+
+@routes.get(
+    MODEL,
+    summary="Inputs, outputs and versions of a model",
+    responses={200: {"model": ModelMetadata}, **PROBLEMS},
+    openapi_extra=MODEL_IN_PATH,
+)
+@routes.get(
+    VERSION,
+    summary="Inputs and outputs of a version",
+    responses={200: {"model": ModelMetadata}, **PROBLEMS},
+    openapi_extra=VERSION_IN_PATH,
+)
+async def get_model(request: Request) -> Response:
+    """Names, shapes and datatypes as in the graph; loads a model that is loaded on first use."""
+    service: Service = request.state.service
+    async with use_model(service.repository, **request.path_params) as model:
+        return _json(describe(model, service.repository))
+
+
+@routes.get(
+    f"{MODEL}/ready",
+    summary="A model will answer",
+    responses={200: {"model": ModelReady}, **PROBLEMS},
+    openapi_extra=MODEL_IN_PATH,
+)
+@routes.get(
+    f"{VERSION}/ready",
+    summary="A version will answer",
+    responses={200: {"model": ModelReady}, **PROBLEMS},
+    openapi_extra=VERSION_IN_PATH,
+)
+async def get_model_ready(request: Request) -> Response:
+    """Loads a model that is loaded on first use, so that a client may wait for this."""
+    service: Service = request.state.service
+    async with use_model(service.repository, **request.path_params) as model:
+        if not model.served.batcher.answering:
+            raise NotReadyError(f"an inference thread of {model.name} does not answer")
+        return _json({"name": model.name, "ready": True})
+
+
+@routes.post(
+    f"{MODEL}/infer",
+    summary="Run a graph of the newest version",
+    responses={200: {"model": InferAnswer, "content": JSON_OR_BINARY}, **PROBLEMS},
+    openapi_extra=infer_operation(MODEL_IN_PATH),
+)
+@routes.post(
+    f"{VERSION}/infer",
+    summary="Run a graph of a version",
+    responses={200: {"model": InferAnswer, "content": JSON_OR_BINARY}, **PROBLEMS},
+    openapi_extra=infer_operation(VERSION_IN_PATH),
+)
+async def post_infer(request: Request) -> Response:
+    """Tensors in, tensors out; as JSON, or as raw bytes behind a JSON header."""
+    service: Service = request.state.service
+    body = await request.body()  # no version is kept loaded by a slow sender
+    async with (
+        service.while_wanted(request),
+        use_model(service.repository, **request.path_params) as model,
+    ):
+        asked = await _read(request, body, model, service)
+        images = len(next(iter(asked.inputs.values())))
+        note(request, model=f"{model.name}/{model.served.version}", images=images)
+        outputs = await model.run(asked.inputs)
+        return await _answer(request, asked, model, outputs, service)
+
+
+answer_head(routes)
+
+
+async def _read(request: Request, body: bytes, model: OipModel, service: Service) -> InferRequest:
+    """The request of a body, checked; a large one on a thread.
+
+    Raises:
+        ServiceError: what was expected and what came, or that there is too much to do.
+    """
+    header_length = request.headers.get(HEADER_LENGTH)
+    coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
+
+    def read() -> InferRequest:
+        content = decompress(body, coding, service.settings.max_body_bytes)
+        if not content:
+            raise MalformedBodyError("the body is empty; expected an inference request of the protocol")
+        try:
+            asked = read_request(content, header_length)
+        except WireError as error:
+            raise MalformedBodyError(str(error)) from None
+        check_request(model, asked, service.settings.queue_images)
+        return asked
+
+    if coding == "identity" and _is_quick(body, header_length):
+        return read()
+    with service.room_for(1):
+        return await service.in_pool(read)
+
+
+async def _answer(
+    request: Request, asked: InferRequest, model: OipModel, outputs: Arrays, service: Service
+) -> Response:
+    """The answer as the request wants it; a large one in JSON, or any compressed one, from a thread."""
+    coding = request.headers.get("accept-encoding", "")
+
+    def write() -> Response:
+        message = write_answer(model, asked, outputs)
+        # HTTP libraries offer a list by themselves, which would cost milliseconds for nothing: floats hardly
+        # compress. One coding alone is what a user has asked for.
+        if coding in CODINGS:
+            headers = {**message.headers, "Content-Encoding": coding}
+            return Response(compress(message.body, coding), headers=headers)
+        return Response(message.body, headers=message.headers)
+
+    texts = sum(
+        outputs[wanted.name].size
+        for wanted in wanted_outputs(model, asked)
+        if wanted.classes or not wanted.binary
+    )
+    if texts <= QUICK_VALUES and coding not in CODINGS:
+        return write()
+    return await service.in_pool(write)
+
+
+def _is_quick(body: bytes, header_length: str | None) -> bool:
+    """Little JSON, and not so much else that looking at every value takes long."""
+    if header_length is None:
+        return len(body) <= QUICK_JSON_BYTES
+    return len(header_length) < 5 and len(body) <= QUICK_BODY_BYTES  # JSON of up to 9,999 bytes
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")

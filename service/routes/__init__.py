@@ -1,0 +1,1 @@
+"""The routes: each with its answer."""

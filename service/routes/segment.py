@@ -1,0 +1,151 @@
+"""What /segment answers: overlapping objects taken apart, as in Sec. 6 of Sabour et al. 2017.
+
+The longest capsules of an image are decoded one at a time: all others are masked, so each picture shows one
+object alone, also where another one covers it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.contract.confidence import are_blank, reaches, threshold
+from service.errors import InvalidFieldError, TooManyPicturesError
+from service.http.bodies import Images
+from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
+from service.models.repository import Served
+from service.routes.classify import heading, one_hot, require_decoder
+from service.routes.schemas import SegmentQuery
+from service.state import Service
+
+# N images, K objects of each, J classes, D numbers of a pose, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+FEWEST_OBJECTS = 2  # by default: who asks to take objects apart has more than one
+# The paper gives an object every pixel that is not zero, but a sigmoid never is; around a stroke it fades.
+MASK_THRESHOLD = 0.5  # of the object's brightest pixel
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The objects of images, in each by falling probability.
+
+    Attributes:
+        filenames: where each image came from.
+        labels: the objects' classes, K of each image.
+        probabilities: [N, K].
+        poses: [N, K, D].
+        pictures: every object alone, [N, K, H, W, C] in 0-1.
+        blank: whether there is nothing to see, [N].
+        confident: whether each object is, K of each image; None where the model has no threshold.
+    """
+
+    filenames: list[str | None]
+    labels: list[list[str]]
+    probabilities: Floats
+    poses: Floats
+    pictures: Floats
+    blank: NDArray[np.bool_]
+    confident: list[list[bool]] | list[list[None]]
+
+
+def object_count(query: SegmentQuery, served: Served) -> int:
+    """K: as many objects as are asked for, else as the model expects and at least two, if it knows two.
+
+    Raises:
+        InvalidFieldError: k is more than there are classes.
+        NoDecoderError: the model cannot reconstruct.
+    """
+    require_decoder(served)
+    manifest = served.engine.manifest
+    classes = len(manifest.class_names)
+    if query.k is None:
+        return min(classes, max(FEWEST_OBJECTS, manifest.objects_per_image))
+    if query.k > classes:
+        raise InvalidFieldError(f"k must be 1 to {classes}, the classes of {served.model}; got {query.k}")
+    return query.k
+
+
+async def segment(
+    served: Served, images: Images, k: int, min_probability: float | None, service: Service
+) -> Segments:
+    """Decode the k longest capsules of images [N, H, W, C], each with all others masked.
+
+    Args:
+        served: the model.
+        images: what came.
+        k: objects of each image.
+        min_probability: from which on an object is confident; None: the model's threshold.
+        service: has the limits.
+
+    Raises:
+        TooManyPicturesError: N * k is over CAPSNET_MAX_RECONSTRUCTIONS.
+        ServiceError: what was expected and what came.
+    """
+    count, limit = len(images.pixels), service.settings.max_reconstructions
+    if count * k > limit:
+        raise TooManyPicturesError(
+            f"{count} images x {k} objects are {count * k} pictures; at most {limit} "
+            "(CAPSNET_MAX_RECONSTRUCTIONS): send fewer images, or a smaller k"
+        )
+    manifest = served.engine.manifest
+    probabilities, poses = await served.encode(images.pixels)  # [N, J], [N, J, D]
+    classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]  # [N, K]
+    longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
+    blank = are_blank(images.pixels)
+    least = threshold(manifest, min_probability)
+    confident = [[None] * k] * count if least is None else reaches(longest, blank, least).tolist()
+    alone = one_hot(classes.ravel(), manifest)  # [N * K, J]
+    pictures = await served.decode(np.repeat(poses, k, axis=0), alone)  # [N * K, H, W, C]
+    return Segments(
+        images.filenames,
+        [[manifest.class_names[j] for j in row] for row in classes],
+        longest,
+        np.take_along_axis(poses, classes[:, :, None], axis=1),
+        pictures.reshape(count, k, *pictures.shape[1:]),
+        blank,
+        confident,
+    )
+
+
+def json_answer(served: Served, made: Segments) -> dict[str, Any]:
+    """The JSON answer; blocks while it writes the PNG files."""
+    results = []
+    for index, (filename, pictures) in enumerate(zip(made.filenames, made.pictures, strict=True)):
+        grey = brightness(pictures)  # [K, H, W]
+        files = zip(to_base64_pngs(pictures), to_base64_pngs(masks(grey)), strict=True)
+        objects = [
+            {
+                "label": made.labels[index][place],
+                "confident": made.confident[index][place],
+                "probability": made.probabilities[index, place],
+                "pose": made.poses[index, place],
+                "colour": colour_of(place),
+                "reconstruction": reconstruction,
+                "mask": mask,
+            }
+            for place, (reconstruction, mask) in enumerate(files)
+        ]
+        [overlaid] = to_base64_pngs(overlay(grey)[None])
+        blank = bool(made.blank[index])
+        results.append({"filename": filename, "blank": blank, "overlay": overlaid, "objects": objects})
+    return {**heading(served), "results": results}
+
+
+def png_answer(made: Segments) -> bytes:
+    """The overlays of all images side by side; blocks while it writes the PNG file."""
+    overlays = np.stack([overlay(brightness(pictures)) for pictures in made.pictures])  # [N, H, W, 3]
+    return to_png_grid(overlays, len(overlays))
+
+
+def masks(grey: Floats) -> Floats:
+    """Which pixels belong to each object, from its brightness [K, H, W] in 0-1: 1 or 0, [K, H, W, 1].
+
+    A pixel does if it is at least half as bright as the object's brightest one, whatever it is for the
+    others: where objects overlap it belongs to several.
+    """
+    brightest = grey.max(axis=(1, 2), keepdims=True)
+    belongs = (grey >= MASK_THRESHOLD * brightest) & (grey > 0)  # nothing belongs to a black picture
+    return np.where(belongs, np.float32(1), np.float32(0))[..., None]

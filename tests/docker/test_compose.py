@@ -1,0 +1,40 @@
+"""The compose file: no service may take all of a machine, and every one comes back."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.places import ROOT
+
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+SIZE = re.compile(r"(\$\{[A-Z_]+:-)?[1-9][0-9]*[mg]\}?")
+
+each_service = pytest.mark.parametrize("name", SERVICES)
+
+
+@each_service
+def test_the_log_of_a_service_cannot_fill_the_disk(name):
+    logging = SERVICES[name]["logging"]
+    assert logging["driver"] == "json-file"
+    assert SIZE.fullmatch(logging["options"]["max-size"])
+    assert int(logging["options"]["max-file"]) > 1
+
+
+@each_service
+def test_memory_processes_and_open_files_of_a_service_are_limited(name):
+    assert SIZE.fullmatch(SERVICES[name]["mem_limit"])
+    assert SERVICES[name]["pids_limit"] > 0
+    assert SERVICES[name]["ulimits"]["nofile"] > 0
+
+
+@each_service
+def test_a_service_that_fails_is_started_again(name):
+    assert SERVICES[name]["restart"] in {"unless-stopped", "on-failure:3"}
+
+
+def test_images_that_are_pulled_are_named_exactly():
+    for service in SERVICES.values():
+        if "build" not in service:
+            assert re.search(r":v?[0-9]+\.[0-9]+\.[0-9]+(@sha256:[0-9a-f]{64})?$", service["image"])

@@ -1,0 +1,41 @@
+import onnx
+import pytest
+
+from export.cli import main
+from tests.support.places import ROOT
+
+SHIPPED = ROOT / "models" / "capsnet-mnist"
+
+
+def failure(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["optimize", *arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_optimize_writes_both_forms_and_says_how_fast_and_how_exact_they_are(tmp_path, capsys):
+    main(["optimize", str(SHIPPED), "--out", str(tmp_path / "optimized"), "--threads", "1"])
+    head, plain, *forms, fastest, wrote = capsys.readouterr().out.splitlines()
+    assert head.startswith("images/s in batches of")
+    assert head.split()[4:10] == ["1", "2", "4", "8", "16", "32"]
+    assert [line.split()[0] for line in (plain, *forms)] == ["plain", "one_axis", "both_axes"]
+    assert all(float(line.split()[-1]) <= 1e-5 for line in forms)
+    assert fastest.startswith("the fastest: ")
+    assert wrote.startswith("wrote ")
+    for form in ("one_axis", "both_axes"):
+        onnx.checker.check_model(tmp_path / "optimized" / f"{form}.onnx")
+
+
+def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
+    said = failure(capsys, str(trained_bundle), "--out", str(tmp_path))
+    assert "capsnet-drawn: its convolutions are too small to gain from a transform" in said
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
+    assert "none is not a folder" in failure(capsys, str(tmp_path / "none"))
+
+
+def test_a_number_of_threads_below_0_is_refused(capsys):
+    said = failure(capsys, str(SHIPPED), "--threads", "-1")
+    assert "0 for as many as there are CPUs; got -1" in said

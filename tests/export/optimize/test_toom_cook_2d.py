@@ -1,0 +1,156 @@
+"""The encoder with both axes transformed gives what the plain graph gives, whatever the options are."""
+
+import numpy as np
+import onnx
+import pytest
+
+from export.optimize.plain_encoder import read_encoder
+from export.optimize.toom_cook_2d import both_axes
+from tests.support.random_encoders import (
+    CONFIGURATIONS,
+    oblong_encoder,
+    pictures,
+    random_encoder,
+    session,
+    with_weights,
+)
+
+TOLERANCE = 1e-5  # of outputs up to 1, as between PyTorch and the plain graph
+BATCHES = (1, 2, 5)
+TILE = (2, 3)
+
+
+def outputs(model, batch):
+    return session(model).run(None, {"pixels": pictures(model, batch, seed=batch)})
+
+
+def largest_difference(plain, tile):
+    """Of both outputs, at all batch sizes; NaN if there is one."""
+    rewritten, largest = both_axes(read_encoder(plain), tile), []
+    for batch in BATCHES:
+        for found, expected in zip(outputs(rewritten, batch), outputs(plain, batch), strict=True):
+            assert found.shape == expected.shape
+            largest.append(np.abs(found - expected).max())
+    return np.max(largest)
+
+
+@pytest.mark.parametrize("tile", [(6, 6), (3, 3), (2, 5), (4, 1)])
+def test_tiles_that_fit_and_tiles_that_overhang_give_the_plain_graphs_outputs(tile):
+    assert largest_difference(random_encoder("the paper's"), tile) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_option_gives_the_plain_graphs_outputs(name):
+    """With 4 x 4 to 8 x 8 capsules of each type, of which tiles of 3 x 2 and 3 x 5 have too many."""
+    assert largest_difference(random_encoder(name), (3, 2)) < TOLERANCE
+    assert largest_difference(random_encoder(name), (3, 5)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tile", [(3, 2), (5, 5), (4, 3)])
+def test_other_kernels_and_strides_give_the_plain_graphs_outputs(tile):
+    assert largest_difference(oblong_encoder(), tile) < TOLERANCE
+
+
+def test_priors_of_one_iteration_without_none_of_the_above_give_the_plain_graphs_outputs():
+    """Their softmax is a constant of the graph; without none-of-the-above its columns add up to 1."""
+    coupling = "class_caps/routing/s/matmul_0/constant_0"
+    plain = with_weights(random_encoder("priors, 1 iteration"), {coupling: lambda c: c / c.sum(axis=0)})
+    assert not read_encoder(plain).none_of_the_above
+    assert largest_difference(plain, TILE) < TOLERANCE
+
+
+# exp overflows in float32 beyond 88, and is 0 below -103.
+@pytest.mark.parametrize(
+    "change",
+    [lambda b: 100 * b, lambda b: b + 100, lambda b: b - 150],
+    ids=["far apart", "all large", "all small"],
+)
+def test_priors_beyond_what_exp_can_do_give_the_plain_graphs_outputs(change):
+    plain = with_weights(random_encoder("many priors"), {"class_caps.routing.priors": change})
+    assert largest_difference(plain, TILE) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["the paper's", "none of the above, 5 iterations"])
+def test_agreements_beyond_what_exp_can_do_give_the_plain_graphs_outputs(name):
+    """Votes 300 times as long. Couplings are known as well as their logits, to a few roundings of these."""
+    plain = with_weights(random_encoder(name), {"class_caps.weight": lambda w: 300 * w})
+    assert largest_logit(plain) > 100
+    assert largest_difference(plain, TILE) < 8 * 2**-24 * largest_logit(plain)
+
+
+def largest_logit(plain):
+    """Of the second iteration."""
+    with_logits = onnx.ModelProto()
+    with_logits.CopyFrom(plain)
+    logits = onnx.helper.make_empty_tensor_value_info("class_caps/routing/b_2")
+    with_logits.graph.output.append(logits)
+    return outputs(with_logits, 5)[-1].max()
+
+
+@pytest.fixture(scope="module", params=["the paper's", "everything", "oblong"])
+def plain(request):
+    return oblong_encoder() if request.param == "oblong" else random_encoder(request.param)
+
+
+@pytest.fixture(scope="module")
+def rewritten(plain):
+    return both_axes(read_encoder(plain), TILE)
+
+
+def test_inputs_and_outputs_are_those_of_the_plain_graph(plain, rewritten):
+    assert list(rewritten.graph.input) == list(plain.graph.input)
+    assert list(rewritten.graph.output) == list(plain.graph.output)
+    assert list(rewritten.opset_import) == list(plain.opset_import)
+
+
+def test_it_passes_the_checker_with_every_shape_inferred(rewritten):
+    onnx.checker.check_model(rewritten, full_check=True)
+
+
+def test_it_is_static(rewritten):
+    """No control flow, and nothing asks for a shape."""
+    operators = {node.op_type for node in rewritten.graph.node}
+    assert not operators & {"Loop", "If", "Scan", "Shape", "Size", "NonZero", "Range", "Expand"}
+
+
+def test_nothing_in_it_is_unused(rewritten):
+    graph = rewritten.graph
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    made = [name for node in graph.node for name in node.output] + [t.name for t in graph.initializer]
+    assert [name for name in made if name not in used] == []
+
+
+def test_names_are_unique_and_in_the_papers_terms(rewritten):
+    graph = rewritten.graph
+    made = [name for node in graph.node for name in node.output]
+    names = made + [value.name for value in (*graph.input, *graph.initializer)]
+    assert len(names) == len(set(names))
+    assert [node.name for node in graph.node] == made
+    known = {"channels_first", "x", "conv1", "features", "primary_caps", "class_caps", "poses"}
+    assert {name.split("/")[0] for name in made} <= known | {"probabilities"}
+    letters = {name for name in made if name.count("/") == 2 and name.startswith("class_caps/routing/")}
+    expected = {f"class_caps/routing/{letter}" for letter in ("s_1", "v_1", "b_2", "c_2", "s_2", "v_2")}
+    assert expected <= letters
+    assert {"features", "primary_caps/s", "primary_caps/u"} <= set(made)
+
+
+def test_the_plain_graph_is_not_changed(plain):
+    before = plain.SerializeToString(deterministic=True)
+    both_axes(read_encoder(plain), TILE)
+    assert plain.SerializeToString(deterministic=True) == before
+
+
+def test_images_do_not_know_of_each_other(plain, rewritten):
+    """An image's answer is the same alone and among others, but for rounding."""
+    pixels = pictures(plain, 5)
+    ours = session(rewritten)
+    together = ours.run(None, {"pixels": pixels})
+    for i in range(5):
+        alone = ours.run(None, {"pixels": pixels[i : i + 1]})
+        for found, expected in zip(alone, together, strict=True):
+            np.testing.assert_allclose(found[0], expected[i], rtol=0, atol=TOLERANCE)
+
+
+def test_a_tile_for_which_there_is_no_algorithm_is_refused(plain):
+    with pytest.raises(ValueError, match="are possible"):
+        both_axes(read_encoder(plain), (2, 20))

@@ -1,0 +1,172 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from export import bundle, next_version, parity
+from export.cli import main
+from export.contract.manifest import BundleError, read_checked, read_manifest
+from export.evaluate import evaluate_bundle
+from training.config import to_dict
+from training.runs import checkpoint
+from training.runs.result import note_measurement, times_measured
+
+
+def test_a_bundle_holds_five_files(trained_bundle):
+    names = {path.name for path in trained_bundle.iterdir()}
+    assert names == {"encoder.onnx", "decoder.onnx", "samples.npz", "manifest.json", "MODEL_CARD.md"}
+
+
+def test_the_manifest_describes_the_graphs(trained_bundle):
+    manifest = read_manifest(trained_bundle)
+    assert manifest.model == "capsnet-drawn"
+    assert manifest.class_names == tuple("0123456789")
+    assert manifest.pose_shape == (8,)
+    for role, graph in manifest.graphs.items():
+        loaded = onnx.load(trained_bundle / graph.file)
+        assert [t.name for t in graph.inputs] == [v.name for v in loaded.graph.input], role
+        assert [t.name for t in graph.outputs] == [v.name for v in loaded.graph.output], role
+        assert all(t.shape[0] is None for t in (*graph.inputs, *graph.outputs)), role
+        assert manifest.opset == loaded.opset_import[0].version
+        read_checked(trained_bundle, graph)
+
+
+def test_the_samples_hold_what_the_graphs_give(trained_bundle):
+    manifest = read_manifest(trained_bundle)
+    samples = np.load(trained_bundle / manifest.samples.file, allow_pickle=False)
+    encoder = ort.InferenceSession(trained_bundle / "encoder.onnx", providers=["CPUExecutionProvider"])
+    probabilities, poses = encoder.run(None, {"pixels": samples["pixels"]})
+    np.testing.assert_allclose(probabilities, samples["probabilities"], atol=1e-5)
+    np.testing.assert_allclose(poses, samples["poses"], atol=1e-5)
+    decoder = ort.InferenceSession(trained_bundle / "decoder.onnx", providers=["CPUExecutionProvider"])
+    [reconstruction] = decoder.run(None, {"poses": samples["poses"], "mask": samples["mask"]})
+    np.testing.assert_allclose(reconstruction, samples["reconstruction"], atol=1e-5)
+
+
+def test_the_samples_try_the_decoder_with_other_classes_in_turn(trained_bundle):
+    mask = np.load(trained_bundle / "samples.npz", allow_pickle=False)["mask"]
+    np.testing.assert_array_equal(mask, np.eye(10)[:8])
+
+
+def test_the_manifest_says_how_the_model_was_trained_and_how_well_it_does(trained_bundle, tiny_run):
+    manifest = read_manifest(trained_bundle)
+    assert manifest.training["config"] == json.loads((tiny_run / "config.json").read_text())
+    assert manifest.training["command"]
+    assert 0 < manifest.parity.max_abs_error <= manifest.parity.tolerance == 1e-5
+    measured = evaluate_bundle(trained_bundle, Path("data"))
+    assert manifest.metrics[0].value == measured.error_percent
+    assert json.loads((tiny_run / "result.json").read_text())["errors"] == measured.errors
+
+
+def test_the_model_card_states_error_command_and_hardware(trained_bundle):
+    manifest, card = read_manifest(trained_bundle), (trained_bundle / "MODEL_CARD.md").read_text()
+    assert f"**Test error {manifest.metrics[0].value:.2f} %**" in card
+    assert manifest.training["command"] in card
+    assert manifest.training["hardware"] in card
+
+
+def test_a_publisher_that_comes_second_takes_the_next_number(tmp_path):
+    aside = tmp_path / ".aside"
+    aside.mkdir()
+    for taken in ("1", "2"):
+        (tmp_path / taken).mkdir()
+        (tmp_path / taken / "manifest.json").write_text("{}")
+    assert next_version._rename_to_next_version(aside, tmp_path) == tmp_path / "3"
+
+
+def test_nothing_is_published_when_the_gate_fails(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(parity.TOLERANCE, "capsnet", 1e-12)
+    with pytest.raises(parity.ParityError):
+        bundle.publish(tiny_run, tmp_path / "model", Path("data"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_nothing_is_left_when_publishing_breaks_off(tiny_run, tmp_path, monkeypatch):
+    def full_disk(_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(bundle, "model_card", full_disk)
+    monkeypatch.setitem(parity.ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
+    with pytest.raises(OSError, match="no space"):
+        bundle.publish(tiny_run, tmp_path / "model", Path("data"))
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_changed_bytes_are_refused(trained_bundle, tmp_path):
+    copy = shutil.copytree(trained_bundle, tmp_path / "1")
+    manifest = read_manifest(copy)
+    encoder = copy / "encoder.onnx"
+    encoder.write_bytes(encoder.read_bytes()[:-1])
+    with pytest.raises(BundleError, match=r"encoder\.onnx has sha256 .*; the manifest says"):
+        read_checked(copy, manifest.graphs["encoder"])
+
+
+def test_a_manifest_that_names_a_path_is_refused(trained_bundle, tmp_path):
+    copy = shutil.copytree(trained_bundle, tmp_path / "1")
+    text = (copy / "manifest.json").read_text()
+    (copy / "manifest.json").write_text(text.replace('"encoder.onnx"', '"../encoder.onnx"'))
+    with pytest.raises(BundleError, match=r"'\.\./encoder\.onnx' is not a plain file name"):
+        read_manifest(copy)
+
+
+def test_the_card_says_how_often_the_test_set_was_measured_before(trained_bundle):
+    times = read_manifest(trained_bundle).training["times_measured"]
+    said = f"measured {times} time{'s' * (times != 1)} on this run before this version was made"
+    card = (trained_bundle / "MODEL_CARD.md").read_text()
+    assert f"| test set | {said}; 0 earlier versions of this name |" in card
+
+
+def test_what_the_stages_before_were_measured_is_counted(tiny_run, tmp_path):
+    config = checkpoint.read_config(tiny_run)
+    of_run = {"config": to_dict(config), "times_measured": 2}
+    assert times_measured(tmp_path, replace(config, started_from=of_run)) == 2
+    assert times_measured(tmp_path, replace(config, started_from=of_run | {"bundle": "a/1"})) == 3
+
+
+def test_a_run_that_was_measured_as_it_finished_has_been_measured_once(tiny_run, tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    config = checkpoint.read_config(tiny_run)
+    assert times_measured(tmp_path, config) == 1
+    note_measurement(tmp_path, "step-00000001", 1.0)
+    assert times_measured(tmp_path, config) == 2
+
+
+def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, trained_bundle, tmp_path, capsys):
+    model = tmp_path / "capsnet-drawn"
+    first = shutil.copytree(trained_bundle, model / "1")
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    measured = times_measured(tiny_run, checkpoint.read_config(tiny_run))
+    main(["bundle", str(tiny_run), "--out", str(model)])
+    assert f"published {model / '2'}" in capsys.readouterr().out
+    counted = read_manifest(model / "2").training
+    assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 1)
+    assert times_measured(tiny_run, checkpoint.read_config(tiny_run)) == measured + 1
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+    assert sorted(path.name for path in model.iterdir()) == ["1", "2"]
+    main(["evaluate", str(model)])
+    assert capsys.readouterr().out.startswith(f"{model / '2'}: test error")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bundle", "nowhere", "--out", "m"], "nowhere is not a run of capsnet-train"),
+        (["evaluate", "nowhere"], "nowhere is not a folder"),
+    ],
+)
+def test_a_users_mistake_ends_with_one_line_and_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"capsnet-export: {message}")
+
+
+def test_a_name_that_no_model_can_have_is_refused(tiny_run, tmp_path):
+    with pytest.raises(ValueError, match="model name 'My Model' must match"):
+        bundle.publish(tiny_run, tmp_path / "My Model", Path("data"))
+    assert not (tmp_path / "My Model").exists()

@@ -1,0 +1,231 @@
+"""Matrix capsules, from a run to a bundle; none of the networks is trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from export.bundle import publish
+from export.cli import main
+from export.contract.manifest import read_manifest
+from export.evaluate import evaluate_bundle
+from export.graph import EncoderGraph
+from export.optimize.derive import derive
+from export.optimize.half_precision import HalfPrecisionError, half_precision
+from export.optimize.plan import PLAIN
+from export.parity import run_onnx
+from export.to_onnx import to_onnx, trace_encoder
+from export.triton import write_repository
+from service.inference.engine import load_engine
+from service.inference.providers import Placement
+from tests.support.stereo_files import store
+from training.config import MatrixCapsNetConfig, RunConfig, load_preset
+from training.models.build import build
+from training.models.matrix_capsnet import MatrixCapsNet
+from training.runs.checkpoint import Progress, save, write_config
+
+TINY = MatrixCapsNetConfig(
+    architecture="matrix-capsnet",
+    image_size=24,
+    conv_channels=4,
+    primary_types=2,
+    conv_caps_types=(3, 4),
+    decoder_hidden=(8,),
+)
+PROGRESS = Progress(step=100, epochs=1.5, train_seconds=3600, hardware="a CPU", command="capsnet-train fit")
+
+
+def write_run(run: Path, config: RunConfig) -> Path:
+    """As capsnet-train leaves it, the weights random."""
+    torch.manual_seed(0)
+    model = build(config.model)
+    write_config(run, config)
+    save(run, model, torch.optim.Adam(model.parameters()), PROGRESS)
+    return run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    store(root, "toys")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bundle(data, tmp_path_factory) -> Path:
+    preset = load_preset("matrix-toys")
+    shown = replace(preset.data, resize_pixels=32, crop_pixels=24, validation_images=40)
+    run = write_run(tmp_path_factory.mktemp("runs") / "toys", replace(preset, model=TINY, data=shown))
+    return publish(run, tmp_path_factory.mktemp("models") / "matrix-toys", data).path
+
+
+@pytest.fixture(scope="module")
+def encoder(bundle) -> onnx.ModelProto:
+    return onnx.load(bundle / "encoder.onnx")
+
+
+def test_the_manifest_describes_a_network_of_two_views_and_matrices(bundle):
+    manifest = read_manifest(bundle)
+    assert manifest.architecture == "matrix-capsnet"
+    assert manifest.parameters["conv_caps_types"] == [3, 4]
+    assert (manifest.views, manifest.preprocessing.channels, manifest.pose_shape) == (2, 2, (4, 4))
+    assert manifest.preprocessing.crop_share == 24 / 32
+    assert manifest.class_names == ("animal", "human", "airplane", "truck", "car")
+
+
+def test_poses_have_no_bound_and_probabilities_have(bundle):
+    outputs = {t.name: t for graph in read_manifest(bundle).graphs.values() for t in graph.outputs}
+    ranges = {name: tensor.range for name, tensor in outputs.items()}
+    assert ranges == {"probabilities": (0, 1), "poses": None, "reconstruction": (0, 1)}
+    assert outputs["poses"].shape == (None, 5, 16)
+
+
+def test_pytorch_and_the_graph_agree_at_several_batch_sizes(bundle):
+    parity = read_manifest(bundle).parity
+    assert 0 < parity.max_abs_error <= parity.tolerance == 1e-4
+    assert parity.routing_iterations == (TINY.routing_iterations,)
+    assert parity.batch_sizes == (1, 3, 32)
+
+
+def test_em_routing_is_unrolled_into_a_static_graph(encoder):
+    operators = {node.op_type for node in encoder.graph.node}
+    assert not operators & {"Loop", "If", "Scan", "Shape", "Size", "NonZero", "Range", "Expand", "ScatterND"}
+    values = (*encoder.graph.value_info, *encoder.graph.output)
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values
+    }
+    for node in encoder.graph.node:
+        first, *others = shapes[node.output[0]]
+        assert first == "batch", node.name
+        assert all(isinstance(size, int) and size > 0 for size in others), node.name
+
+
+def test_it_computes_in_float32_and_holds_little_beside_the_weights(encoder):
+    produced = {name for node in encoder.graph.node for name in node.output}
+    kinds = {v.name: v.type.tensor_type.elem_type for v in encoder.graph.value_info if v.name in produced}
+    assert set(kinds.values()) == {onnx.TensorProto.FLOAT}
+    weights = sum(
+        parameter.numel() for name, parameter in build(TINY).named_parameters() if "dec" not in name
+    )
+    held = sum(numpy_helper.to_array(tensor).size for tensor in encoder.graph.initializer)
+    assert held < 2 * weights
+
+
+def test_values_are_named_after_what_they_are_in_the_procedure(encoder):
+    produced = {name for node in encoder.graph.node for name in node.output}
+    for layer in ("conv_caps/0", "conv_caps/1", "class_caps"):
+        assert {f"{layer}/votes", f"{layer}/activations"} <= produced
+        for turn in (1, 2, 3):
+            letters = ("mass", "mean", "squares", "variance", "log_activations")
+            assert {f"{layer}/routing/{letter}_{turn}" for letter in letters} <= produced
+        assert {f"{layer}/routing/assignments_{turn}" for turn in (2, 3)} <= produced
+
+
+def test_votes_without_coordinates_have_nothing_added(encoder):
+    held = {tensor.name for tensor in encoder.graph.initializer}
+    assert "class_caps.offsets" in held
+    assert not held & {"conv_caps.0.offsets", "conv_caps.1.offsets"}
+
+
+def test_samples_are_pairs_whose_views_differ_and_answers_that_do(bundle, encoder):
+    samples = np.load(bundle / "samples.npz")
+    left, right = np.moveaxis(samples["pixels"], 3, 0)
+    assert left.shape == (8, 24, 24)
+    np.testing.assert_array_equal(np.roll(left, -2, axis=2), right)
+    assert (left != right).any()
+    assert np.ptp(samples["probabilities"], axis=1).min() > 0
+    assert np.ptp(samples["probabilities"], axis=0).min() > 0
+    for found, name in zip(
+        run_onnx(encoder, pixels=samples["pixels"][2:3]), ("probabilities", "poses"), strict=True
+    ):
+        np.testing.assert_allclose(found[0], samples[name][2], rtol=0, atol=1e-4)
+
+
+def test_the_bundles_error_is_measured_again(bundle, data, capsys):
+    [metric] = read_manifest(bundle).metrics
+    assert metric.value == evaluate_bundle(bundle, data).error_percent
+    assert metric.data.startswith("toys test set, 810 images")
+    main(["evaluate", str(bundle), "--data", str(data)])
+    assert f"test error {metric.value:.2f} %" in capsys.readouterr().out
+
+
+def test_the_service_serves_it(bundle, tmp_path):
+    engine = load_engine(bundle, "matrix-toys", Placement("cpu", 16, tmp_path, threads=1))
+    samples = np.load(bundle / "samples.npz")
+    probabilities, poses = engine.encode(samples["pixels"][:3])
+    np.testing.assert_allclose(probabilities, samples["probabilities"][:3], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(poses, samples["poses"][:3], rtol=0, atol=1e-4)
+
+
+def test_no_faster_graph_is_derived_from_it(bundle, encoder, tmp_path, capsys):
+    assert derive(encoder.SerializeToString(), b"", tmp_path / "plan", (1, 1)) == PLAIN
+    with pytest.raises(SystemExit):
+        main(["optimize", str(bundle), "--out", str(tmp_path / "optimized")])
+    assert "matrix-toys: its convolutions are too small to gain from a transform" in capsys.readouterr().err
+
+
+def test_em_routing_is_not_rounded_to_half_precision(encoder):
+    with pytest.raises(HalfPrecisionError, match="EM routing divides by variances near 0"):
+        half_precision(encoder)
+
+
+def test_it_becomes_a_model_of_triton(bundle, tmp_path):
+    written = write_repository(bundle, tmp_path / "triton", "cpu", 16)
+    assert "matrix-toys-reconstruct" in written.models
+    assert "dims: [ 5, 16 ]" in (tmp_path / "triton" / "matrix-toys" / "config.pbtxt").read_text()
+
+
+def test_a_convolutional_network_is_refused(data, tmp_path):
+    preset = load_preset("toys-cnn")
+    narrow = replace(preset.model, hidden=(), blocks=preset.model.blocks[:1])
+    run = write_run(tmp_path / "cnn", replace(preset, model=narrow))
+    with pytest.raises(
+        ValueError, match="is a cnn, which has no poses; a bundle is made of a network of capsules"
+    ):
+        publish(run, tmp_path / "models" / "cnn", data)
+
+
+ABLATIONS = replace(
+    TINY,
+    routing_iterations=2,
+    image_channels=1,
+    image_size=20,
+    standardise=False,
+    vector_poses=True,
+    mixing_proportions=True,
+    coordinate_addition=False,
+    decoder_hidden=(),
+)
+
+
+def test_the_ablations_export_as_well():
+    model = MatrixCapsNet(ABLATIONS).eval()
+    encoder = trace_encoder(model)
+    for images in (1, 5):
+        pixels = torch.rand(images, 20, 20, 1)
+        with torch.no_grad():
+            expected = EncoderGraph(model)(pixels)
+        for found, values in zip(run_onnx(encoder, pixels=pixels.numpy()), expected, strict=True):
+            np.testing.assert_allclose(found, values.numpy(), rtol=0, atol=1e-4)
+
+
+class Logarithms(nn.Module):
+    """What EM routing takes logarithms of, on its own."""
+
+    input_names, output_names = ("x",), ("of_sigmoid", "of_sum")
+
+    def forward(self, x):
+        return nn.functional.logsigmoid(x), x.logsumexp(dim=1)
+
+
+def test_logarithms_of_what_is_too_small_for_a_number_stay_exact():
+    """A sigmoid is 0 in float32 below -104, and so are all exponentials of far-off votes."""
+    x = torch.tensor([[-500.0, -499.0, -1e30], [-3.0, 0.0, 400.0]])
+    found = run_onnx(to_onnx(Logarithms(), (x,)), x=x.numpy())
+    for values, expected in zip(found, Logarithms()(x), strict=True):
+        np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)

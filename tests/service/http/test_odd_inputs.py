@@ -1,0 +1,422 @@
+"""Inputs as odd as strangers send them: each gets the right answer, or an error that says what is wrong.
+
+The pictures show one digit, a seven, in every kind of file that can hold it; the shipped `capsnet-mnist` must
+read it in each.
+"""
+
+import io
+import json
+import socket
+from collections.abc import Callable, Iterator
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from tests.support.live_service import live_service, settings_for
+from tests.support.places import ROOT
+from training.data.load import load_split
+
+SEVEN = ROOT / "docs" / "seven.jpg"
+Grey = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with live_service(settings_for(ROOT / "models")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def photograph() -> Grey:
+    """A seven, dark on light, [300, 270]: of the photograph in the docs the part around the digit."""
+    return np.asarray(Image.open(SEVEN).convert("L").crop((700, 430, 1195, 980)).resize((270, 300)))
+
+
+@pytest.fixture(scope="module")
+def digit() -> Grey:
+    """A seven as in the data set: light on dark, [28, 28]."""
+    drawn = load_split("drawn", "test", ROOT)
+    return drawn.images[drawn.labels == 7][0, ..., 0]
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def rgba(grey: Grey) -> Image.Image:
+    return Image.fromarray(np.dstack([grey, grey, grey, np.full_like(grey, 255)]))
+
+
+def stencil(grey: Grey) -> Image.Image:
+    """Black ink on a transparent sheet."""
+    alpha = np.where(grey < 128, 255, 0).astype(np.uint8)
+    return Image.fromarray(np.dstack([np.zeros_like(grey)] * 3 + [alpha]))
+
+
+def oriented(grey: Grey, tag: int) -> bytes:
+    """A JPEG whose EXIF says how to turn it upright."""
+    undo = {
+        1: None,
+        3: Image.Transpose.ROTATE_180,
+        6: Image.Transpose.ROTATE_90,
+        8: Image.Transpose.ROTATE_270,
+    }
+    picture, exif = Image.fromarray(grey), Image.Exif()
+    exif[0x0112] = tag
+    turned = picture if undo[tag] is None else picture.transpose(undo[tag])
+    return saved(turned, "JPEG", exif=exif)
+
+
+def scaled(grey: Grey, levels: int, kind: type) -> NDArray:
+    """The same picture with this many grey levels, of another type of number."""
+    return (grey.astype(np.float64) / 255 * levels).astype(kind)
+
+
+def png16(numbers: NDArray) -> bytes:
+    return saved(Image.fromarray(numbers.astype(np.uint16)), "PNG")
+
+
+def tiff(numbers: NDArray) -> bytes:
+    return saved(Image.fromarray(numbers), "TIFF")
+
+
+def with_no_data(numbers: NDArray) -> NDArray:
+    marked = numbers.copy()
+    marked[0, 0] = -3.4e38
+    return marked
+
+
+Maker = Callable[[Grey], bytes]
+FILES: dict[str, Maker] = {
+    "PNG, grey": lambda grey: saved(Image.fromarray(grey), "PNG"),
+    "PNG, RGB": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "PNG"),
+    "PNG, RGBA": lambda grey: saved(rgba(grey), "PNG"),
+    "PNG, grey and alpha": lambda grey: saved(rgba(grey).convert("LA"), "PNG"),
+    "PNG, palette": lambda grey: saved(Image.fromarray(grey).convert("RGB").quantize(16), "PNG"),
+    "PNG, two levels": lambda grey: saved(Image.fromarray(grey).convert("1", dither=0), "PNG"),
+    "PNG, interlaced": lambda grey: saved(Image.fromarray(grey), "PNG", interlace=1),
+    "JPEG, grey": lambda grey: saved(Image.fromarray(grey), "JPEG"),
+    "JPEG, progressive": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "JPEG", progressive=True),
+    "JPEG, CMYK": lambda grey: saved(Image.fromarray(grey).convert("CMYK"), "JPEG"),
+    "JPEG, YCbCr, quality 30": lambda grey: saved(Image.fromarray(grey).convert("YCbCr"), "JPEG", quality=30),
+    "WebP": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "WEBP"),
+    "WebP, lossless, alpha": lambda grey: saved(rgba(grey), "WEBP", lossless=True),
+    "BMP": lambda grey: saved(Image.fromarray(grey), "BMP"),
+    "BMP, two levels": lambda grey: saved(Image.fromarray(grey).convert("1", dither=0), "BMP"),
+    "GIF": lambda grey: saved(Image.fromarray(grey), "GIF"),
+    "TIFF": lambda grey: saved(Image.fromarray(grey), "TIFF"),
+    "TIFF, LZW": lambda grey: saved(Image.fromarray(grey), "TIFF", compression="tiff_lzw"),
+    "TIFF, CMYK": lambda grey: saved(Image.fromarray(grey).convert("CMYK"), "TIFF"),
+    "TIFF, LAB": lambda grey: saved(
+        Image.merge("LAB", [Image.fromarray(grey), *[Image.new("L", grey.shape[::-1], 128)] * 2]), "TIFF"
+    ),
+    "16-bit PNG, 8 bits used": lambda grey: png16(scaled(grey, 2**8 - 1, np.uint16)),
+    "16-bit PNG, 10 bits used": lambda grey: png16(scaled(grey, 2**10 - 1, np.uint16)),
+    "16-bit PNG, 12 bits used": lambda grey: png16(scaled(grey, 2**12 - 1, np.uint16)),
+    "16-bit PNG, 16 bits used": lambda grey: png16(scaled(grey, 2**16 - 1, np.uint16)),
+    "int32 TIFF, 0 to 255": lambda grey: tiff(grey.astype(np.int32)),
+    "int32 TIFF, 0 to 4095": lambda grey: tiff(scaled(grey, 4095, np.int32)),
+    "int32 TIFF, 0 to 65535": lambda grey: tiff(scaled(grey, 65535, np.int32)),
+    "int32 TIFF, -1000 to 1000": lambda grey: tiff(scaled(grey, 2000, np.int32) - 1000),
+    "float TIFF, 0 to 1": lambda grey: tiff(scaled(grey, 1, np.float32)),
+    "float TIFF, 0 to 255": lambda grey: tiff(scaled(grey, 255, np.float32)),
+    "float TIFF, -1 to 1": lambda grey: tiff(scaled(grey, 2, np.float32) - 1),
+    "float TIFF, one pixel without data": lambda grey: tiff(with_no_data(scaled(grey, 1, np.float32))),
+}
+
+
+def labels(client: httpx.Client, content: bytes, query: str = "") -> list[str]:
+    answer = client.post(f"/classify{query}", content=content)
+    assert answer.status_code == 200, answer.text
+    return [result["label"] for result in answer.json()["results"]]
+
+
+@pytest.mark.parametrize("ink", ["dark on light", "light on dark"])
+@pytest.mark.parametrize("kind", FILES)
+def test_a_photograph_of_a_seven_is_a_seven_in_every_kind_of_file(client, photograph, kind, ink):
+    grey = photograph if ink == "dark on light" else 255 - photograph
+    assert labels(client, FILES[kind](grey)) == ["7"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_digit_of_the_data_set_is_read_in_every_kind_of_file(client, digit, kind):
+    assert labels(client, FILES[kind](digit)) == ["7"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_digit_of_the_data_sets_size_is_read_dark_on_light_too(client, digit, kind):
+    assert labels(client, FILES[kind](255 - digit)) == ["7"]
+
+
+@pytest.mark.parametrize("route", ["/reconstruct", "/segment"])
+@pytest.mark.parametrize("kind", FILES)
+def test_every_other_route_reads_the_same_files(client, photograph, kind, route):
+    name = "image" if route == "/reconstruct" else "images"
+    answer = client.post(route, files={name: FILES[kind](photograph)})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    first = found if route == "/reconstruct" else found["results"][0]["objects"][0]
+    assert first["label"] == "7"
+
+
+@pytest.mark.parametrize("tag", [1, 3, 6, 8])
+def test_a_photograph_is_turned_as_the_camera_says(client, photograph, tag):
+    assert labels(client, oriented(photograph, tag)) == ["7"]
+
+
+def test_ink_on_a_transparent_sheet_is_seen(client, photograph):
+    for kind in ("PNG", "WEBP"):
+        assert labels(client, saved(stencil(photograph), kind)) == ["7"]
+
+
+@pytest.mark.parametrize("side", [29, 40, 64, 128, 1023, 2500])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_photograph_is_read_at_every_size(client, photograph, side, kind):
+    picture = Image.fromarray(photograph).resize((side, side * 10 // 9))
+    assert labels(client, saved(picture, kind)) == ["7"]
+
+
+@pytest.mark.parametrize("where", [(0.02, 0.02), (0.6, 0.1), (0.1, 0.6), (0.6, 0.6)])
+def test_a_small_digit_in_a_corner_is_found(client, photograph, where):
+    sheet = np.full((800, 800), int(np.percentile(photograph, 90)), np.uint8)
+    small = np.asarray(Image.fromarray(photograph).resize((180, 200)))
+    row, column = (int(share * 800) for share in where)
+    sheet[row : row + 200, column : column + 180] = np.minimum(small, sheet[0, 0])
+    assert labels(client, saved(Image.fromarray(sheet), "PNG")) == ["7"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.9])
+def test_a_file_cut_short_is_refused_as_such(client, photograph, kind, kept):
+    whole = FILES[kind](photograph)
+    answer = client.post("/classify", content=whole[: int(kept * len(whole))])
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"] in {"/problems/unreadable-picture"}
+
+
+FOREIGN = {
+    "PDF": b"%PDF-1.7" + bytes(500),
+    "HEIC": b"\0\0\0\x20ftypheic" + bytes(500),
+    "SVG": b"<svg/>",
+    "gzip": b"\x1f\x8b" + bytes(50),
+    "half a GIF": b"GIF88a",
+    "WAVE": b"RIFF\0\0\0\0WAVE",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_another_kind_of_file_is_unsupported(client, kind):
+    answer = client.post("/classify", content=FOREIGN[kind])
+    assert answer.status_code == 415
+    assert answer.json()["type"] == "/problems/unsupported-picture"
+
+
+def npy(array: NDArray, **header: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+ARRAYS: dict[str, Callable[[Grey], NDArray]] = {
+    "uint8": lambda digit: digit[None],
+    "uint8, channel": lambda digit: digit[None, :, :, None],
+    "float32": lambda digit: (digit / 255).astype(np.float32)[None],
+    "Fortran order": lambda digit: np.asfortranarray(digit[None]),
+    "two of them": lambda digit: np.stack([digit, digit]),
+}
+WRONG_ARRAYS: dict[str, NDArray] = {
+    "float64 above 1": np.full((1, 28, 28), 2.0),
+    "infinite": np.full((1, 28, 28), np.inf, np.float32),
+    "negative": np.full((1, 28, 28), -0.5, np.float32),
+    "complex": np.zeros((1, 28, 28), np.complex64),
+    "text": np.full((1, 28, 28), "7"),
+    "times": np.zeros((1, 28, 28), "datetime64[s]"),
+    "records": np.zeros((1, 28, 28), [("a", "u1")]),
+    "no axis": np.zeros((), np.uint8),
+    "five axes": np.zeros((1, 28, 28, 1, 1), np.uint8),
+    "three channels": np.zeros((1, 28, 28, 3), np.uint8),
+    "another size": np.zeros((1, 32, 32), np.uint8),
+    "none": np.zeros((0, 28, 28), np.uint8),
+}
+WRONG_HEADERS = {
+    "a shape with True": b"(True, 28, 28)",
+    "a negative shape": b"(-1, 28, 28)",
+    "a shape of floats": b"(1.0, 28, 28)",
+    "a shape of text": b"('1', 28, 28)",
+    "a shape that is a number": b"784",
+    "an endless shape": b"(" + b"1," * 2000 + b")",
+    "a huge shape": b"(99999999999, 28, 28)",
+    "a shape that calls": b"(__import__('os').getpid(), 28, 28)",
+}
+
+
+def as_array(client: httpx.Client, content: bytes) -> httpx.Response:
+    return client.post("/classify", content=content, headers={"Content-Type": "application/x-npy"})
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_is_read_whatever_its_form(client, digit, kind):
+    answer = as_array(client, npy(ARRAYS[kind](digit)))
+    assert answer.status_code == 200, answer.text
+    assert {result["label"] for result in answer.json()["results"]} == {"7"}
+
+
+@pytest.mark.parametrize("kind", WRONG_ARRAYS)
+def test_an_array_that_is_no_picture_is_refused(client, kind):
+    answer = as_array(client, npy(WRONG_ARRAYS[kind]))
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-array")
+
+
+@pytest.mark.parametrize("kind", WRONG_HEADERS)
+def test_an_array_whose_header_lies_is_refused(client, kind):
+    entries = b"{'descr': '|u1', 'fortran_order': False, 'shape': %s, }" % WRONG_HEADERS[kind]
+    header = entries.ljust(118 if len(entries) < 118 else len(entries)) + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(784)
+    answer = as_array(client, content)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-array")
+
+
+def form(charset: str = "", filename: bytes = b"7.png", picture: bytes = b"") -> tuple[bytes, dict[str, str]]:
+    body = b'--x\r\nContent-Disposition: form-data; name="images"; filename="%s"\r\n\r\n%s\r\n--x--\r\n'
+    kind = "multipart/form-data; boundary=x" + (f"; charset={charset}" if charset else "")
+    return body % (filename, picture), {"Content-Type": kind}
+
+
+CHARSETS = [
+    "undefined",
+    "punycode",
+    "idna",
+    "unicode_escape",
+    "utf-7",
+    "utf-16",
+    "latin-1",
+    "rot13",
+    "base64",
+    "no-such-code",
+]
+
+
+@pytest.mark.parametrize("charset", CHARSETS)
+@pytest.mark.parametrize("route", ["/classify", "/reconstruct", "/segment"])
+def test_a_form_in_another_charset_is_refused(client, photograph, charset, route):
+    body, headers = form(charset, rb"\ud800+2AA-.png", FILES["PNG, grey"](photograph))
+    answer = client.post(route, content=body, headers=headers)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert "utf-8" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf-8"', "utf8"])
+def test_a_form_that_names_utf_8_is_read(client, photograph, charset):
+    body, headers = form(charset, "sieben-ü.png".encode(), FILES["PNG, grey"](photograph))
+    answer = client.post("/classify", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["results"][0]["filename"] == "sieben-ü.png"
+
+
+NAMES = [b"", b"=1+1.png", b"../../etc/passwd", b"a\\b.png", b"\xff\xfe.png", b"x" * 3000, b"%00.png"]
+
+
+@pytest.mark.parametrize("filename", NAMES)
+def test_any_name_of_a_file_comes_back_or_is_refused(client, photograph, filename):
+    body, headers = form(filename=filename, picture=FILES["PNG, grey"](photograph))
+    answer = client.post("/classify", content=body, headers=headers)
+    assert answer.status_code in {200, 400, 422}, answer.text
+    if answer.status_code == 200:
+        assert answer.json()["results"][0]["label"] == "7"
+
+
+POST = b"POST /classify HTTP/1.1\r\nHost: a\r\n"
+HEADS = {
+    "two hosts": (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "no host": (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+    "an empty host": (b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n", 200),
+    "no host, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+    "absolute target": (b"GET http://a/healthz HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    "HEAD of the metrics": (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    "HEAD of liveness": (b"HEAD /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    "HEAD of readiness": (b"HEAD /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    "h2c, close": (POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+    "h2c, close, a body": (
+        POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+        415,
+    ),
+    "h2c, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
+    "websocket, close": (POST + b"Connection: close\r\nUpgrade: websocket\r\n\r\n", 400),
+    "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
+    "length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "no HTTP at all": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "a space in the target": (b"GET /health z HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "HTTP/3.7": (b"GET /healthz HTTP/3.7\r\nHost: a\r\n\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_as_odd_as_this_is_answered_at_once(client, kind):
+    sent, status = HEADS[kind]
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+        connection.sendall(sent)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+
+
+def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photograph):
+    body = FILES["PNG, grey"](photograph)
+    head = b"POST /classify HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+        connection.sendall(head + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_leave_to_send_that_is_refused_closes_the_connection(client):
+    head = b"POST /classify HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+        connection.sendall(head)
+        answer = connection.makefile("rb").read()  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "zstd", "x-unknown"])
+def test_a_coded_body_is_told_from_a_picture(client, coding):
+    answer = client.post(
+        "/classify", content=b"\x1f\x8b\x08" + bytes(100), headers={"Content-Encoding": coding}
+    )
+    assert answer.status_code == 415
+    assert "ontent-" in answer.json()["detail"]
+    assert coding in answer.json()["detail"]
+
+
+def infer(client: httpx.Client, body: str) -> httpx.Response:
+    return client.post("/v2/models/capsnet-mnist/infer", content=body)
+
+
+PIXELS = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.0] * 784}
+INFERENCES: dict[str, str] = {
+    "inputs twice": f'{{"inputs": [{json.dumps(PIXELS)}], "inputs": []}}',
+    "a name twice": json.dumps({"inputs": [PIXELS, PIXELS]}),
+    "no inputs": json.dumps({"inputs": []}),
+    "another name": json.dumps({"inputs": [{**PIXELS, "name": "image"}]}),
+    "another type": json.dumps({"inputs": [{**PIXELS, "datatype": "INT64"}]}),
+    "a shape with true": json.dumps({"inputs": [{**PIXELS, "shape": [True, 28, 28, 1]}]}),
+    "too few numbers": json.dumps({"inputs": [{**PIXELS, "data": [0.0]}]}),
+    "text": json.dumps({"inputs": [{**PIXELS, "data": ["0"] * 784}]}),
+    "too bright": json.dumps({"inputs": [{**PIXELS, "data": [2.0] * 784}]}),
+    "a number beyond float32": json.dumps({"inputs": [{**PIXELS, "data": [1e39] * 784}]}),
+    "nothing": "",
+    "a list": "[]",
+}
+
+
+@pytest.mark.parametrize("kind", INFERENCES)
+def test_an_inference_that_is_none_is_refused(client, kind):
+    answer = infer(client, INFERENCES[kind])
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]

@@ -1,0 +1,65 @@
+"""Scratch memory: sessions share it, and give it back when asked to."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from export.optimize.choice import cpu_options
+from service.inference.arena import share_arena, shrink_arena
+from service.inference.engine import load_engine
+from service.inference.providers import Placement
+from tests.service.inference.test_memory import needs_glibc, resident_bytes
+from tests.support.tiny_bundle import make_model, write_bundle
+
+WIDE = 2**16  # numbers of scratch for an image
+IMAGES = 256
+SCRATCH_BYTES = 4 * WIDE * IMAGES  # 64 MiB for each of two tensors
+
+
+def wide_session() -> ort.InferenceSession:
+    """A graph that makes much of little on its way."""
+    nodes = [
+        helper.make_node("Mul", ["pixels", "ones"], ["wide"]),
+        helper.make_node("Sqrt", ["wide"], ["roots"]),
+        helper.make_node("ReduceSum", ["roots", "last"], ["sums"], keepdims=1),
+    ]
+    constants = {"ones": np.ones((1, WIDE), np.float32), "last": np.array([1])}
+    model = make_model(nodes, constants, {"pixels": (None, 1)}, {"sums": (None, 1)})
+    options = cpu_options(1)
+    share_arena(options)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@needs_glibc
+def test_the_scratch_memory_of_a_large_batch_is_given_back():
+    session = wide_session()
+    session.run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
+    before = resident_bytes()
+    shrink_arena(session)
+    assert before - resident_bytes() > SCRATCH_BYTES
+
+
+@needs_glibc
+def test_sessions_use_the_same_scratch_memory_one_after_the_other():
+    pixels = np.ones((IMAGES, 1), np.float32)
+    sessions = [wide_session() for _ in range(4)]
+    sessions[0].run(None, {"pixels": pixels})
+    before = resident_bytes()
+    for session in sessions[1:]:
+        session.run(None, {"pixels": pixels})
+    assert resident_bytes() - before < SCRATCH_BYTES
+    shrink_arena(sessions[0])
+
+
+@needs_glibc
+@pytest.mark.parametrize("decoder", [True, False])
+def test_an_engine_gives_back_what_any_other_has_used(tmp_path: Path, decoder):
+    bundle = write_bundle(tmp_path / "tiny" / "1", decoder=decoder)
+    engine = load_engine(bundle, "tiny", Placement("cpu", 8, tmp_path / "cache"))
+    wide_session().run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
+    before = resident_bytes()
+    engine.give_back()
+    assert before - resident_bytes() > SCRATCH_BYTES

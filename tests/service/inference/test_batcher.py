@@ -1,0 +1,433 @@
+"""The batcher: greedy, bounded, and nobody is left waiting."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from service.errors import DeadlineExceededError, OverloadedError
+from service.inference import batcher as batching
+from service.inference.batcher import RESTARTS, Batcher
+
+WAIT_S = 10
+DEADLY = -13.0  # an image that ends the thread it runs on
+
+
+class Doubling:
+    """A graph that doubles; it notes its batches, and may be held, fail on negative images, or die."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.alone: list[bool] = []
+        self.started = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(self, images: np.ndarray, *, alone: bool) -> tuple[np.ndarray]:
+        self.alone.append(alone)
+        self.started.set()
+        assert self.gate.wait(WAIT_S)
+        self.batches.append(len(images))
+        if (images == DEADLY).any():
+            sys.exit("as if killed")
+        if (images < 0).any():
+            raise ValueError("negative")
+        return (images * 2,)
+
+
+class Noted:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.batches: list[int] = []
+        self.restarts = 0
+
+    def queued_for(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def ran(self, images: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.batches.append(images)
+
+    def restarted(self) -> None:
+        self.restarts += 1
+
+
+def make_batcher(observer: Noted | None = None, **changes: int | None) -> Batcher:
+    facts = {
+        "lanes": 1,
+        "max_batch": 8,
+        "gather_above": None,
+        "queue_images": 100,
+        "deadline_ms": WAIT_S * 1000,
+        **changes,
+    }
+    return Batcher("test", observer=observer or Noted(), **facts)
+
+
+def images(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+async def started(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) -> list[asyncio.Task]:
+    """Hold the thread in a first run, and queue the others behind it."""
+    graph.gate.clear()
+    graph.started.clear()
+    tasks = []
+    for feed in (images(0), *waiting):
+        tasks.append(asyncio.create_task(batcher.submit(graph.run, feed)))
+        await started(graph.started.is_set)
+        await asyncio.sleep(0)
+    return tasks
+
+
+def test_each_request_gets_its_own_results():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            feeds = [images(*range(start, start + n)) for start, n in ((0, 1), (10, 3), (20, 7), (30, 2))]
+            results = await asyncio.gather(*(batcher.submit(graph.run, feed) for feed in feeds))
+            for feed, (result,) in zip(feeds, results, strict=True):
+                np.testing.assert_array_equal(result, feed * 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_runs_together_up_to_the_largest_batch():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, *[images(n) for n in range(6)])
+            graph.gate.set()
+            await asyncio.gather(*tasks)
+            assert graph.batches == [1, 4, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_a_batch_is_split_and_put_together_again():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            (result,) = await batcher.submit(graph.run, images(*range(10)))
+            np.testing.assert_array_equal(result, images(*range(10)) * 2)
+            assert max(graph.batches) <= 4
+
+    asyncio.run(scenario())
+
+
+def test_different_graphs_do_not_share_a_batch():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            first, second = Doubling(), Doubling()
+            tasks = await while_held(first, batcher, images(1))
+            tasks.append(asyncio.create_task(batcher.submit(second.run, images(2))))
+            await asyncio.sleep(0)
+            first.gate.set()
+            await asyncio.gather(*tasks)
+            assert (first.batches, second.batches) == ([1, 1], [1])
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_request_fails_alone():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1), images(-1), images(3))
+            graph.gate.set()
+            _, good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(bad, ValueError)
+            assert (good[0], also_good[0]) == (2, 6)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_at_once_and_in_images():
+    async def scenario() -> None:
+        with closing(make_batcher(queue_images=5)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3))
+            with pytest.raises(OverloadedError, match="3 images wait"):
+                await batcher.submit(graph.run, images(1, 2, 3))
+            tasks.append(asyncio.create_task(batcher.submit(graph.run, images(4, 5))))
+            await asyncio.sleep(0)
+            graph.gate.set()
+            assert len(await asyncio.gather(*tasks)) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_waited_too_long_is_told_so_and_never_run():
+    async def scenario() -> None:
+        with closing(make_batcher(deadline_ms=50)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2))
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
+            graph.gate.set()
+            await started(lambda: batcher.answering)
+        assert graph.batches == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_went_away_is_skipped():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3), images(4))
+            tasks[1].cancel()
+            await asyncio.gather(tasks[1], return_exceptions=True)
+            graph.gate.set()
+            await asyncio.gather(tasks[0], tasks[2])
+            assert graph.batches == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
+    async def scenario() -> None:
+        with closing(make_batcher(deadline_ms=50)) as batcher:
+            graph = Doubling()
+            assert batcher.answering
+            tasks = await while_held(graph, batcher)
+            await started(lambda: not batcher.answering)
+            graph.gate.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await started(lambda: batcher.answering)
+
+    asyncio.run(scenario())
+
+
+def test_closing_leaves_a_thread_behind_that_is_stuck_in_its_run():
+    async def scenario() -> None:
+        batcher, graph = make_batcher(deadline_ms=50), Doubling()
+        (task,) = await while_held(graph, batcher)
+        await asyncio.to_thread(batcher.close)  # returns, although the gate is still shut
+        with pytest.raises(DeadlineExceededError):
+            await task
+        graph.gate.set()
+
+    asyncio.run(scenario())
+
+
+def test_closing_answers_everyone_who_waits():
+    async def scenario() -> None:
+        batcher, graph = make_batcher(), Doubling()
+        tasks = await while_held(graph, batcher, images(1), images(2))
+        closed = asyncio.create_task(asyncio.to_thread(batcher.close))
+        outcomes = await asyncio.gather(*tasks[1:], return_exceptions=True)
+        assert all(isinstance(outcome, OverloadedError) for outcome in outcomes)
+        graph.gate.set()
+        await closed
+        assert (await tasks[0])[0] == 0  # what had begun was finished
+        assert not batcher.answering
+        with pytest.raises(OverloadedError):
+            await batcher.submit(graph.run, images(1))
+
+    asyncio.run(scenario())
+
+
+def test_a_large_request_does_not_stand_in_front_of_small_ones():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4, queue_images=1000)) as batcher:
+            graph, finished = Doubling(), []
+            tasks = await while_held(graph, batcher, np.zeros((400, 1), np.float32), images(1), images(2))
+            for task, name in zip(tasks, ["first", "large", "small", "small"], strict=True):
+                task.add_done_callback(lambda _, name=name: finished.append(name))
+            graph.gate.set()
+            large = (await asyncio.gather(*tasks))[1]
+            assert finished == ["first", "small", "small", "large"]
+            assert len(large[0]) == 400
+            assert graph.batches[1:4] == [4, 4, 4]  # the small ones' batch was filled up from the large one
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fits_a_batch_is_not_split():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(1, 2, 3), images(4, 5, 6))
+            graph.gate.set()
+            await asyncio.gather(*tasks)
+            assert graph.batches == [1, 3, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fails_in_a_late_slice_fails_whole_and_once():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=2)) as batcher:
+            graph = Doubling()
+            with pytest.raises(ValueError, match="negative"):
+                await batcher.submit(graph.run, images(1, 2, 3, 4, -5))
+            assert (await batcher.submit(graph.run, images(6)))[0] == 12
+
+    asyncio.run(scenario())
+
+
+def test_lanes_work_side_by_side_and_know_it():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2)) as batcher:
+            graph = Doubling()
+            graph.gate.clear()
+            both = [asyncio.create_task(batcher.submit(graph.run, images(n))) for n in (1, 2)]
+            await started(lambda: len(graph.alone) == 1)
+            both.append(asyncio.create_task(batcher.submit(graph.run, images(3))))
+            await started(lambda: len(graph.alone) == 2)
+            graph.gate.set()
+            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
+            assert graph.alone == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, max_batch=2)) as batcher:
+            graph = Doubling()
+            graph.gate.clear()
+            await asyncio.sleep(0.05)  # both lanes sleep now; one that did not would pass all the same
+            large = asyncio.create_task(batcher.submit(graph.run, images(1, 2, 3, 4)))
+            await started(lambda: len(graph.alone) == 2)  # nothing is submitted that could wake the other
+            graph.gate.set()
+            np.testing.assert_array_equal((await large)[0], images(2, 4, 6, 8))
+
+    asyncio.run(scenario())
+
+
+async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
+    """The sizes of their runs."""
+    before = len(graph.batches)
+    first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+    await asyncio.sleep(0.02)
+    await asyncio.gather(first, batcher.submit(graph.run, images(2)))
+    return graph.batches[before:]
+
+
+def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkeypatch):
+    monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
+
+    async def scenario() -> None:
+        with closing(make_batcher(gather_above=2)) as batcher:
+            graph = Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(8)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            assert await two_in_short_order(graph, batcher) == [2]
+
+    asyncio.run(scenario())
+
+
+def test_where_two_lanes_would_have_small_batches_one_gathers_for_both(monkeypatch):
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, gather_above=2)) as batcher:
+            graph = Doubling()
+            many = await while_held(graph, batcher, images(1), images(2))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
+            first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+            await asyncio.sleep(0.02)
+            await asyncio.gather(first, *(batcher.submit(graph.run, images(n)) for n in (2, 3)))
+            assert graph.batches[-1] == 3
+
+    asyncio.run(scenario())
+
+
+def test_where_few_are_on_their_way_nobody_waits_for_more():
+    async def scenario() -> None:
+        with closing(make_batcher(gather_above=2)) as batcher:
+            graph = Doubling()
+            await batcher.submit(graph.run, images(*range(8)))  # one request, however large
+            assert await two_in_short_order(graph, batcher) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_what_a_lane_gathers(monkeypatch):
+    monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that is not woken outlives the closing
+    monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
+
+    async def scenario() -> None:
+        batcher, graph = make_batcher(gather_above=2), Doubling()
+        tasks = await while_held(graph, batcher, *(images(n) for n in range(8)))
+        graph.gate.set()
+        await asyncio.gather(*tasks)
+        last = asyncio.create_task(batcher.submit(graph.run, images(1)))
+        await started(lambda: batcher._gathering is not None)
+        batcher.close()
+        with pytest.raises(OverloadedError, match="taken down"):
+            await last
+        assert not [lane for lane in batcher._lanes if lane.thread.is_alive()]
+
+    asyncio.run(scenario())
+
+
+def test_slices_that_lanes_finish_out_of_order_are_put_together_in_order():
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, max_batch=2, queue_images=1000)) as batcher:
+            many = np.arange(301, dtype=np.float32)[:, None]
+            (result,) = await batcher.submit(Doubling().run, many)
+            np.testing.assert_array_equal(result, many * 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
+    async def scenario() -> None:
+        noted = Noted()
+        with closing(make_batcher(noted)) as batcher:
+            graph = Doubling()
+            with pytest.raises(OverloadedError, match="died"):
+                await batcher.submit(graph.run, images(DEADLY))
+            assert (await batcher.submit(graph.run, images(1)))[0] == 2
+            assert batcher.answering
+            assert noted.restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            for _ in range(RESTARTS):
+                with pytest.raises(OverloadedError, match="died"):
+                    await batcher.submit(graph.run, images(DEADLY))
+            tasks = await while_held(graph, batcher, images(DEADLY), images(1))
+            graph.gate.set()
+            first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+            assert first[0] == 0
+            assert all(isinstance(outcome, OverloadedError) for outcome in others)
+            with pytest.raises(OverloadedError, match="died"):
+                await batcher.submit(graph.run, images(2))
+            assert batcher.given_up
+            assert not batcher.answering
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_observer_is_told_every_wait_and_every_batch():
+    async def scenario() -> None:
+        noted = Noted()
+        with closing(make_batcher(noted, max_batch=4)) as batcher:
+            await asyncio.gather(*(batcher.submit(Doubling().run, images(*range(n))) for n in (1, 3, 9)))
+        assert sum(noted.batches) == 13
+        assert len(noted.waits) == 3
+
+    asyncio.run(scenario())

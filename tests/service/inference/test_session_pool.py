@@ -1,0 +1,75 @@
+import pytest
+
+from export.optimize.plan import PLAIN, Choice
+from service.inference.session_pool import Encoders, one_for_all, open_by_size
+
+ALWAYS = Choice(forms=("one_axis",))
+TO_FOUR = Choice(forms=("one_axis", "both_axes"), borders=(4,))
+TO_ONE = Choice(forms=("plain", "both_axes"), borders=(1,))
+THREE = Choice(forms=("plain", "one_axis", "both_axes"), borders=(1, 4))
+
+
+def encoders(alone: Choice, beside: Choice, waited: float = 0.0) -> Encoders:
+    """With words instead of sessions."""
+    plan = PLAIN.model_copy(update={"alone": alone, "beside": beside, "waited": waited})
+    return Encoders(
+        open_by_size(alone, lambda form: f"alone, {form}"),
+        open_by_size(beside, lambda form: f"beside, {form}"),
+        plan,
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "alone", "expected"),
+    [
+        (1, True, "alone, plain"),
+        (2, True, "alone, one_axis"),
+        (4, True, "alone, one_axis"),
+        (5, True, "alone, both_axes"),
+        (1, False, "beside, plain"),
+        (2, False, "beside, both_axes"),
+    ],
+)
+def test_a_batch_gets_the_session_for_its_size_and_its_cores(images, alone, expected):
+    assert encoders(THREE, TO_ONE).session(images, alone=alone) == expected
+
+
+def test_one_session_may_run_everything():
+    one = one_for_all("only")
+    assert {one.session(images, alone=alone) for images in (1, 64) for alone in (True, False)} == {"only"}
+    assert one.all == ["only"]
+
+
+def test_a_form_for_two_ranges_is_opened_once():
+    opened = []
+    twice = Choice(forms=("plain", "one_axis", "plain"), borders=(1, 4))
+    by_size = open_by_size(twice, lambda form: opened.append(form) or form)
+    assert opened == ["plain", "one_axis"]
+    assert by_size.session(1) is by_size.session(16)
+
+
+@pytest.mark.parametrize(
+    ("alone", "beside", "expected"),
+    [
+        (PLAIN.alone, PLAIN.beside, "plain"),
+        (ALWAYS, ALWAYS, "one_axis"),
+        (TO_FOUR, TO_FOUR, "one_axis to 4 images, then both_axes"),
+        (
+            TO_FOUR,
+            TO_ONE,
+            "one_axis to 4 images, then both_axes; beside other batches plain to 1 image, then both_axes",
+        ),
+    ],
+)
+def test_it_says_which_graph_runs_when(alone, beside, expected):
+    assert encoders(alone, beside).describe() == expected
+
+
+def test_it_says_that_the_graphs_were_chosen_under_load():
+    assert encoders(ALWAYS, ALWAYS, waited=0.5).describe() == "one_axis; measured under load"
+
+
+def test_gathering_pays_where_large_batches_have_a_graph_of_their_own():
+    assert encoders(ALWAYS, TO_FOUR).pays_above == 4
+    assert encoders(ALWAYS, THREE).pays_above == 4
+    assert encoders(TO_FOUR, ALWAYS).pays_above is None

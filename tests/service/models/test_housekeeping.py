@@ -1,0 +1,93 @@
+"""What the service does for itself while it serves."""
+
+import asyncio
+import logging
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from service.inference.engine import Engine
+from service.models.housekeeping import end_when_stopped, going_on, keep_small
+from service.models.remeasure import choose_graphs_again
+from service.models.repository import Repository
+from service.observability.metrics import Metrics
+from tests.support.live_service import settings_for
+from tests.support.tiny_bundle import write_bundle
+
+OFTEN_S = 0.02
+
+
+class Watched(Engine):
+    """An engine that counts how often it gives back."""
+
+    def give_back(self) -> None:
+        super().give_back()
+        returns.append(self)
+
+
+returns: list[Engine] = []
+
+
+def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: Path):
+    write_bundle(tmp_path / "tiny" / "1")
+
+    async def scenario() -> None:
+        repository = Repository(settings_for(tmp_path), Metrics())
+        await repository.scan()
+        (served,) = repository.loaded()
+        served.engine = Watched(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
+        keeping = asyncio.create_task(keep_small(repository, OFTEN_S))
+        for _ in range(2):
+            returns.clear()
+            async with repository.use("tiny", None):
+                pass
+            async with asyncio.timeout(10):
+                while not returns:
+                    await asyncio.sleep(OFTEN_S)
+            await asyncio.sleep(5 * OFTEN_S)
+            assert len(returns) == 1
+        keeping.cancel()
+        await repository.close()
+
+    asyncio.run(scenario())
+
+
+class Failing(Engine):
+    """An engine that gives back at the second call."""
+
+    def give_back(self) -> None:
+        returns.append(self)
+        if len(returns) == 1:
+            raise RuntimeError("not this time")
+        super().give_back()
+
+
+def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp_path: Path, caplog):
+    write_bundle(tmp_path / "tiny" / "1")
+
+    async def scenario() -> None:
+        repository = Repository(settings_for(tmp_path), Metrics())
+        await repository.scan()
+        (served,) = repository.loaded()
+        served.engine = Failing(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
+        returns.clear()
+        keeping = asyncio.create_task(keep_small(repository, OFTEN_S))
+        async with repository.use("tiny", None):
+            pass
+        async with asyncio.timeout(10):
+            while len(returns) < 2:
+                await asyncio.sleep(OFTEN_S)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await repository.close()
+
+    with caplog.at_level(logging.ERROR, "service.models.housekeeping"):
+        asyncio.run(scenario())
+    assert "keep_small failed" in caplog.text
+    assert "RuntimeError: not this time" in caplog.text
+
+
+@pytest.mark.parametrize("work", [keep_small, end_when_stopped, choose_graphs_again])
+def test_everything_that_is_done_for_ever_goes_on_after_a_failure(work):
+    assert work.__code__ is going_on(work).__code__

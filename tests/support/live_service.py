@@ -1,0 +1,59 @@
+"""The service on a real socket, in a thread of the test."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from service.app import create_app
+from service.http.connections import BoundedHttp
+from service.models.repository import Repository
+from service.settings import Settings
+
+START_S = 30
+
+
+def settings_for(models: Path, **changes: object) -> Settings:
+    """Settings on the CPU, with no second look at the disk unless a test asks for it."""
+    return Settings(**{"models": str(models), "device": "cpu", "rescan_s": 0, **changes})
+
+
+@contextmanager
+def live_service(
+    settings: Settings,
+    *,
+    ready: bool = True,
+    http: type[BoundedHttp] = BoundedHttp,
+    on_loaded: Callable[[Repository], None] | None = None,
+) -> Iterator[httpx.Client]:
+    """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
+    config = uvicorn.Config(create_app(settings, on_loaded), http=http, port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="service")
+    thread.start()
+    try:
+        port = _port(server, thread)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
+            if ready:
+                wait_until(lambda: client.get("/readyz").status_code == 200)
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = START_S) -> None:
+    """Ask until the condition holds; fails when it does not within the time."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+
+
+def _port(server: uvicorn.Server, thread: threading.Thread) -> int:
+    wait_until(lambda: server.started or not thread.is_alive())
+    return server.servers[0].sockets[0].getsockname()[1]

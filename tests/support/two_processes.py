@@ -1,0 +1,93 @@
+"""What each of the two processes of test_distributed.py does: it trains, and notes how each run has ended."""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from tests.training.fit.test_loop import CONFIG, CPU, images
+from training.config import MatrixCapsNetConfig, RunConfig
+from training.data.batches import examples
+from training.data.images import hold_out
+from training.fit.distributed import Processes, together
+from training.fit.loop import Limits, Trainer
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+
+AVERAGED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, weight_average=0.5))
+UNEVEN = replace(CONFIG, optimiser=replace(CONFIG.optimiser, batch_size=5))
+MIXING = replace(
+    CONFIG,
+    model=MatrixCapsNetConfig(
+        architecture="matrix-capsnet",
+        image_size=28,
+        image_channels=1,
+        conv_channels=2,
+        primary_types=1,
+        conv_caps_types=(2, 2),
+        classes=3,
+        mixing_proportions=True,
+    ),
+)
+STOPPED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, stop_at_error_percent=100.0))
+
+
+class Interrupted(Trainer):
+    """The second process hears Ctrl-C in its third step, the first one does not."""
+
+    def _step(self, train, per_epoch):
+        if not self.processes.first and self.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super()._step(train, per_epoch)
+
+
+class Diverging(Trainer):
+    """A weight of the second process is lost before its third step."""
+
+    def _step(self, train, per_epoch):
+        if not self.processes.first and self.progress.step == 2:
+            with torch.no_grad():
+                self.model.conv1.bias[0] = float("nan")
+        return super()._step(train, per_epoch)
+
+
+def fit(
+    run: Path, config: RunConfig, processes: Processes, limits: Limits | None = None, kind: type = Trainer
+) -> None:
+    """Train as test_loop.py does; how it ended is left in a file of this process's own."""
+    if processes.first:
+        checkpoint.write_config(run, config)
+    processes.any_of(False)  # until it is written
+    trainer = kind(run, config, CPU, Progress(), processes=processes)
+    parts = hold_out(images(), config.data.validation_images, config.seed)
+    ended = {"error": ""}
+    try:
+        ended["finished"] = trainer.fit(
+            *(examples(config.data, 3, part) for part in parts), limits or Limits()
+        )
+    except ValueError as error:
+        ended["error"] = str(error)
+    ended |= {"interrupted": trainer.interrupted, **asdict(trainer.progress)}
+    (run / f"process-{processes.rank}.json").write_text(json.dumps(ended))
+    processes.any_of(False)  # until both are here
+
+
+def main(folder: Path) -> None:
+    """Every run that test_distributed.py looks at."""
+    with together(CPU) as processes:
+        fit(folder / "whole", AVERAGED, processes)
+        fit(folder / "parts", AVERAGED, processes, Limits(max_minutes=1e-9))
+        fit(folder / "parts", AVERAGED, processes)
+        fit(folder / "stopped", STOPPED, processes)
+        fit(folder / "mixing", MIXING, processes)
+        fit(folder / "uneven", UNEVEN, processes)
+        fit(folder / "interrupted", CONFIG, processes, kind=Interrupted)
+        fit(folder / "diverging", CONFIG, processes, kind=Diverging)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

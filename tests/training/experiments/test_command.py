@@ -1,0 +1,100 @@
+"""`capsnet-train experiment all`: every experiment whose data is there."""
+
+import gzip
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from training import cli
+from training.cli import main
+from training.config import load_preset
+from training.data.readers.mnist import FILE_PREFIX
+from training.experiments import EXPERIMENTS
+from training.experiments.quick import narrowed
+from training.experiments.sabour2017 import routing
+
+
+def status(*arguments) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def all_quick(folder: Path) -> list[object]:
+    folders = ["--data", folder / "data", "--out", folder / "out", "--networks", folder / "networks"]
+    return ["experiment", "all", "--quick", "--device", "cpu", *folders]
+
+
+def test_experiments_without_their_data_are_named_with_what_downloads_it(tmp_path, capsys):
+    assert status(*all_quick(tmp_path)) == 2
+    printed = capsys.readouterr()
+    assert f"skipped, as their data is not there: {', '.join(EXPERIMENTS)}" in printed.out
+    assert "there is no data for any experiment" in printed.err
+    for name, data in (("table1", "mnist"), ("smallnorb", "smallnorb"), ("svhn", "svhn")):
+        assert f"{name}: " in printed.err
+        assert f"capsnet-train download {data} --data {tmp_path / 'data'}" in printed.err
+
+
+def test_an_experiment_that_fails_for_another_reason_ends_all_with_its_error(tmp_path, capsys):
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    for prefix in FILE_PREFIX.values():
+        for kind in ("images-idx3", "labels-idx1"):
+            file = tmp_path / "data" / "mnist" / f"{prefix}-{kind}-ubyte.gz"
+            file.write_bytes(gzip.compress(b"no IDX file"))
+    assert status(*all_quick(tmp_path)) == 2
+    assert re.search("table1 ends with an error:\n.* is not an IDX file", capsys.readouterr().err)
+
+
+def on(folder: Path, name: str, data: str) -> list[object]:
+    folders = ["--data", folder / "data", "--out", folder / "out", "--networks", folder / "networks"]
+    return ["experiment", name, "--quick", "--device", "cpu", "--on", data, *folders]
+
+
+def test_on_carries_out_the_part_on_one_data_set_alone(tmp_path, capsys):
+    """Neither is there: the message is about the one that was asked for."""
+    assert status(*on(tmp_path, "norb", "toys")) == 2
+    printed = capsys.readouterr().err
+    assert "capsnet-train make toys" in printed
+    assert "smallnorb" not in printed
+
+
+def test_a_part_that_an_experiment_has_not_is_refused_with_those_it_has(tmp_path, capsys):
+    assert status(*on(tmp_path, "norb", "mnist")) == 2
+    assert "norb has no part on mnist; it has one on each of smallnorb, toys" in capsys.readouterr().err
+    assert status(*on(tmp_path, "svhn", "mnist")) == 2
+    assert "svhn has no part on mnist; it has no parts by data set" in capsys.readouterr().err
+    assert status(*on(tmp_path, "all", "mnist")) == 2
+    assert "--on mnist goes with one experiment, not with all" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_experiments_without_data_are_not_in_the_joint_page(tmp_path, capsys):
+    status(*all_quick(tmp_path))
+    assert status("report", tmp_path / "out") == 2
+    assert "holds no experiment" in capsys.readouterr().err
+
+
+def test_what_a_part_of_the_data_is_there_for_is_reported_in_part(
+    tmp_path, drawn_mnist_root, monkeypatch, capsys
+):
+    """Routing's figure A.1 is of MNIST, A.2 of CIFAR-10."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mnist").symlink_to(drawn_mnist_root / "mnist")
+    network = narrowed(load_preset("mnist"), 64, 1)
+    network = replace(network, data=replace(network.data, validation_images=20))
+    plan = replace(routing.QUICK, network=routing._steady(network, 1), stages=(0, 1), images=20)
+    monkeypatch.setattr(routing, "QUICK", plan)
+    monkeypatch.setattr(cli, "EXPERIMENTS", {name: EXPERIMENTS[name] for name in ("routing", "svhn")})
+
+    assert status(*all_quick(tmp_path)) == 0
+    printed = capsys.readouterr()
+    report = tmp_path / "out" / "routing-quick" / "report.md"
+    assert "measured in part, as some of their data is not there: routing\n" in printed.out
+    assert "skipped, as their data is not there: svhn\n" in printed.out
+    assert f"routing: measured in part, see {report}; for the rest none of" in printed.err
+    assert "capsnet-train download cifar10" in printed.err
+    assert "**In part**" in report.read_text()
+    assert "Figure A.1" in report.read_text()
+    assert (report.parent / "figure.png").exists()

@@ -1,0 +1,279 @@
+"""`capsnet-train experiment` and `report` from the command line to the page that they write."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.cli import main
+from training.config import Block, load_preset
+from training.data.transforms.multimnist import PAPERS_PARTNERS
+from training.experiments import EXPERIMENTS, run
+from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
+from training.experiments.sabour2017 import table1
+from training.runs import checkpoint, provenance
+
+SEED = 3
+LINES = {
+    line: table1.PAPER[line] for line in (("mnist", table1.CNN), ("mnist", "3 iterations, reconstruction"))
+}
+
+
+def tiny(preset, **narrower):
+    config = narrowed(load_preset(preset), 64, 1)
+    data = replace(config.data, validation_images=20)
+    return replace(config, model=replace(config.model, **narrower), data=data)
+
+
+def with_epochs(config, epochs):
+    return replace(config, optimiser=replace(config.optimiser, epochs=epochs))
+
+
+CAPSNET = tiny("mnist", conv_channels=4, primary_types=1, decoder_hidden=(8,))
+CNN = tiny("mnist-cnn", blocks=(Block(channels=4, kernel=5, pooled=True),), hidden=(8,))
+
+
+def status(*arguments):
+    """Run the command as a shell would name it; how it ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["capsnet-train", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main(sys.argv[1:])
+    return ended.value.code
+
+
+def experiment(folder, root, name="table1", form="--quick"):
+    return [
+        *("experiment", name, *([form] if form else []), "--device", "cpu", "--data", root),
+        *("--out", folder / f"{name}-quick", "--networks", folder / "networks"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, drawn_mnist_root):
+    """Holds the quick form of two lines of table 1, carried out with tiny networks."""
+    folder = tmp_path_factory.mktemp("experiments")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table1, "PAPER", LINES)
+        patch.setattr(table1, "QUICK", table1.Plan({"mnist": (CAPSNET, CNN)}, (SEED,)))
+        assert status(*experiment(folder, drawn_mnist_root)) == 0
+    return folder
+
+
+@pytest.fixture
+def report(folder):
+    return (folder / "table1-quick" / "report.md").read_text()
+
+
+@pytest.fixture
+def rows(folder):
+    return [json.loads(line) for line in (folder / "table1-quick" / "rows.jsonl").read_text().splitlines()]
+
+
+def test_every_line_has_our_error_the_papers_and_the_difference(report, rows):
+    assert [(row["data"], row["method"]) for row in rows] == [*LINES]
+    for row in rows:
+        error, paper = row["error_percent"], LINES["mnist", row["method"]]
+        deviation = table1.PAPERS_DEVIATION.get(("mnist", row["method"]))
+        papers = f"{paper:.2f} ± {deviation}" if deviation else f"{paper:.2f}"
+        assert f"| mnist, {row['method']} | {error:.2f} | {papers} | {error - paper:+.2f} |" in report
+
+
+def test_the_report_says_how_its_rows_came_about(report, folder, drawn_mnist_root):
+    command = " ".join(map(str, ["capsnet-train", *experiment(folder, drawn_mnist_root)]))
+    runs = [*(folder / "networks").iterdir()]
+    seconds = [checkpoint.read_progress(checkpoint.newest_checkpoint(run)).train_seconds for run in runs]
+    assert f"- command: `{command}`\n" in report
+    assert f"- seeds: {SEED}\n" in report
+    assert f"- trained for: {sum(seconds) / 3600:.2f} hours, 2 networks\n" in report
+    assert f"- hardware: {provenance.hardware(torch.device('cpu'))}\n" in report
+    assert f"- source commit: {provenance.source_commit()}\n" in report
+
+
+def test_the_quick_form_says_what_is_narrower_and_fewer(report):
+    assert "**Quick form**" in report
+    assert f"in batches of {BATCH_SIZE} images at a learning rate of {LEARNING_RATE}" in report
+    assert "mnist with 4 channels, 1 capsule types, 3 iterations of routing and a decoder of 8, 64 " in report
+    assert "mnist-cnn with 4 channels and fully connected layers of 8, 64 training images" in report
+
+
+def test_what_is_finished_is_not_called_a_part(report):
+    assert "In part" not in report
+
+
+def test_the_report_shows_its_figure(report, folder):
+    assert "![figure](figure.png)" in report
+    assert (folder / "table1-quick" / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_the_joint_page_figures_are_where_they_lie(folder):
+    assert status("report", folder) == 0
+    page = (folder / "report.md").read_text()
+    assert "](figure.png)" not in page
+    assert "![figure](table1-quick/figure.png)" in page
+    assert f"\n## {EXPERIMENTS['table1']}\n" in page
+
+
+def test_the_other_form_is_refused_and_nothing_is_changed(folder, drawn_mnist_root, capsys):
+    before = (folder / "table1-quick" / "rows.jsonl").read_bytes()
+    assert status(*experiment(folder, drawn_mnist_root, form=None)) == 2
+    assert "holds the quick form of table1, this is the full form of table1" in capsys.readouterr().err
+    assert (folder / "table1-quick" / "rows.jsonl").read_bytes() == before
+
+
+def test_so_is_another_experiment(folder, drawn_mnist_root, capsys):
+    arguments = [*experiment(folder, drawn_mnist_root, "perturb"), "--out", folder / "table1-quick"]
+    assert status(*arguments) == 2
+    assert "holds the quick form of table1, this is the quick form of perturb" in capsys.readouterr().err
+
+
+def test_two_commands_in_one_folder_are_refused(folder, drawn_mnist_root, capsys):
+    with run._locked(folder / "table1-quick"):
+        assert status(*experiment(folder, drawn_mnist_root)) == 2
+    assert (
+        f"another command carries out an experiment in {folder / 'table1-quick'}" in capsys.readouterr().err
+    )
+
+
+def test_several_processes_of_torchrun_are_refused(tmp_path, drawn_mnist_root, monkeypatch, capsys):
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert status(*experiment(tmp_path, drawn_mnist_root)) == 2
+    assert "torchrun started 2: start it without torchrun" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def interrupt_after_an_epoch(networks):
+    """Ctrl-C, as soon as there is a checkpoint."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not [*networks.glob("*/checkpoints/step-*")]:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_in_a_training_ends_with_130_and_the_same_command_goes_on(
+    tmp_path, drawn_mnist_root, monkeypatch
+):
+    monkeypatch.setattr(table1, "PAPER", {("mnist", table1.CNN): 0.39})
+    monkeypatch.setattr(table1, "QUICK", table1.Plan({"mnist": (CAPSNET, with_epochs(CNN, 60))}, (0,)))
+    thread = threading.Thread(target=interrupt_after_an_epoch, args=[tmp_path / "networks"])
+    thread.start()
+    assert status(*experiment(tmp_path, drawn_mnist_root)) == 130
+    thread.join()
+    [network] = (tmp_path / "networks").iterdir()
+    stopped_at = checkpoint.read_progress(checkpoint.newest_checkpoint(network)).step
+    assert stopped_at < 120, "the training had ended before it was stopped"
+    assert not (tmp_path / "table1-quick" / "rows.jsonl").exists()
+
+    assert status(*experiment(tmp_path, drawn_mnist_root)) == 0
+    log = [json.loads(line) for line in (network / "log.jsonl").read_text().splitlines()]
+    epochs = [row["step"] for row in log if row["kind"] == "validation"]
+    assert epochs == [*range(2, 121, 2)], "each epoch is trained once"
+    [row] = [json.loads(line) for line in (tmp_path / "table1-quick" / "rows.jsonl").read_text().splitlines()]
+    assert (row["network"], row["steps"]) == (network.name, 120)
+
+
+ORIGIN = {"network": "a", "setting": "narrow", "seed": 7, "hours": 0.5, "hardware": "a machine"}
+ORIGIN |= {"command": "capsnet-train experiment", "source_commit": "abc", "steps": 5, "parameters": 1000}
+CHANGES = {"change": [0.01] * 10, "settling": [0.01] * 9, "trained_iterations": 3}
+STOP = {"validation_error_percent": 1.0, "asked_error_percent": 2.0, "epochs": 1.0}
+FIRST = {  # what these experiments may have found when they are stopped, and a part of what they say then
+    "table1": ({"data": "mnist", "method": table1.CNN}, "| mnist, baseline CNN | 5.00 | 0.39 | +4.61 |"),
+    "affnist": ({"data": "shifted-mnist", "method": "CapsNet", "accuracy_percent": 95.0} | STOP, "95.00"),
+    "routing": ({"figure": "A.1", "epoch": 0} | CHANGES, "| 2 | 0.01 | 0.01 | 0.007 | +0.003 |"),
+    "smallnorb": ({"data": "smallnorb", "class_error_percent": [5.0] * 5}, "| 5.00 | 2.7 (1 network) |"),
+    "samples": ({"method": "CNN", "training_images": 100, "batch": 32}, "| 100 |  | 5.00 |  |"),
+}
+
+
+def stored(folder: Path, name: str, quick: bool = True, finished: bool = False) -> Path:
+    """A folder as an experiment leaves it after its first row."""
+    out = folder / (f"{name}-quick" if quick else name)
+    out.mkdir(parents=True)
+    claim = {"experiment": name, "quick": quick, "finished": finished}
+    (out / "experiment.json").write_text(json.dumps(claim))
+    row = {"error_percent": 5.0, "images": 100} | ORIGIN | FIRST[name][0]
+    (out / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return out
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_an_experiment_that_was_stopped_has_a_page_that_says_so(name, tmp_path):
+    out = stored(tmp_path, name)
+    assert status("report", tmp_path) == 0
+    page = (tmp_path / "report.md").read_text()
+    assert "**In part**" in page
+    assert FIRST[name][1] in page
+    assert "- trained for: 0.50 hours, 1 network\n" in page
+    assert (out / "figure.png").exists()
+
+
+def test_the_joint_page_is_in_the_order_of_the_experiments(tmp_path):
+    for name in sorted(FIRST):
+        stored(tmp_path, name)
+    stored(tmp_path, "table1", quick=False)
+    assert status("report", tmp_path) == 0
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    titles = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    names = ["table1", *(name for name in EXPERIMENTS if name in FIRST)]
+    assert titles == [EXPERIMENTS[name] for name in names]
+    figures = [line for line in lines if line.startswith("![figure]")]
+    assert figures[:2] == ["![figure](table1/figure.png)", "![figure](table1-quick/figure.png)"]
+
+
+def test_only_the_quick_form_is_called_so(tmp_path):
+    for quick in (True, False):
+        out = stored(tmp_path, "table1", quick, finished=True)
+        assert ("Quick form" in run.write_report(out).read_text()) == quick
+
+
+def test_table_1_says_that_its_pairs_are_not_the_papers():
+    row = {"data": "multimnist", "method": table1.CNN, "error_percent": 5.0, "images": 10_000}
+    text = table1.report([row])
+    assert "10,000 pairs, the fixed test set of one partner for each test digit" in text
+    assert f"The paper's has {PAPERS_PARTNERS:,} partners for each, 10 million pairs" in text
+
+
+@pytest.mark.parametrize("damage", [b'{"data": "mnist", "met', b"\xff\xfe\x00garbage", b"[]", b"{}"])
+@pytest.mark.parametrize("command", ["experiment", "report"])
+def test_a_damaged_line_is_named_and_nothing_is_lost(damage, command, tmp_path, drawn_mnist_root, capsys):
+    file = stored(tmp_path, "table1") / "rows.jsonl"
+    before = file.read_bytes() + damage + b"\n"
+    file.write_bytes(before)
+    arguments = experiment(tmp_path, drawn_mnist_root) if command == "experiment" else ["report", tmp_path]
+    assert status(*arguments) == 2
+    said = capsys.readouterr().err
+    assert f"capsnet-train: {file}, line 2 is " in said
+    assert len(said.splitlines()) == 1
+    assert file.read_bytes() == before
+
+
+def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
+    file = stored(tmp_path, "table1") / "rows.jsonl"
+    file.write_text('{"command": "capsnet-train experiment table1", "data": "mnist"}\n')
+    assert status("report", tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"capsnet-train: {file} has a row without '")
+    assert "carry out table1 again" in said
+
+
+@pytest.mark.parametrize(
+    "damage", ["", '{"experiment": "tab', "7", '{"experiment": "nothing", "quick": true}']
+)
+@pytest.mark.parametrize("command", ["experiment", "report"])
+def test_a_damaged_claim_is_named(damage, command, tmp_path, drawn_mnist_root, capsys):
+    file = stored(tmp_path, "table1") / "experiment.json"
+    file.write_text(damage)
+    arguments = experiment(tmp_path, drawn_mnist_root) if command == "experiment" else ["report", tmp_path]
+    assert status(*arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"capsnet-train: {file}")
+    assert len(said.splitlines()) == 1
+    assert file.read_text() == damage

@@ -1,0 +1,123 @@
+"""Two processes on the CPU train what one process trains, and stop together whatever stops one of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tests.support.places import ROOT
+from tests.support.two_processes import AVERAGED
+from tests.training.fit.test_loop import fit, log
+from training.cli import main
+from training.runs import checkpoint
+
+
+def torchrun(processes, *arguments):
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *arguments]
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder in which two_processes.py has trained."""
+    folder = tmp_path_factory.mktemp("two")
+    ran = torchrun(2, "tests/support/two_processes.py", str(folder))
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def tensors(run, file="model.safetensors"):
+    return load_file(checkpoint.newest_checkpoint(run) / file)
+
+
+def ends(run):
+    """How a run ended, in each of the processes."""
+    return [json.loads((run / f"process-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "raw.safetensors"])
+def test_two_processes_learn_what_one_does_up_to_rounding(runs, tmp_path, file):
+    fit(tmp_path, AVERAGED)
+    found, expected = tensors(runs / "whole", file), tensors(tmp_path, file)
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_the_log_is_that_of_one_process(runs, tmp_path):
+    fit(tmp_path, AVERAGED)
+    found, expected = log(runs / "whole"), log(tmp_path)
+    assert [(row["kind"], row["step"]) for row in found] == [(row["kind"], row["step"]) for row in expected]
+    for one, other in zip(found, expected, strict=True):
+        loss = "classification_loss"
+        assert one[loss] == pytest.approx(other[loss], rel=1e-5)
+
+
+def test_a_run_that_two_processes_resume_is_to_the_bit_the_one_they_never_stopped(runs):
+    for file in ("model.safetensors", "raw.safetensors", "optimiser.safetensors"):
+        found, expected = tensors(runs / "parts", file), tensors(runs / "whole", file)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert checkpoint.read_progress(checkpoint.newest_checkpoint(runs / "parts")).resumed
+
+
+def test_what_the_first_one_measures_ends_the_run_in_both(runs):
+    assert [(end["finished"], end["step"]) for end in ends(runs / "stopped")] == [(True, 5), (True, 5)]
+
+
+def test_matrix_capsules_without_betas_are_trained_by_two(runs):
+    assert [end["finished"] for end in ends(runs / "mixing")] == [True, True]
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(runs):
+    assert [(end["interrupted"], end["step"]) for end in ends(runs / "interrupted")] == [(True, 3), (True, 3)]
+    assert checkpoint.newest_checkpoint(runs / "interrupted").name == "step-00000003"
+
+
+def test_a_loss_that_is_not_finite_in_one_process_is_an_error_in_both(runs):
+    errors = [end["error"] for end in ends(runs / "diverging")]
+    assert all("loss is not finite at step 3" in error for error in errors)
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_an_error_that_says_so(runs):
+    for end in ends(runs / "uneven"):
+        assert end["error"].startswith("a batch of 5 images cannot be shared evenly by 2 processes")
+    assert checkpoint.newest_checkpoint(runs / "uneven") is None
+
+
+def test_the_command_line_trains_by_torchrun_what_it_trains_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    for index in range(24):
+        folder = tmp_path / "pictures" / ("dark", "light")[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = rng.integers(120 * (index % 2), 120 + 120 * (index % 2), (32, 32), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{index}.png")
+    command = ["fit", "--images", str(tmp_path / "pictures"), "--epochs", "1", "--device", "cpu", "--out"]
+    ran = torchrun(2, "-m", "training.cli", *command, str(tmp_path / "two"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("finished at step") == 1, "the first process alone prints"
+    assert not (tmp_path / "two" / "result.json").exists(), "the test set is measured by evaluate alone"
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, str(tmp_path / "one")])
+    for name in ("one", "two"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["evaluate", str(tmp_path / name), "--device", "cpu"])
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert two["data"] == one["data"] == "images test set, 4 images"
+    for loss in ("classification_loss", "reconstruction_loss"):
+        assert two[loss] == pytest.approx(one[loss], rel=1e-4)
+    progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "two"))
+    assert progress.command.startswith("torchrun --nproc-per-node 2 -m training.cli fit --images")
+    assert progress.hardware.startswith("2 processes, each on ")

@@ -1,0 +1,103 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from training.config import CapsNetConfig, RunConfig
+from training.models.capsnet import CapsNet
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+
+CONFIG = RunConfig(
+    model=CapsNetConfig(conv_channels=2, primary_types=1, classes=2, class_dim=2, decoder_hidden=())
+)
+
+
+def trained_once(run):
+    """A model and its optimiser after one step."""
+    checkpoint.write_config(run, CONFIG)
+    model = CapsNet(CONFIG.model)
+    optimiser = torch.optim.Adam(model.parameters())
+    model(torch.rand(2, 1, 28, 28)).sum().backward()
+    optimiser.step()
+    return model, optimiser
+
+
+def test_weights_and_json_rebuild_the_model(tmp_path):
+    model, optimiser = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+    loaded = checkpoint.load_model(tmp_path, saved, torch.device("cpu"))
+    for (name, expected), (_, found) in zip(
+        model.state_dict().items(), loaded.state_dict().items(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
+
+
+def test_adams_moments_come_back(tmp_path):
+    model, optimiser = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+    fresh = torch.optim.Adam(model.parameters())
+    checkpoint.load_optimiser(saved, model, fresh)
+    for parameter in model.parameters():
+        for key, value in optimiser.state[parameter].items():
+            torch.testing.assert_close(fresh.state[parameter][key], value, rtol=0, atol=0)
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path):
+    model, optimiser = trained_once(tmp_path)
+    for step in (10, 20, 30, 40):
+        checkpoint.save(tmp_path, model, optimiser, Progress(step=step, best_step=10, best_error_percent=1.0))
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+        "step-00000010",
+        "step-00000030",
+        "step-00000040",
+    ]
+    assert checkpoint.best_checkpoint(tmp_path).name == "step-00000010"
+
+
+def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):
+    model, optimiser = trained_once(tmp_path)
+    checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+
+    def full_disk(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.save(tmp_path, model, optimiser, Progress(step=2))
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path):
+    model, optimiser = trained_once(tmp_path)
+    with torch.no_grad():
+        model.conv1.weight[0, 0, 0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"not finite at step 7: conv1\.weight"):
+        checkpoint.save(tmp_path, model, optimiser, Progress(step=7))
+    assert checkpoint.checkpoints(tmp_path) == []
+
+
+def test_progress_survives_json(tmp_path):
+    model, optimiser = trained_once(tmp_path)
+    progress = Progress(step=3, epochs=0.5, best_step=2, best_error_percent=1.25, hardware="a CPU")
+    saved = checkpoint.save(tmp_path, model, optimiser, progress)
+    assert checkpoint.read_progress(saved) == progress
+
+
+def test_a_folder_that_is_no_run_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"is not a run of capsnet-train: it has no config\.json"):
+        checkpoint.read_config(tmp_path)
+
+
+def test_a_run_without_checkpoints_is_an_error_that_says_so(tmp_path):
+    checkpoint.write_config(tmp_path, CONFIG)
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        checkpoint.best_checkpoint(tmp_path)
+
+
+def test_the_configuration_comes_back_from_json(tmp_path):
+    config = replace(CONFIG, seed=5)
+    checkpoint.write_config(tmp_path, config)
+    assert checkpoint.read_config(tmp_path) == config
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 5

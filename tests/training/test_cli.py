@@ -1,0 +1,253 @@
+"""capsnet-train as a user meets it."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.places import ROOT
+from training.cli import _duration, main
+from training.config import CapsNetConfig, load_preset
+from training.data.batches import training_examples
+from training.models.capsnet import CapsNet
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+from training.runs.provenance import command_line
+from training.runs.run_config import begin
+
+TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
+
+
+def status(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def stored_run(folder: Path, seed: int = 0) -> Path:
+    """A run with one checkpoint, as if it had just begun."""
+    config = replace(load_preset("drawn"), seed=seed, model=TINY)
+    checkpoint.write_config(folder, config)
+    model = CapsNet(TINY)
+    optimiser = torch.optim.Adam(model.parameters())
+    model(torch.rand(2, 1, 28, 28)).sum().backward()
+    optimiser.step()
+    checkpoint.save(folder, model, optimiser, Progress(step=1))
+    return folder
+
+
+def test_evaluate_measures_a_run_on_all_test_images(tiny_run):
+    result = json.loads((tiny_run / "result.json").read_text())
+    assert result["images"] == 1000
+    assert result["error_percent"] == result["errors"] / 10
+    assert result["error_percent"] < 5
+
+
+def test_evaluate_measures_the_same_again(tiny_run, capsys):
+    before = json.loads((tiny_run / "result.json").read_text())
+    assert status("evaluate", tiny_run, "--device", "cpu") == 0
+    assert f"{before['errors']} of 1000" in capsys.readouterr().out
+    assert json.loads((tiny_run / "result.json").read_text()) == before
+
+
+def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_path, monkeypatch):
+    every = load_preset("drawn")
+    every = replace(every, data=replace(every.data, validation_images=0), seed=1)
+    monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: every)
+    config = begin(tmp_path / "run", preset="drawn", start_from=tiny_run)
+    train, validation = training_examples(config, tmp_path)
+    assert (len(train), validation) == (4500, None)
+
+
+def test_a_checkpoint_says_where_it_comes_from(tiny_run):
+    progress = checkpoint.read_progress(checkpoint.best_checkpoint(tiny_run))
+    assert "torch" in progress.hardware
+    assert progress.source_commit
+    assert progress.train_seconds > 0
+
+
+def test_max_minutes_ends_with_a_checkpoint_and_status_0(tmp_path, capsys):
+    assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--max-minutes", "0.0001") == 0
+    assert "go on with: capsnet-train fit --out" in capsys.readouterr().out
+    assert checkpoint.newest_checkpoint(tmp_path / "run") is not None
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--preset", "drawn"), False)])
+def test_without_a_preset_a_cpu_is_told_how_long_it_will_take_and_what_is_shorter(
+    arguments, said, tmp_path, monkeypatch, capsys
+):
+    usual = replace(load_preset("drawn"), preset="mnist")  # in place of MNIST
+    monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: usual)
+    run = tmp_path / "run"
+    assert status("fit", *arguments, "--out", run, "--max-minutes", "1e-9", "--device", "cpu") == 0
+    told = re.search(
+        r"no --preset is named: mnist, whose 6 epochs take about \d+ minutes on this CPU; "
+        r"--preset mnist-short trains the same network in 4, about \d+ minutes",
+        capsys.readouterr().err,
+    )
+    assert bool(told) == said
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(0.001, "1 minutes"), (0.5, "30 minutes"), (3.2, "3 hours"), (100, "4 days")]
+)
+def test_an_estimate_is_told_roughly(hours, said):
+    assert _duration(hours) == said
+
+
+def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run, tmp_path):
+    run = tmp_path / "second"
+    arguments = ["fit", "--preset", "drawn", "--start-from", tiny_run, "--out", run, "--max-minutes", "1e-9"]
+    assert status(*arguments) == 0
+    origin = checkpoint.read_config(run).started_from
+    assert origin["step"] == checkpoint.read_progress(checkpoint.newest_checkpoint(tiny_run)).step
+    assert origin["config"] == json.loads((tiny_run / "config.json").read_text())
+    [first] = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert first["classification_loss"] < 0.2, "random weights begin near 0.8"
+
+
+def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
+    first = stored_run(tmp_path / "first", seed=1)
+    arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]
+    assert status(*arguments) == 2
+    assert "would be held out here" in capsys.readouterr().err
+
+
+def test_weights_of_another_architecture_are_refused_before_anything_is_made(tmp_path, capsys):
+    first = stored_run(tmp_path / "first")
+    arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]
+    assert status(*arguments) == 2
+    assert f"{first} holds the weights of another architecture" in capsys.readouterr().err
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["fit", "--preset", "nmist", "--out", "x"],
+            "no preset 'nmist'; did you mean mnist? There are affnist, affnist-cnn, cifar10, ",
+        ),
+        (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
+        (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),
+        (["fit", "--preset", "mnist", "--out", "x", "--data", "nowhere"], "capsnet-train download mnist"),
+        (
+            ["fit", "--preset", "drawn", "--out", "x", "--start-from", "nowhere"],
+            "nowhere is neither a run of capsnet-train nor a bundle",
+        ),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert status(*arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("capsnet-train: ")
+    assert message in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == [], "a failed start leaves nothing behind"
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys):
+    run = stored_run(tmp_path / "run")
+    assert status("fit", "--preset", "drawn", "--out", run) == 2
+    assert "holds a run already; go on with --resume" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_what_it_was_started_with(tmp_path, capsys):
+    run = stored_run(tmp_path / "run")
+    assert status("fit", "--out", run, "--resume", "--seed", "3") == 2
+    assert "--seed: a resumed run keeps what it was started with" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_an_error_never_another_one(tmp_path, capsys):
+    assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--device", "cuda") == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_minutes_must_be_a_positive_number(value, capsys):
+    assert status("fit", "--out", "x", "--max-minutes", value) == 2
+    assert "--max-minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1", "nan", "much"])
+def test_an_average_keeps_a_share_below_1(value, capsys):
+    assert status("fit", "--out", "x", "--weight-average", value) == 2
+    assert "--weight-average" in capsys.readouterr().err
+
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, NoTorch())
+from {module}.cli import main
+main({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("training", ["--help"], "capsnet-train fit --preset mnist"),
+        ("training", ["fit", "--help"], "--max-minutes"),
+        ("training", ["download", "--help"], "--mirror"),
+        ("export", ["--help"], "capsnet-export bundle"),
+    ],
+)
+def test_help_works_without_torch(module, arguments, said):
+    script = WITHOUT_TORCH.format(module=module, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said in done.stdout
+
+
+def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
+    script = WITHOUT_TORCH.format(module="training", arguments=["fit", "--out", str(tmp_path / "x")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "capsnet-train: this command needs torch: pip install -e '.[train,cpu]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--out", ""], "must be a folder, got an empty text"),
+        (["make", "toys", "--data", ""], "must be a folder, got an empty text"),
+        (["make", "toys", "--data", __file__], f"must be a folder, got {__file__}: {__file__} is a file"),
+        (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
+        (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
+        (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),
+        (["fit", "--out", "new", "--weight-average", "1"], "must be a number from 0 to below 1, got 1"),
+        (["experiment", "table1", "--networks", "pyproject.toml"], "pyproject.toml is a file"),
+    ],
+)
+def test_what_can_be_no_folder_preset_or_number_is_refused_at_once(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert status(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["/anywhere/bin/capsnet-train", "/anywhere/training/cli.py"])
+def test_a_run_notes_its_command_by_name_however_it_was_started(program, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program, "fit", "--out", "my run"])
+    assert command_line() == "capsnet-train fit --out 'my run'"
+
+
+@pytest.mark.parametrize("command", ["training.cli", "export.cli", "service.cli", "service.score.cli"])
+def test_every_command_prints_its_version(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        import_module(command).main(["--version"])
+    assert ended.value.code == 0
+    name = {"training.cli": "train", "export.cli": "export", "service.cli": "serve"}.get(command, "score")
+    assert capsys.readouterr().out == f"capsnet-{name} {version('capsnet')}\n"

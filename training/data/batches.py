@@ -1,0 +1,285 @@
+"""A data set's images as a network is shown them: drawn anew to learn from, always the same to measure on."""
+
+# N images, B batch, K objects per image, C channels, H and W height and width, J classes
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.config import DataConfig, RunConfig
+from training.data.images import Images, hold_out, hold_out_toys
+from training.data.load import load_split
+from training.data.readers.folder import read_folder, refuse_changed
+from training.data.readers.smallnorb import ToySplit
+from training.data.seeding import ALL, Draws
+from training.data.transforms import affnist_style
+from training.data.transforms.augment import (
+    blank_some,
+    centre_crop,
+    clamped_brightness,
+    clamped_contrast,
+    random_crop,
+    random_flip,
+    random_light,
+    random_shift,
+    resize,
+)
+from training.data.transforms.multimnist import PairMaker, Pairs
+from training.data.viewpoints import are_familiar
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images, and what a network shall make of them; all float32.
+
+    Attributes:
+        pixels: the images, [B, C, H, W], 0 to 1.
+        present: 1 where a class is in the image and 0 elsewhere, [B, J].
+        masks: for each object 1 at its class, which is to be drawn, [B, K, J].
+        objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1; in
+            the light it was taken in, however the brightness and contrast of `pixels` were changed.
+        light: the brightness and contrast that a network shall see each image with, [B, 2], see
+            `training.models.standardize.relit`; None: those it has.
+    """
+
+    pixels: Tensor
+    present: Tensor
+    masks: Tensor
+    objects: Tensor
+    light: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @staticmethod
+    def of(pixels: Tensor, present: Tensor) -> "Batch":
+        """Images that show one object each, or none."""
+        return Batch(pixels, present, present.unsqueeze(1), pixels.unsqueeze(1))
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on the device."""
+        return self if self.pixels.device == device else self._each(lambda tensor: tensor.to(device))
+
+    def __getitem__(self, some: slice) -> "Batch":
+        return self._each(lambda tensor: tensor[some])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        light = None if self.light is None else change(self.light)
+        return Batch(
+            change(self.pixels), change(self.present), change(self.masks), change(self.objects), light
+        )
+
+
+class SingleObjects:
+    """Images that show one object each."""
+
+    def __init__(self, config: DataConfig, classes: int, images: Images):
+        """Prepare images as the configuration says.
+
+        Args:
+            config: of the data set that they are of.
+            classes: how many the data set has.
+            images: on the device where batches are made.
+        """
+        self.config, self.classes = config, classes
+        size = config.resize_pixels
+        self.images = Images(resize(images.pixels, size), images.labels) if size else images
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images before any crop, pixels."""
+        return self.images.pixels.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device) -> "SingleObjects":
+        """The same images on the device."""
+        return SingleObjects(self.config, self.classes, self.images.to(device))
+
+    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
+        """Augmented images to learn from.
+
+        Args:
+            index: which images, int64 [N], on their device.
+            generator: source of the augmentation, on their device.
+            part: which of these are wanted; they are those of the whole batch.
+        """
+        config, batch = self.config, self.images[index[part]]
+        images, draws = batch.pixels, Draws(generator, len(index), part)
+        if config.name == "shifted-mnist":
+            images = affnist_style.shifted(images, draws)
+        if config.crop_pixels:
+            images = random_crop(images, config.crop_pixels, draws)
+        if config.flip:
+            images = random_flip(images, draws)
+        repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
+        objects = to_pixels(random_shift(images, config.max_shift_pixels, draws, repeat_edges))
+        present = F.one_hot(batch.labels, self.classes).float()
+        if config.blank_share:
+            objects, present = blank_some(objects, present, config.blank_share, draws)
+        return self._in_random_light(Batch.of(objects, present), draws)
+
+    def _in_random_light(self, batch: Batch, draws: Draws) -> Batch:
+        """The same images to look at, with other brightness and contrast; to draw they stay what they are."""
+        config = self.config
+        if not config.max_brightness and config.contrast == (1, 1):
+            return batch
+        if config.light == "standardised":
+            return replace(batch, light=random_light(config.max_brightness, config.contrast, draws))
+        pixels = clamped_brightness(batch.pixels, config.max_brightness, draws)
+        return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, draws))
+
+    def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
+        """Every image, the same each time.
+
+        Args:
+            batch: images at a time; the last may be fewer.
+            versions: how often each is shown, where it does not look the same each time (`shifted-mnist`).
+        """
+        for images in self._fixed_images(batch, versions):
+            yield Batch.of(to_pixels(images.pixels), F.one_hot(images.labels, self.classes).float())
+
+    def _fixed_images(self, batch: int, versions: int) -> Iterator[Images]:
+        if self.config.name == "shifted-mnist":
+            yield from affnist_style.shifted_set(self.images, batch, versions=versions)
+            return
+        for start in range(0, len(self.images), batch):
+            images = self.images[start : start + batch]
+            crop = self.config.crop_pixels
+            yield Images(centre_crop(images.pixels, crop), images.labels) if crop else images
+
+
+class OverlaidObjects:
+    """MultiMNIST: images of two objects of different classes, laid over each other (Sec. 6)."""
+
+    def __init__(self, config: DataConfig, classes: int, images: Images):
+        """Prepare to lay images over each other; the arguments are those of `SingleObjects`."""
+        self.config, self.classes, self.images = config, classes, images
+        self._maker = PairMaker(images, config.max_shift_pixels)
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images, pixels."""
+        return self._maker.image_size
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device) -> "OverlaidObjects":
+        """The same images on the device."""
+        return OverlaidObjects(self.config, self.classes, self.images.to(device))
+
+    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
+        """Each image with another one over it; the arguments are those of `SingleObjects.draw`."""
+        return self._batch(self._maker.random(index, generator, part))
+
+    def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
+        """Every image with so many others, the same ones each time; with 1,000 in the paper's test set."""
+        for pairs in self._maker.fixed(batch, partners=versions):
+            yield self._batch(pairs)
+
+    def _batch(self, pairs: Pairs) -> Batch:
+        present, masks = pairs.present(self.classes), pairs.masks(self.classes)
+        return Batch(to_pixels(pairs.pixels), present, masks, to_pixels(pairs.objects))
+
+
+Examples = SingleObjects | OverlaidObjects
+
+
+def examples(config: DataConfig, classes: int, images: Images) -> Examples:
+    """Images as the configuration shows them."""
+    kind = OverlaidObjects if config.name == "multimnist" else SingleObjects
+    return kind(config, classes, images)
+
+
+def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) -> Images:
+    """The images of a data set, or of one's own folder, before anything is done to them.
+
+    Where a run is to know some viewpoints alone, `train` is the training set's images from these, and `test`
+    the test set's from all others.
+
+    Raises:
+        FileNotFoundError: a file is missing; names it and the command that downloads it.
+        ValueError: there are to be one's own images, but from no folder, or the folder has changed since the
+            run was started.
+    """
+    data, model = config.data, config.model
+    if data.familiar is not None:
+        return _from_viewpoints(data, split, root, familiar=split == "train")
+    if data.name != "images":
+        return Images.of(load_split(data.name, split, root))
+    if data.folder is None:
+        raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")
+    folder, size, channels = Path(data.folder), model.image_size, model.image_channels
+    refuse_changed(folder, data.folder_digest)
+    return Images.of(read_folder(folder, split, data.class_names, size, channels))
+
+
+def _from_viewpoints(data: DataConfig, split: Literal["train", "test"], root: Path, familiar: bool) -> Images:
+    """What a split shows from familiar viewpoints, or from all others."""
+    assert data.familiar is not None
+    found = load_split(data.name, split, root)
+    return Images.of(found)[torch.from_numpy(are_familiar(found, data.familiar) == familiar)]
+
+
+def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples | None]:
+    """What a run learns from, and what is held out of it for validation: None if `validation_images` is 0.
+
+    Args:
+        config: of the run.
+        root: holds one folder per data set.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_images`.
+        ValueError: no image of a class is left to learn from, or an epoch shall show fewer than there are.
+    """
+    train, validation = _parted(config, root)
+    for label, name in enumerate(config.data.class_names):
+        if not (train.labels == label).any():
+            raise ValueError(
+                f"no picture of {name} would be left to learn from, beside those that are kept to test with "
+                "and to choose the best checkpoint: add some, or try another --seed"
+            )
+    train = _repeated(train[: config.data.training_images], config.data.epoch_images)
+    classes = config.model.classes
+    held_out = examples(config.data, classes, validation) if len(validation) else None
+    return examples(config.data, classes, train), held_out
+
+
+def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
+    """Images to train on, and others to validate on: see `held_out` and `familiar` of `DataConfig`."""
+    data = config.data
+    if data.familiar is not None:
+        known = _from_viewpoints(data, "test", root, familiar=True)
+        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
+        return load_images(config, "train", root), known[order[: data.validation_images]]
+    if data.held_out == "toys" and data.validation_images:
+        split = load_split(data.name, "train", root)
+        assert isinstance(split, ToySplit)  # a configuration with anything else is refused
+        return hold_out_toys(split, data.validation_images, config.seed)
+    return hold_out(load_images(config, "train", root), data.validation_images, config.seed)
+
+
+def _repeated(images: Images, epoch_images: int | None) -> Images:
+    """As many images as an epoch shall show, each as often as any other or once more."""
+    if epoch_images is None:
+        return images
+    if epoch_images < len(images):
+        raise ValueError(f"epoch_images is {epoch_images}; expected at least the {len(images)} trained on")
+    return images[torch.arange(epoch_images) % len(images)]
+
+
+def evaluation_examples(config: RunConfig, root: Path) -> Examples:
+    """What a run is measured on at the end; the arguments are those of `training_examples`."""
+    return examples(config.data, config.model.classes, load_images(config, "test", root))
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """uint8 0-255 to float32 0-1."""
+    return images.float() / 255

@@ -1,0 +1,1 @@
+"""Pictures made of pictures: augmentation, larger frames, overlapping digits."""

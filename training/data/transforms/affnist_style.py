@@ -1,0 +1,166 @@
+"""Digits in a 40x40 frame: shifted, to train on, and affinely transformed, to test on (Sec. 5.2).
+
+Sabour et al. 2017 train on MNIST digits placed at random in the frame and test on affNIST, whose digits are
+turned, sheared and scaled as well. What is made here follows the description of affNIST
+(https://www.cs.toronto.edu/~tijmen/affNIST/), but the files of affNIST are other images: the two sets have
+different names, and results on one are none on the other.
+"""
+
+# N images, B batch, C channels, H and W height and width; positions are (x, y) from the centre, in pixels
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.data.images import Images
+from training.data.seeding import Draws, generator_for
+from training.data.transforms.placement import check_frame, place, random_corners
+
+FRAME_PIXELS = 40
+MAX_ROTATION_DEGREES = 20
+MAX_SHEAR = 0.2
+SCALES = (0.8, 1.2)  # each axis has its own
+
+
+def shifted(pixels: Tensor, draws: Draws, frame: int = FRAME_PIXELS) -> Tensor:
+    """Place each image anywhere in a frame, for a training step.
+
+    Args:
+        pixels: square images, [B, C, H, H], any dtype.
+        draws: source of the places.
+        frame: height and width of the result.
+
+    Returns:
+        [B, C, frame, frame], same dtype and device.
+
+    Raises:
+        ValueError: the frame is smaller than the images.
+    """
+    check_frame(pixels, frame)
+    return place(pixels, random_corners(draws, frame - pixels.shape[2]), frame)
+
+
+def shifted_set(
+    images: Images, batch: int, seed: int = 0, versions: int = 1, frame: int = FRAME_PIXELS
+) -> Iterator[Images]:
+    """Each image at places of its own, the same ones each time: the expanded MNIST test set of the paper.
+
+    Args:
+        images: a test or validation split of square images.
+        batch: images at a time; the last of each N may be fewer. The set does not depend on it.
+        seed: of the places, which are the same on every device.
+        versions: of each image, one after the other.
+        frame: height and width of the result.
+
+    Yields:
+        Images uint8 [B, C, frame, frame] on the device where the set lies.
+
+    Raises:
+        ValueError: the frame is smaller than the images.
+    """
+    check_frame(images.pixels, frame)
+    for version in range(versions):
+        spare = frame - images.pixels.shape[2]
+        draws = Draws(generator_for(seed, version), len(images))
+        corners = random_corners(draws, spare).to(images.pixels.device)
+        for start in range(0, len(images), batch):
+            some = slice(start, start + batch)
+            yield Images(place(images.pixels[some], corners[:, some], frame), images.labels[some])
+
+
+def affnist_style_set(
+    images: Images, batch: int, seed: int = 0, versions: int = 1, frame: int = FRAME_PIXELS
+) -> Iterator[Images]:
+    """Each image under affine maps of its own, the same ones each time.
+
+    Args:
+        images: a test split, light ink on a ground of 0.
+        batch: images at a time; the last of each N may be fewer. The set does not depend on it.
+        seed: of the maps, which are the same on every device; pixels are the same up to rounding.
+        versions: of each image, one after the other; affNIST has 32 of each digit.
+        frame: height and width of the result.
+
+    Yields:
+        Images uint8 [B, C, frame, frame] on the device where the set lies.
+    """
+    device = images.pixels.device
+    for version in range(versions):
+        generator = generator_for(seed, version)
+        maps = random_maps(len(images), generator).to(device)
+        where = torch.rand(len(images), 2, generator=generator).to(device)
+        for start in range(0, len(images), batch):
+            some = slice(start, start + batch)
+            pixels = images.pixels[some]
+            offsets = offsets_within(pixels, maps[some], where[some], frame)
+            yield Images(transform(pixels, maps[some], offsets, frame), images.labels[some])
+
+
+def random_maps(count: int, generator: torch.Generator) -> Tensor:
+    """Scale per axis, then shear, then rotation, each uniform in its range: float32 [count, 2, 2]."""
+    uniform = torch.rand(4, count, generator=generator, device=generator.device)
+    angle = math.radians(MAX_ROTATION_DEGREES) * (2 * uniform[0] - 1)
+    shear = MAX_SHEAR * (2 * uniform[1] - 1)
+    scale_x, scale_y = SCALES[0] + (SCALES[1] - SCALES[0]) * uniform[2:]
+    cos, sin = angle.cos(), angle.sin()
+    rotation = torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
+    zero = torch.zeros_like(shear)
+    # A point one pixel further down moves by `shear` to the right.
+    sheared = torch.stack([scale_x, shear * scale_y, zero, scale_y], dim=-1).unflatten(-1, (2, 2))
+    return rotation @ sheared
+
+
+def offsets_within(pixels: Tensor, maps: Tensor, where: Tensor, frame: int) -> Tensor:
+    """Translations that keep all ink in the frame.
+
+    Args:
+        pixels: images, [B, C, H, W], 0 where there is no ink.
+        maps: linear maps, [B, 2, 2].
+        where: which of all fitting translations to take, per axis, [B, 2], 0 to 1.
+        frame: height and width of the frame.
+
+    Returns:
+        Translations after the map, [B, 2], pixels. Ink that is too large for the frame is put in its middle,
+        and so is the centre of an image without ink.
+    """
+    points = _centres(pixels.shape[2], pixels.shape[3], pixels.device)  # [2, H W]
+    moved = maps @ points  # [B, 2, H W]
+    ink = pixels.amax(dim=1).flatten(1).unsqueeze(1) > 0  # [B, 1, H W]
+    # Interpolated, a pixel of ink reaches as far as the centres of its neighbours.
+    reach = maps.abs().sum(dim=2)  # [B, 2]
+    low = torch.where(ink, moved, math.inf).amin(dim=2) - reach
+    high = torch.where(ink, moved, -math.inf).amax(dim=2) + reach
+    middle = torch.where(high >= low, -(low + high) / 2, 0)  # without ink, high is below low
+    room = torch.where(high >= low, frame - (high - low), 0).clamp(min=0)
+    return middle + (where - 0.5) * room
+
+
+def transform(pixels: Tensor, maps: Tensor, offsets: Tensor, frame: int) -> Tensor:
+    """Images under affine maps, interpolated bilinearly, with zeros from outside.
+
+    Args:
+        pixels: uint8 [B, C, H, W], 0-255.
+        maps: from where a point is in the image to where it is in the frame, [B, 2, 2].
+        offsets: added after that, [B, 2], pixels.
+        frame: height and width of the result.
+
+    Returns:
+        uint8 [B, C, frame, frame], 0-255.
+    """
+    height, width = pixels.shape[2:]
+    back = torch.linalg.inv(maps)  # for a place in the frame it says where to look in the image
+    source = back @ (_centres(frame, frame, pixels.device) - offsets.unsqueeze(2))  # [B, 2, frame^2]
+    half = torch.tensor([width / 2, height / 2], device=pixels.device)
+    grid = (source.transpose(1, 2) / half).unflatten(1, (frame, frame))  # -1 to 1 from edge to edge
+    moved = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return moved.round().to(torch.uint8)
+
+
+def _centres(height: int, width: int, device: torch.device) -> Tensor:
+    """Centres of the pixels, row by row, seen from the centre of the image: float32 [2, H W]."""
+    y = torch.arange(height, device=device) - (height - 1) / 2
+    x = torch.arange(width, device=device) - (width - 1) / 2
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    return torch.stack([columns.flatten(), rows.flatten()])

@@ -1,0 +1,241 @@
+"""Augmentation of whole batches, on the device where they lie."""
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.data.seeding import Draws
+
+# N images, B batch, C channels, H rows, W columns
+
+
+def random_shift(images: Tensor, max_shift: int, draws: Draws, repeat_edges: bool = False) -> Tensor:
+    """Shift each image by its own whole number of pixels, zeros or its own edge coming in from outside.
+
+    Sabour et al. 2017, Sec. 5, shift MNIST by up to 2 pixels in each direction.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        max_shift: both shifts are uniform in -max_shift..max_shift pixels, down and to the right.
+        draws: source of the shifts.
+        repeat_edges: for pictures whose ground is not black; else zeros.
+
+    Returns:
+        [B, C, H, W], same dtype and device.
+
+    Raises:
+        ValueError: max_shift < 0.
+    """
+    if max_shift < 0:
+        raise ValueError(f"max_shift must be at least 0 pixels, got {max_shift}")
+    if max_shift == 0:
+        return images
+    # [B, C, H + 2 max_shift, W + 2 max_shift]
+    padded = _edges_repeated(images, max_shift) if repeat_edges else F.pad(images, (max_shift,) * 4)
+    # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
+    corners = draws.whole_numbers(2 * max_shift + 1, before=(2,))
+    return _windows(padded, corners, images.shape[2], images.shape[3])
+
+
+def random_crop(images: Tensor, size: int, draws: Draws) -> Tensor:
+    """Take from each image its own square window, all places equally likely.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        size: height and width of the windows, pixels.
+        draws: source of the places.
+
+    Returns:
+        [B, C, size, size], same dtype and device.
+
+    Raises:
+        ValueError: size is not between 1 and the images' shorter side.
+    """
+    height, width = _check_crop(images, size)
+    if height == width == size:
+        return images
+    top, left = draws.whole_numbers(height - size + 1), draws.whole_numbers(width - size + 1)
+    return _windows(images, torch.stack([top, left]), size, size)
+
+
+def centre_crop(images: Tensor, size: int) -> Tensor:
+    """Take the square window in the middle of each image; what is over by an odd number is cut lower right.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        size: height and width of the window, pixels.
+
+    Returns:
+        [B, C, size, size], a view.
+
+    Raises:
+        ValueError: size is not between 1 and the images' shorter side.
+    """
+    height, width = _check_crop(images, size)
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[:, :, top : top + size, left : left + size]
+
+
+def random_flip(images: Tensor, draws: Draws) -> Tensor:
+    """Mirror each image left to right, or leave it, with equal probability.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        draws: source of the choice.
+
+    Returns:
+        [B, C, H, W], same dtype and device.
+    """
+    mirrored = draws.shares() < 0.5
+    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+
+
+def random_light(max_brightness: float, contrast: tuple[float, float], draws: Draws) -> Tensor:
+    """How the light of each image changes, where a network changes it (`training/models/standardize.py`).
+
+    Args:
+        max_brightness: the amounts that are added are uniform in -max_brightness..max_brightness.
+        contrast: least and largest factor of the differences to the mean; all between are equally likely.
+        draws: source of both.
+
+    Returns:
+        Amount and factor, float32 [B, 2].
+
+    Raises:
+        ValueError: max_brightness < 0, or the factors are not 0 <= least <= largest.
+    """
+    return torch.stack([_amounts(max_brightness, draws), _factors(*contrast, draws)], dim=1)
+
+
+def clamped_brightness(pixels: Tensor, most: float, draws: Draws) -> Tensor:
+    """Make each image lighter or darker, all its pixels by the same amount, none beyond black and white.
+
+    Args:
+        pixels: float [B, C, H, W], 0 to 1.
+        most: the amounts are uniform in -most..most.
+        draws: source of the amounts.
+
+    Returns:
+        [B, C, H, W], 0 to 1, same dtype and device.
+
+    Raises:
+        ValueError: most < 0.
+    """
+    if most == 0:
+        return pixels
+    return (pixels + _per_image(_amounts(most, draws))).clamp(0, 1)
+
+
+def clamped_contrast(pixels: Tensor, least: float, most: float, draws: Draws) -> Tensor:
+    """Scale what each image's pixels differ by from the mean of their channel, none beyond black and white.
+
+    Args:
+        pixels: float [B, C, H, W], 0 to 1.
+        least: smallest factor; 1 changes nothing.
+        most: largest factor; all between are equally likely.
+        draws: source of the factors.
+
+    Returns:
+        [B, C, H, W], 0 to 1, same dtype and device.
+
+    Raises:
+        ValueError: not 0 <= least <= most.
+    """
+    if least == most == 1:
+        return pixels
+    mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
+    return (mean + _per_image(_factors(least, most, draws)) * (pixels - mean)).clamp(0, 1)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Bring whole images to a square size by Pillow, pixel for pixel as when they are served.
+
+    Each new pixel is a weighted mean of all that it covers, so that nothing aliases.
+
+    Args:
+        images: uint8 [N, C, H, W], 0-255.
+        size: new height and width, pixels.
+
+    Returns:
+        uint8 [N, C, size, size], 0-255, same device.
+
+    Raises:
+        ValueError: size < 1.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1 pixel, got {size}")
+    if images.shape[2:] == (size, size):
+        return images
+    planes = images.flatten(0, 1).cpu().numpy()
+    resized = np.empty((len(planes), size, size), np.uint8)
+    for plane, small in zip(planes, resized, strict=True):
+        small[:] = np.asarray(Image.fromarray(plane).resize((size, size), Image.Resampling.BILINEAR))
+    return torch.from_numpy(resized).unflatten(0, images.shape[:2]).to(images.device)
+
+
+def blank_some(pixels: Tensor, present: Tensor, share: float, draws: Draws) -> tuple[Tensor, Tensor]:
+    """Replace a random share of the images by empty ones, in which no class is present.
+
+    Args:
+        pixels: images, 0 where there is nothing, [B, C, H, W].
+        present: 1 where a class is in the image, [B, J].
+        share: of the images, 0 to 1.
+        draws: source of the choice.
+
+    Returns:
+        Images and what is present in them, same shapes and dtypes.
+    """
+    kept = draws.shares() >= share
+    return pixels * kept[:, None, None, None], present * kept[:, None]
+
+
+def _edges_repeated(images: Tensor, width: int) -> Tensor:
+    """Images with so many pixels more on each side; `F.pad` repeats no edges of uint8."""
+    rows, columns = (
+        torch.arange(-width, side + width, device=images.device).clamp(0, side - 1)
+        for side in images.shape[2:]
+    )
+    return images[:, :, rows][..., columns]
+
+
+def _windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
+    """The part of each image that begins at its row and column, [2, B]: [B, C, height, width]."""
+    batch, channels = images.shape[:2]
+    device = images.device
+    rows = corners[0, :, None] + torch.arange(height, device=device)  # [B, height]
+    columns = corners[1, :, None] + torch.arange(width, device=device)  # [B, width]
+    return images[
+        torch.arange(batch, device=device)[:, None, None, None],
+        torch.arange(channels, device=device)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
+    """Height and width of the images, if a window of this size fits into them."""
+    height, width = images.shape[2:]
+    if not 1 <= size <= min(height, width):
+        raise ValueError(f"a crop of {size}x{size} pixels cannot be taken from images of {height}x{width}")
+    return height, width
+
+
+def _amounts(most: float, draws: Draws) -> Tensor:
+    """Uniform in -most..most, [B]."""
+    if most < 0:
+        raise ValueError(f"most must be at least 0, got {most}")
+    return most * (2 * draws.shares() - 1)
+
+
+def _factors(least: float, most: float, draws: Draws) -> Tensor:
+    """Uniform in least..most, [B]."""
+    if not 0 <= least <= most:
+        raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
+    return least + (most - least) * draws.shares()
+
+
+def _per_image(values: Tensor) -> Tensor:
+    """[B] to [B, 1, 1, 1]."""
+    return values[:, None, None, None]

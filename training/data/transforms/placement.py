@@ -1,0 +1,55 @@
+"""Images placed in a larger, empty frame."""
+
+# B batch, C channels, H rows, W columns
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.data.seeding import Draws
+
+
+def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
+    """Put each image into a square frame of zeros.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        corners: row and column of each image's upper left pixel in the frame, int64 [2, B], 0 to frame - H
+            and 0 to frame - W, on the images' device.
+        frame: height and width of the frame, pixels.
+
+    Returns:
+        [B, C, frame, frame], same dtype and device.
+
+    Raises:
+        ValueError: the frame is smaller than the images.
+    """
+    batch, channels, height, width = images.shape
+    check_frame(images, frame)
+    device = images.device
+    padded = F.pad(images, (frame - width,) * 2 + (frame - height,) * 2)
+    # Where the frame begins in the padded image: the further down the image is to be, the higher up.
+    rows = frame - height - corners[0, :, None] + torch.arange(frame, device=device)  # [B, frame]
+    columns = frame - width - corners[1, :, None] + torch.arange(frame, device=device)  # [B, frame]
+    return padded[
+        torch.arange(batch, device=device)[:, None, None, None],
+        torch.arange(channels, device=device)[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def random_corners(draws: Draws, spare: int, objects: tuple[int, ...] = ()) -> Tensor:
+    """Corners uniform in 0..spare pixels for the objects of each image, int64 [2, B, *objects]."""
+    return draws.whole_numbers(spare + 1, before=(2,), after=objects)
+
+
+def check_frame(images: Tensor, frame: int) -> None:
+    """Refuse a frame that images [B, C, H, W] do not fit into.
+
+    Raises:
+        ValueError: the frame is smaller than the images.
+    """
+    height, width = images.shape[2:]
+    if frame < max(height, width):
+        raise ValueError(f"images of {height}x{width} pixels do not fit into a frame of {frame}x{frame}")

@@ -1,0 +1,132 @@
+"""Adversarial examples: pictures changed so little that nobody minds, and named wrong by a network.
+
+FGSM (https://arxiv.org/abs/1412.6572) and the basic iterative method, BIM (https://arxiv.org/abs/1607.02533),
+as in Sec. 6 of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018). Both work on pixels as a
+picture has them, 0 to 1: a network that standardises its pictures does so inside, and the gradient goes
+through that, too.
+
+What they climb is the classification loss that the network was trained with: spread loss, margin loss, or a
+baseline's cross entropy. The paper says "the loss" and no more. Margins are widened to 1, as far as they go:
+with the margin of training, 0.9, an image that is named right by more than that has a loss of 0 and no
+gradient, and would be safe for that reason alone.
+"""
+
+# B batch, C channels, H and W height and width
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.config import LossConfig
+from training.data.batches import Batch
+from training.loss.objective import look_at
+from training.models.build import Network
+
+BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 grey levels
+
+
+def fgsm(
+    model: Network,
+    pixels: Tensor,
+    classes: Tensor,
+    epsilon: float,
+    config: LossConfig,
+    targeted: bool = False,
+) -> Tensor:
+    """One step of epsilon in every pixel: away from what an image shows, or towards a class.
+
+    Args:
+        model: in evaluation mode.
+        pixels: images [B, C, H, W], 0 to 1.
+        classes: what each shows, or in a targeted attack shall be taken for, int64 [B].
+        epsilon: by how much a pixel changes, of the whole range from black to white.
+        config: of the loss that the model was trained with.
+        targeted: the loss with the given class is lowered, not raised.
+
+    Returns:
+        Images [B, C, H, W], 0 to 1, nowhere further than epsilon from those given.
+    """
+    return moved(pixels, direction(model, pixels, classes, config, targeted), epsilon)
+
+
+def bim(
+    model: Network,
+    pixels: Tensor,
+    classes: Tensor,
+    epsilon: float,
+    steps: int,
+    config: LossConfig,
+    targeted: bool = False,
+) -> Tensor:
+    """Several smaller steps, each by the gradient where the one before has led, clipped to epsilon.
+
+    Kurakin takes min(epsilon + 4, 1.25 epsilon) steps of one grey level in 255, with epsilon in grey levels:
+    together 1.25 epsilon for up to 16 of them, beyond that less. Here the number of steps is given, and
+    together they go 1.25 epsilon whatever it is. With one step this is FGSM.
+
+    Args:
+        model: in evaluation mode.
+        pixels: images [B, C, H, W], 0 to 1.
+        classes: see `fgsm`.
+        epsilon: how much a pixel may change.
+        steps: at least 1.
+        config: of the loss that the model was trained with.
+        targeted: see `fgsm`.
+
+    Returns:
+        As `fgsm`.
+
+    Raises:
+        ValueError: steps < 1.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    lowest, highest = (pixels - epsilon).clamp(min=0), (pixels + epsilon).clamp(max=1)
+    found = pixels
+    for _ in range(steps):
+        towards = direction(model, found, classes, config, targeted)
+        found = (found + BIM_REACH * epsilon / steps * towards).clamp(lowest, highest)
+    return found
+
+
+def direction(
+    model: Network, pixels: Tensor, classes: Tensor, config: LossConfig, targeted: bool = False
+) -> Tensor:
+    """Where each pixel goes, [B, C, H, W]: 1 up, -1 down, 0 where the gradient is exactly 0.
+
+    The arguments are those of `fgsm`.
+    """
+    climbs = gradient(model, pixels, classes, with_widest_margins(config)).sign()
+    return -climbs if targeted else climbs
+
+
+def moved(pixels: Tensor, towards: Tensor, epsilon: float) -> Tensor:
+    """Images after a step of epsilon in a direction, both [B, C, H, W]; they stay between 0 and 1."""
+    return (pixels + epsilon * towards).clamp(0, 1)
+
+
+def gradient(model: Network, pixels: Tensor, classes: Tensor, config: LossConfig) -> Tensor:
+    """Of each image's own loss by its pixels.
+
+    Args:
+        model: in evaluation mode.
+        pixels: images [B, C, H, W], 0 to 1.
+        classes: what the loss takes them for, int64 [B].
+        config: of the loss.
+
+    Returns:
+        [B, C, H, W]; its unit is loss per pixel value, from black to white.
+    """
+    with torch.enable_grad():
+        shown = pixels.detach().requires_grad_()
+        present = F.one_hot(classes, model.config.classes).float()
+        loss = look_at(model, Batch.of(shown, present), config).classification  # a mean over images
+        [found] = torch.autograd.grad(len(pixels) * loss, shown)
+    return found
+
+
+def with_widest_margins(config: LossConfig) -> LossConfig:
+    """The same loss, with margins that no image has reached."""
+    return replace(config, spread_margins=(1.0, 1.0), present_margin=1.0, absent_margin=0.0)

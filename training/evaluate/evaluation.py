@@ -1,0 +1,95 @@
+"""How well a network does on images that are always the same."""
+
+# N images, B batch, C channels, H and W height and width, J classes
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.config import LossConfig
+from training.data.batches import Batch, Examples
+from training.evaluate.metrics import Errors, exact_errors, object_errors
+from training.loss.objective import look_at
+from training.models.baselines import BaselineCnn
+from training.models.build import Network
+
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Evaluation(Errors):
+    """Errors and losses on a set of images.
+
+    Attributes:
+        classification_loss: Eq. 4, or a baseline's cross entropy, mean over images.
+        reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
+    """
+
+    classification_loss: float
+    reconstruction_loss: float
+
+
+def evaluate(model: Network, examples: Examples, config: LossConfig, versions: int = 1) -> Evaluation:
+    """Classify images and reconstruct each object from the capsule of its true class.
+
+    Args:
+        model: on any device; it is evaluated with dropout off and left in the mode it was in.
+        examples: what to measure on.
+        config: of the losses.
+        versions: how often each image is shown, see `examples.fixed`.
+    """
+    return evaluate_batches(model, examples.fixed(BATCH, versions), examples.config.objects_per_image, config)
+
+
+@torch.no_grad()
+def evaluate_batches(
+    model: Network, batches: Iterable[Batch], per_image: int, config: LossConfig
+) -> Evaluation:
+    """`evaluate` on batches from anywhere, at least one, of images that show `per_image` objects each."""
+    device = next(model.parameters()).device
+    images = 0
+    errors = torch.zeros(2, dtype=torch.int64, device=device)
+    losses = torch.zeros(2, dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            batch = batch.to(device)
+            found = look_at(model, batch, config)
+            errors += torch.stack(
+                [
+                    exact_errors(found.probabilities, batch.present, per_image),
+                    object_errors(found.probabilities, batch.present, per_image),
+                ]
+            )
+            images += len(batch)
+            losses += len(batch) * torch.stack([found.classification, found.reconstruction])
+    finally:
+        model.train(was_training)
+    wrong, missed = errors.tolist()
+    classification, reconstruction = (losses / images).tolist()
+    return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)
+
+
+@torch.no_grad()
+def class_probabilities(model: Network, batches: Iterable[Tensor]) -> Tensor:
+    """What a network makes of images.
+
+    Args:
+        model: in evaluation mode.
+        batches: the images, each [B, C, H, W], 0 to 1.
+
+    Returns:
+        The probability of each class for every image, float32 [N, J], on the CPU.
+    """
+    device = next(model.parameters()).device
+    found = []
+    for pixels in batches:
+        shown = pixels.to(device)
+        if isinstance(model, BaselineCnn):
+            found.append(model.probabilities(model(shown)).float().cpu())
+        else:
+            found.append(model.classify(shown).probabilities.float().cpu())
+    return torch.cat(found)

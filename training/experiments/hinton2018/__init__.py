@@ -1,0 +1,1 @@
+"""Tables and figures of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018)."""

@@ -1,0 +1,62 @@
+"""The two sets of stereo pairs that matrix capsules are measured on, each under its own name.
+
+smallNORB is the paper's and has to be downloaded; toys the repository makes. Where both are there, an
+experiment is carried out on both, and no number of one stands for the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from training.config import MatrixCapsNetConfig, RunConfig, load_preset
+from training.experiments.quick import narrowed
+from training.experiments.runner import Lab, Row, networks_of
+
+SMALLNORB, TOYS = "smallnorb", "toys"
+PAPERS = SMALLNORB  # the set that the paper's numbers are of
+
+
+def without_decoder(preset: str) -> RunConfig:
+    """A preset's matrix capsules as in the paper, which draw nothing."""
+    config = load_preset(preset)
+    assert isinstance(config.model, MatrixCapsNetConfig)
+    return replace(config, model=replace(config.model, decoder_hidden=()))
+
+
+QUICK_IMAGES, QUICK_EPOCHS = 3000, 4
+
+
+def quick(config: RunConfig) -> RunConfig:
+    """The quick form of a network; the same in all experiments, which share it."""
+    return narrowed(config, QUICK_IMAGES, QUICK_EPOCHS)
+
+
+QUICK_CAPSULES = {
+    SMALLNORB: quick(without_decoder("matrix-smallnorb-small")),
+    TOYS: quick(without_decoder("matrix-toys")),
+}
+QUICK_CNN = {SMALLNORB: quick(load_preset("smallnorb-cnn")), TOYS: quick(load_preset("toys-cnn"))}
+
+
+def measure_methods(
+    lab: Lab,
+    data: str,
+    methods: dict[str, RunConfig],
+    seeds: tuple[int, ...],
+    test_images: int | None,
+    find: Callable[[Lab, RunConfig, int | None], Row],
+) -> None:
+    """A row for each method and seed on a data set; `find` measures one on so many test images."""
+    for seed in seeds:
+        for method, config in methods.items():
+            seeded = replace(config, seed=seed)
+            key: Row = {"data": data, "method": method, "seed": seed}
+            way = networks_of(seeded) | {"at_most": test_images}
+            lab.measure(key, way, partial(find, lab, seeded, test_images))
+
+
+def said_of(data: str) -> str:
+    """What a report has to say of numbers on a data set."""
+    if data == PAPERS:
+        return ""
+    return f"{data} is not {PAPERS}, on which the paper's numbers were measured: the two do not compare."

@@ -1,0 +1,376 @@
+"""Where an experiment is carried out: the rows it has found so far, and the networks it trains for them.
+
+A folder of an experiment holds `rows.jsonl`, one JSON object per thing measured, written as it is found; an
+experiment that is run again goes on after the last one. A row names the networks that it is of: if the plan
+has other ones by now, it is measured anew. Networks lie in a folder that experiments share, each under a name
+that depends on all of its configuration, so that none is trained twice.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig, RunConfig, differences
+from training.data.batches import Batch, Examples, examples, load_images, training_examples
+from training.data.readers.files import MissingDataError
+from training.evaluate.evaluation import evaluate
+from training.fit.loop import Limits
+from training.fit.open_run import open_run
+from training.models.build import Network
+from training.runs import checkpoint, provenance
+
+Row = dict[str, Any]
+ROWS = "rows.jsonl"
+COUNTS_KEPT_S = 60.0  # between writing down counts that are not finished
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network, and how it came about.
+
+    Attributes:
+        run: its folder.
+        config: of the run.
+        model: in evaluation mode, on the lab's device; with which weights, says what returns it.
+        progress: at the end of the run.
+    """
+
+    run: Path
+    config: RunConfig
+    model: Network
+    progress: checkpoint.Progress
+
+    @property
+    def origin(self) -> Row:
+        """What a row says of the network it was measured on."""
+        return {
+            "network": self.run.name,
+            "setting": describe(self.config),
+            "seed": self.config.seed,
+            "hours": round(self.progress.train_seconds / 3600, 4),
+            "steps": self.progress.step,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "hardware": self.progress.hardware,
+            "source_commit": self.progress.source_commit,
+            "resumed": list(self.progress.resumed),
+        }
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Folders and device of an experiment.
+
+    Attributes:
+        out: the experiment's own folder.
+        networks: holds the runs of all experiments.
+        root: holds one folder per data set.
+        device: where networks are trained and measured.
+    """
+
+    out: Path
+    networks: Path
+    root: Path
+    device: torch.device
+
+    def rows(self) -> list[Row]:
+        """What has been found so far, in the order in which it was found.
+
+        Raises:
+            ValueError: a line of the file is damaged.
+        """
+        return read_rows(self.out)
+
+    def measure(self, key: Row, way: Row, find: Callable[[], Row]) -> Row:
+        """The row of a key, measured in this way: the one that is there, or else one that is measured now.
+
+        When a row is written, what an older plan left is removed, so that no mean is of two plans: the row of
+        the same key, measured in another way, and all rows of that row's kind (the same network with other
+        seeds, see `networks_of`) that were measured in another way than this.
+
+        Args:
+            key: what is measured; no other row of the experiment has these values under these names.
+            way: how: `networks_of`, and how much it was measured on where the plan says so.
+            find: measures it; its values may be numbers, texts, None, and lists and dictionaries of these.
+
+        Raises:
+            ValueError: a line of what was found before is damaged.
+        """
+        for row in self.rows():
+            if _has(row, key | way):
+                return row
+        row = key | way | find() | {"command": provenance.command_line()}
+        rows = _without_older_plan(self.rows(), key, way)  # as they are now: to find one takes hours
+        self.out.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(each) + "\n" for each in [*rows, row])
+        checkpoint.write_atomically(self.out / ROWS, lines)
+        self._unfinished(key | way).unlink(missing_ok=True)
+        return row
+
+    def count(self, what: Row, batches: Iterable[Batch], of_batch: Callable[[Batch], Tensor]) -> Tensor:
+        """Counts summed over batches, for what takes hours: an interruption loses a minute of it.
+
+        Args:
+            what: key and way of the row that the counts are for; once it is written, they are counted anew.
+            batches: the same ones each time.
+            of_batch: counts of one of them, int64 on the CPU.
+
+        Raises:
+            ValueError: what was counted before is damaged; names the file.
+        """
+        unfinished = self._unfinished(what)
+        done, counts = 0, torch.zeros((), dtype=torch.int64)
+        if unfinished.exists():
+            try:
+                saved = json.loads(unfinished.read_bytes())
+                done, counts = saved["batches"], torch.tensor(saved["counts"], dtype=torch.int64)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{unfinished} is damaged: {error}; remove it to count anew") from None
+        written = time.monotonic()
+        for number, batch in enumerate(batches):
+            if number < done:
+                continue
+            counts = counts + of_batch(batch)
+            if time.monotonic() - written > COUNTS_KEPT_S:
+                self.out.mkdir(parents=True, exist_ok=True)
+                so_far = json.dumps({"batches": number + 1, "counts": counts.tolist()})
+                checkpoint.write_atomically(unfinished, so_far)
+                written = time.monotonic()
+        return counts
+
+    def _unfinished(self, what: Row) -> Path:
+        """Where counts for a row are kept until it is there."""
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return self.out / f"unfinished-{digest[:10]}.json"
+
+    def measured_on_test(self, config: RunConfig, versions: int = 1, most: int | None = None) -> Row:
+        """The errors of a configuration's network on the test images, for a row.
+
+        Args:
+            config: of the network, which is trained if it has not been.
+            versions: how often each image is shown, see `examples.fixed`.
+            most: the first so many of the test images; None takes all.
+        """
+        shown = self.evaluation_examples(config, most)
+        trained = self.trained(config)
+        found = evaluate(trained.model, shown, config.loss, versions)
+        return {
+            "error_percent": found.error_percent,
+            "object_error_percent": found.object_error_percent,
+            "images": found.images,
+            **trained.origin,
+        }
+
+    def evaluation_examples(self, config: RunConfig, most: int | None = None) -> Examples:
+        """What a configuration's network is measured on, on the lab's device: it is made there, too.
+
+        Args:
+            config: of the network.
+            most: the first so many of the test images; None takes all.
+        """
+        images = load_images(config, "test", self.root)[:most]
+        return examples(config.data, config.model.classes, images.to(self.device))
+
+    def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
+        """Write pictures for a figure into the experiment's folder; returns the file's name, for a row."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        np.save(self.out / f"{name}.npy", pictures)
+        return f"{name}.npy"
+
+    def trained(self, config: RunConfig) -> Trained:
+        """The network of a configuration at its lowest validation error: trained now, unless it has been.
+
+        Raises:
+            MissingDataError: its data set is not here.
+            KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
+        """
+        run, progress = self._train(config)
+        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
+        return Trained(run, config, model, progress)
+
+    def trained_to_the_end(self, config: RunConfig) -> Trained:
+        """The same network as training left it, with its last weights."""
+        run, progress = self._train(config)
+        last = checkpoint.checkpoint_at(run, progress.step)
+        return Trained(run, config, checkpoint.load_model(run, last, self.device).eval(), progress)
+
+    def _train(self, config: RunConfig) -> tuple[Path, checkpoint.Progress]:
+        run = self.networks / run_name(config)
+        train, validation = training_examples(config, self.root)
+        with open_run(run, config, self.device) as trainer:
+            tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
+            before = trainer.before
+            if not trainer.fit(train, validation, Limits()):
+                raise KeyboardInterrupt
+        if before and before.step == trainer.progress.step:  # finished before, not resumed now
+            return run, before
+        return run, trainer.progress
+
+
+def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted: bool = False) -> None:
+    """Measure on each data set that is there; of the others, say how to get them.
+
+    Args:
+        sets: names of data sets.
+        measure: on one of them.
+        all_wanted: the paper has all of them, and none stands in for another.
+
+    Raises:
+        MissingDataError: none is there, or one is not that is wanted.
+    """
+    missing = []
+    for data in (names := list(sets)):
+        try:
+            measure(data)
+        except MissingDataError as error:
+            tqdm.write(f"{data} is not measured: {error}")
+            missing.append(str(error))
+    if len(missing) == len(names) or (all_wanted and missing):
+        raise MissingDataError("; or ".join(missing))
+
+
+def read_rows(out: Path) -> list[Row]:
+    """What an experiment's folder holds, in the order in which it was found.
+
+    Raises:
+        ValueError: a line is damaged; names it.
+    """
+    file = out / ROWS
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return [_read_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def data_sets(rows: list[Row]) -> list[str]:
+    """What rows were measured on, in the order in which it was."""
+    return list(dict.fromkeys(row["data"] for row in rows))
+
+
+def _read_row(line: bytes, where: str) -> Row:
+    """A row; every one has the command that found it."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"{where} is damaged: {error}; remove the line to measure anew what it held"
+        ) from None
+    if not isinstance(row, dict) or "command" not in row:
+        raise ValueError(f"{where} is not a row of an experiment; remove the line")
+    return row
+
+
+def _has(row: Row, values: Row) -> bool:
+    return all(name in row and row[name] == value for name, value in values.items())
+
+
+def _without_older_plan(rows: list[Row], key: Row, way: Row) -> list[Row]:
+    """What stays of some rows when one of this key is measured in this way; see `Lab.measure`."""
+    replaced = [row for row in rows if _has(row, key)]
+    kinds = {row.get("kind") for row in replaced}
+    others = [row for row in rows if row not in replaced]
+    return [row for row in others if row.get("kind") not in kinds or _agrees(row, way)]
+
+
+def _agrees(row: Row, way: Row) -> bool:
+    """Whether a row was measured in no other way; the network may be that of another seed."""
+    return all(row.get(name, value) == value for name, value in way.items() if name != "network")
+
+
+def networks_of(*configs: RunConfig) -> Row:
+    """What a row says of the networks that it is measured on, by which it is told whether these have changed.
+
+    Returns:
+        `network`, the run's name, or of several `members`, all names; and `kind`, the same for all seeds.
+    """
+    names = [run_name(config) for config in configs]
+    which: Row = {"network": names[0]} if len(names) == 1 else {"members": names}
+    return which | {"kind": run_name(replace(configs[0], seed=0))}
+
+
+def run_name(config: RunConfig) -> str:
+    """Preset and seed for people, and a hash that no other configuration has."""
+    digest = hashlib.sha256(json.dumps(differences(config), sort_keys=True).encode()).hexdigest()
+    return f"{config.preset}-{config.seed}-{digest[:10]}"
+
+
+def describe(config: RunConfig) -> str:
+    """Preset, width, images, epochs and what ends these early, batch and rate, in a line."""
+    data, epochs = config.data, f"{config.optimiser.epochs} epochs"
+    if data.epoch_images:
+        epochs += f" of {data.epoch_images} images"
+    if (enough := config.optimiser.stop_at_error_percent) is not None:
+        epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
+    size = config.model.image_size
+    images = f"{data.training_images or 'all'} training images of {data.name}"
+    if data.familiar:
+        images += f" under familiar viewpoints, by {data.familiar}"
+    elif not data.training_images:
+        of_toys = ", of one toy of each category," if data.held_out == "toys" else ""
+        images += f" but {data.validation_images}{of_toys} held out"
+    images += f", shown as {size}x{size} pixels"
+    return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
+
+
+def _width(config: RunConfig) -> str:
+    """Of all layers that the quick form narrows, and how it is routed."""
+    model = config.model
+    if isinstance(model, CapsNetConfig):
+        decoder = f"a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else "no decoder"
+        channels = _joined([*(layer.channels for layer in model.stem), model.conv_channels])
+        return (
+            f"{channels} channels, {model.primary_types} capsule types, "
+            f"{_iterations(model.routing_iterations)} and {decoder}"
+        )
+    if isinstance(model, MatrixCapsNetConfig):
+        types = _joined([model.primary_types, *model.conv_caps_types])
+        decoder = f", a decoder of {_joined(model.decoder_hidden)}" if model.decoder_hidden else ""
+        return (
+            f"{model.conv_channels} channels, {types} types of matrix capsules{decoder}{_ablations(config)} "
+            f"and {_iterations(model.routing_iterations)} with {_lambdas(model)}"
+        )
+    channels = _joined(block.channels for block in model.blocks)
+    connected = f" and fully connected layers of {_joined(model.hidden)}" if model.hidden else ""
+    return f"{channels} channels{connected}"
+
+
+def _lambdas(model: MatrixCapsNetConfig) -> str:
+    """What lambda grows towards from iteration to iteration, and that of the class capsules."""
+    usual, of_classes = model.inverse_temperature, model.inverse_temperature * model.class_temperature_share
+    return f"lambda growing towards {usual:g} (class capsules {of_classes:g})"
+
+
+def _ablations(config: RunConfig) -> str:
+    """In what matrix capsules are not those of Sec. 4 of their paper."""
+    model = config.model
+    assert isinstance(model, MatrixCapsNetConfig)
+    others = {
+        "vector poses": model.vector_poses,
+        "no coordinates": not model.coordinate_addition,
+        "mixing proportions": model.mixing_proportions,
+        "the official code's routing": model.official_routing,
+        f"{config.loss.classification} loss": config.loss.classification != "spread",
+    }
+    return "".join(f", {what}" for what, is_so in others.items() if is_so)
+
+
+def _iterations(count: int) -> str:
+    return f"{count} iteration{'' if count == 1 else 's'} of routing"
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return "-".join(map(str, numbers))
+
+
+def _steps(optimiser: OptimiserConfig) -> str:
+    text = f"batches of {optimiser.batch_size}, rate {optimiser.learning_rate:g}"
+    if last := optimiser.cooldown_epochs:
+        text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
+    return text

@@ -1,0 +1,198 @@
+"""Networks of one configuration and several seeds: the error of each and of all together, beside the paper's.
+
+Sec. 7 of Sabour et al. 2017 does so on CIFAR-10: the lengths of class capsules, summed over 7 models, are the
+answer of the ensemble.
+"""
+
+# M networks, N images, J classes
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.config import RunConfig
+from training.data.batches import Examples, load_images
+from training.data.load import FACTS
+from training.evaluate.evaluation import BATCH
+from training.experiments import figure, markdown
+from training.experiments.runner import Lab, Row, Trained, data_sets, networks_of, run_name
+from training.models.build import Network
+from training.models.capsnet import CapsNet, lengths
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of an experiment is done.
+
+    Attributes:
+        network: a CapsNet.
+        seeds: one network is trained with each, on what is left of the images that each holds out.
+    """
+
+    network: RunConfig
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper reports.
+
+    Attributes:
+        data: the data set.
+        error_percent: of its test images.
+        networks: how many answered together.
+    """
+
+    data: str
+    error_percent: float
+    networks: int = 1
+
+
+def run(lab: Lab, plan: Plan) -> None:
+    """Train a network with each seed, measure it, then measure every choice of them together."""
+    data = plan.network.data.name
+    members = [replace(plan.network, seed=seed) for seed in plan.seeds]
+    for config in members:
+        key: Row = {"data": data, "seed": config.seed}
+        lab.measure(key, networks_of(config), partial(_measure_one, lab, config))
+    for networks in range(2, len(members) + 1):
+        key = {"data": data, "networks": networks}
+        lab.measure(key, networks_of(*members), partial(_measure_together, lab, members, networks))
+
+
+def _measure_one(lab: Lab, config: RunConfig) -> Row:
+    """The error, and that of each class; the lengths go to a file of the lab."""
+    trained: Trained = lab.trained(config)
+    found, labels = class_lengths(trained.model, lab.evaluation_examples(config)), _labels(lab, config)
+    lab.out.mkdir(parents=True, exist_ok=True)
+    np.save(_lengths_file(lab, config), found.numpy())
+    wrong = found.argmax(dim=1) != labels
+    of_class = [wrong[labels == label] for label in range(found.shape[1])]
+    return {
+        "error_percent": 100 * int(wrong.sum()) / len(wrong),
+        "class_error_percent": [100 * int(of.sum()) / max(len(of), 1) for of in of_class],
+        "images": len(wrong),
+        **trained.origin,
+    }
+
+
+def _measure_together(lab: Lab, members: list[RunConfig], networks: int) -> Row:
+    """The error of each choice of so many of the networks."""
+    files = [_lengths_file(lab, config) for config in members]
+    found, labels = np.stack([np.load(file) for file in files]), _labels(lab, members[0]).numpy()
+    choices = [list(choice) for choice in combinations(range(len(files)), networks)]
+    answers = [
+        found[choice].sum(axis=0).argmax(axis=1) for choice in choices
+    ]  # of [M, N, J], the longest sum
+    wrong = [int((answer != labels).sum()) for answer in answers]
+    return {"errors_percent": [100 * count / len(labels) for count in wrong], "images": len(labels)}
+
+
+@torch.no_grad()
+def class_lengths(model: Network, examples: Examples) -> Tensor:
+    """Lengths of a CapsNet's class capsules for every image, float32 [N, J], on the CPU."""
+    assert isinstance(model, CapsNet)
+    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in examples.fixed(BATCH)])
+
+
+def _lengths_file(lab: Lab, config: RunConfig) -> Path:
+    return lab.out / f"lengths-{run_name(config)}.npy"
+
+
+def _labels(lab: Lab, config: RunConfig) -> Tensor:
+    return load_images(config, "test", lab.root).labels
+
+
+def report(rows: list[Row], paper: Published) -> str:
+    """For each data set, the error by the number of networks, and what was measured on what."""
+    lines = [line for data in data_sets(rows) for line in _lines(data, _errors(rows, data), paper)]
+    if not lines:
+        lines = [(f"{paper.data}, {_counted(paper.networks)}", "", str(paper.error_percent), "")]
+    return f"{markdown.table(('', 'test error, %', 'paper', 'difference'), lines)}\n{_said(rows, paper)}\n"
+
+
+def _lines(data: str, errors: dict[int, list[float]], paper: Published) -> list[tuple[str, ...]]:
+    """The paper's number stands beside as many networks as it is of, or beside the most that there are."""
+    beside = min(paper.networks, max(errors))
+    published = f"{paper.error_percent} ({_counted(paper.networks)})"
+    return [
+        (
+            f"{data}, {_counted(networks)}",
+            markdown.mean_and_deviation(ours),
+            published if networks == beside else "",
+            markdown.difference(ours, paper.error_percent) if networks == beside else "",
+        )
+        for networks, ours in errors.items()
+    ]
+
+
+def _said(rows: list[Row], paper: Published) -> str:
+    """What was measured on what."""
+    said = []
+    for data in data_sets(rows):
+        images = next(row["images"] for row in rows if row["data"] == data)
+        said.append(f"Measured on the {images:,} test images of {data}.")
+        if data != paper.data:
+            said.append(f"This is not {paper.data}, on which the paper's number was measured.")
+    said.append(
+        "Networks differ in their seed and in the training images that it holds out. Together they answer "
+        "by the sums of their class capsules' lengths; the error is the mean over every choice of so many, "
+        "± its deviation (number of choices)."
+    )
+    return " ".join(said)
+
+
+def draw(rows: list[Row], file: Path, paper: Published) -> None:
+    """Error by the number of networks, and by class."""
+    colours = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
+    with figure.saved(file, columns=2) as (together, by_class):
+        for data, colour in colours.items():
+            _draw_together(together, _errors(rows, data), colour)
+            _draw_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], colour)
+        together.plot(
+            [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
+        )
+        most = max([paper.networks, *(max(_errors(rows, data)) for data in colours)])
+        together.set(xlim=(0.5, most + 0.5), xlabel="networks together", ylabel="test error, %")
+        together.set_xticks(range(1, most + 1))
+        together.set_ylim(bottom=0)
+        entries = {data: ("o", colour) for data, colour in colours.items()}
+        figure.legend(together, entries | {f"paper, {paper.data}": ("_", figure.PAPER)})
+
+
+def _draw_together(axis: Any, errors: dict[int, list[float]], colour: str) -> None:
+    """A dot for every choice of networks, a line through the means."""
+    for networks, found in errors.items():
+        axis.plot([networks] * len(found), found, "o", color=colour, alpha=0.4, markersize=4)
+    axis.plot(list(errors), [mean(found) for found in errors.values()], color=colour)
+
+
+def _draw_classes(axis: Any, rows: list[Row], colour: str) -> None:
+    """A dot for every network, a bar for the mean of a class."""
+    names = FACTS[rows[0]["data"]].class_names
+    errors = list(zip(*(row["class_error_percent"] for row in rows), strict=True))
+    axis.barh(range(len(names)), [mean(found) for found in errors], color=colour, alpha=0.3)
+    for place, found in enumerate(errors):
+        axis.plot(found, [place] * len(found), "o", color=colour, markersize=3)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("test error of one network, by class, %")
+
+
+def _errors(rows: list[Row], data: str) -> dict[int, list[float]]:
+    """From the number of networks to the errors of each choice of so many."""
+    of_data = [row for row in rows if row["data"] == data]
+    errors = {1: [row["error_percent"] for row in of_data if "seed" in row]}
+    return errors | {row["networks"]: row["errors_percent"] for row in of_data if "networks" in row}
+
+
+def _counted(networks: int) -> str:
+    return "1 network" if networks == 1 else f"{networks} networks together"

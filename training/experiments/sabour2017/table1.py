@@ -1,0 +1,135 @@
+"""Table 1 of Sabour et al. 2017: error with 1 and 3 routing iterations, with reconstruction and without."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from training.config import CapsNetConfig, RunConfig, load_preset
+from training.data.transforms.multimnist import PAPERS_PARTNERS
+from training.experiments import figure, markdown
+from training.experiments.quick import narrowed
+from training.experiments.runner import Lab, Row, networks_of
+
+CNN = "baseline CNN"
+PAPER = {  # error in percent, Table 1; on MNIST the mean of 3 trials
+    ("mnist", CNN): 0.39,
+    ("mnist", "1 iteration"): 0.34,
+    ("mnist", "1 iteration, reconstruction"): 0.29,
+    ("mnist", "3 iterations"): 0.35,
+    ("mnist", "3 iterations, reconstruction"): 0.25,
+    ("multimnist", CNN): 8.1,
+    ("multimnist", "1 iteration, reconstruction"): 7.5,
+    ("multimnist", "3 iterations, reconstruction"): 5.2,
+}
+PAPERS_DEVIATION = {  # of these, where the table gives one
+    ("mnist", "1 iteration"): 0.032,
+    ("mnist", "1 iteration, reconstruction"): 0.011,
+    ("mnist", "3 iterations"): 0.036,
+    ("mnist", "3 iterations, reconstruction"): 0.005,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of the experiment is done.
+
+    Attributes:
+        networks: CapsNet with 3 iterations and decoder, and the baseline, of each data set.
+        seeds: of each network.
+    """
+
+    networks: dict[str, tuple[RunConfig, RunConfig]]
+    seeds: tuple[int, ...]
+
+
+FULL = Plan(
+    {name: (load_preset(name), load_preset(f"{name}-cnn")) for name in ("mnist", "multimnist")}, (0, 1, 2)
+)
+QUICK = Plan(
+    {
+        "mnist": (narrowed(load_preset("mnist"), 4000, 2), narrowed(load_preset("mnist-cnn"), 2000, 2)),
+        "multimnist": (
+            narrowed(load_preset("multimnist"), 4000, 2),
+            narrowed(load_preset("multimnist-cnn"), 4000, 2),
+        ),
+    },
+    (0, 1),
+)
+
+
+def run(lab: Lab, plan: Plan) -> None:
+    """Train each network with each seed and measure it on the test images."""
+    for seed in plan.seeds:
+        for data, (capsnet, cnn) in plan.networks.items():
+            for method, config in _methods(capsnet, cnn).items():
+                if (data, method) in PAPER:
+                    key, seeded = {"data": data, "method": method, "seed": seed}, replace(config, seed=seed)
+                    lab.measure(key, networks_of(seeded), partial(lab.measured_on_test, seeded))
+
+
+def _methods(capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
+    """The rows of the table."""
+    assert isinstance(capsnet.model, CapsNetConfig)
+    methods = {CNN: cnn}
+    for iterations in (1, 3):
+        model = replace(capsnet.model, routing_iterations=iterations)
+        name = f"{iterations} iteration{'s' if iterations > 1 else ''}"
+        methods[name] = replace(capsnet, model=replace(model, decoder_hidden=()))
+        methods[f"{name}, reconstruction"] = replace(capsnet, model=model)
+    return methods
+
+
+def report(rows: list[Row]) -> str:
+    """The table, the paper's error beside ours."""
+    lines = []
+    for (data, method), paper in PAPER.items():
+        ours = _errors(rows, data, method)
+        lines.append(
+            (
+                f"{data}, {method}",
+                markdown.mean_and_deviation(ours),
+                _of_paper(data, method),
+                markdown.difference(ours, paper),
+            )
+        )
+    return markdown.table(("", "test error, %", "paper", "difference"), lines) + _measured_on(rows)
+
+
+def _of_paper(data: str, method: str) -> str:
+    mean, deviation = f"{PAPER[data, method]:.2f}", PAPERS_DEVIATION.get((data, method))
+    return f"{mean} ± {deviation}" if deviation else mean
+
+
+def _measured_on(rows: list[Row]) -> str:
+    """Of which test images the errors are; the paper's pairs are not ours."""
+    sizes = {row["data"]: row["images"] for row in rows}
+    said = []
+    if "mnist" in sizes:
+        said.append(f"\nmnist is the {sizes['mnist']:,} test images of MNIST.")
+    if "multimnist" in sizes:
+        said.append(
+            f"\nmultimnist is {sizes['multimnist']:,} pairs, the fixed test set of one partner for each test "
+            f"digit. The paper's has {PAPERS_PARTNERS:,} partners for each, 10 million pairs; the full form "
+            "of the experiment multimnist measures on as many, made the same way. A pair counts as wrong "
+            "unless both digits are named."
+        )
+    return "\n".join([*said, ""])
+
+
+def draw(rows: list[Row], file: Path) -> None:
+    """Errors of every seed beside the paper's."""
+    with figure.saved(file, columns=2) as axes:
+        for axis, data in zip(axes, ("mnist", "multimnist"), strict=True):
+            methods = [method for name, method in PAPER if name == data]
+            for height, method in enumerate(reversed(methods)):
+                errors = _errors(rows, data, method)
+                axis.plot(errors, [height] * len(errors), "o", color=figure.OURS)
+                axis.plot([PAPER[data, method]], [height], "|", color=figure.PAPER, markersize=18)
+            axis.set_yticks(range(len(methods)), list(reversed(methods)))
+            axis.set_xlim(left=0)
+            axis.set_xlabel(f"test error on {data}, %")
+        figure.legend(axes[0], {"ours, each seed": ("o", figure.OURS), "paper": ("|", figure.PAPER)})
+
+
+def _errors(rows: list[Row], data: str, method: str) -> list[float]:
+    return [row["error_percent"] for row in rows if (row["data"], row["method"]) == (data, method)]

@@ -1,0 +1,31 @@
+"""How long a run will take, from the time of a few steps of a network that is thrown away."""
+
+import time
+
+import torch
+
+from training.config import RunConfig
+from training.data.batches import Examples
+from training.data.seeding import generator_for
+from training.fit.loop import steps_per_epoch
+from training.fit.step import Step
+from training.models.build import build
+
+TIMED = 2  # steps, the faster counts; one before them compiles and allocates
+
+
+def hours_of_epoch(config: RunConfig, train: Examples) -> float:
+    """Time of a pass over the training images on a CPU, without validation; it takes a few steps to find out.
+
+    Args:
+        config: of the run.
+        train: what it learns from, on the CPU.
+    """
+    rate, size = config.optimiser.learning_rate, min(config.optimiser.batch_size, len(train))
+    learn, seconds = Step(build(config.model), config.loss, rate), []
+    for step in range(1 + TIMED):
+        batch = train.draw(torch.arange(size), generator_for(config.seed, step))
+        begun = time.perf_counter()
+        learn(batch, rate)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:]) * steps_per_epoch(config.optimiser, len(train)) / 3600

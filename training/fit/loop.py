@@ -1,0 +1,318 @@
+"""Fit.
+
+Every random choice is a function of the seed and of the step or epoch it is made in. So a checkpoint needs
+no generator state, and a resumed run makes the same choices as one that was never stopped.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from training.config import OptimiserConfig, RunConfig
+from training.data.batches import Examples
+from training.data.seeding import generator_for, seed_for
+from training.evaluate.evaluation import Evaluation, evaluate
+from training.fit.distributed import ALONE, Processes
+from training.fit.ema import WeightAverage
+from training.fit.step import Step
+from training.loss.losses import spread_margin
+from training.loss.objective import total_loss
+from training.models.build import Network, build
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+from training.runs.log import Log
+
+LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
+DROPOUT = 10**9  # of seeds, added to a step's; the step's own is that of what is drawn from the data
+
+
+class TrainingDivergedError(ValueError):
+    """The loss or a weight is not finite; names the step and the last good checkpoint."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to write checkpoints and when to stop before the last epoch.
+
+    Attributes:
+        max_minutes: training time of this session; None means no limit.
+        checkpoint_minutes: between two checkpoints; there is one at each epoch's end as well.
+    """
+
+    max_minutes: float | None = None
+    checkpoint_minutes: float = 5.0
+
+
+def learning_rate(config: OptimiserConfig, step: int, per_epoch: int) -> float:
+    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown."""
+    decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
+    rate = max(decayed, config.min_learning_rate)
+    if not config.cooldown_epochs:
+        return rate
+    left = config.epochs * per_epoch - step
+    return rate * min(1.0, left / (config.cooldown_epochs * per_epoch))
+
+
+def steps_per_epoch(config: OptimiserConfig, images: int) -> int:
+    """Batches in a pass over the images; what is left over waits for the next epoch's order."""
+    return max(images // config.batch_size, 1)
+
+
+class Trainer:
+    """A run in progress: model, optimiser, and how far they have come."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: RunConfig,
+        device: torch.device,
+        session: Progress,
+        start_weights: dict[str, Tensor] | None = None,
+        processes: Processes = ALONE,
+    ):
+        """Start a run, or go on from its newest checkpoint.
+
+        Args:
+            run: the run's folder; its config.json has been written.
+            config: the run's configuration.
+            device: where to train.
+            session: hardware, command and commit of this session; its counts are not read.
+            start_weights: of another run or a bundle, to begin with instead of random ones.
+            processes: train together, each with a trainer like this one; the first alone writes.
+        """
+        self.run, self.config, self.device, self.processes = run, config, device, processes
+        torch.manual_seed(config.seed)
+        self.model = build(config.model).to(device)
+        newest = checkpoint.newest_checkpoint(run)
+        if newest:
+            checkpoint.load_trained_weights(self.model, newest)
+        elif start_weights:
+            checkpoint.start_with(self.model, start_weights)
+        self._learn = Step(
+            self.model,
+            config.loss,
+            config.optimiser.learning_rate,
+            config.optimiser.weight_decay,
+            processes=processes,
+        )
+        self.optimiser = self._learn.optimiser
+        share = config.optimiser.weight_average
+        self.average = WeightAverage(self.model, share) if share else None
+        self.session = self.progress = session
+        self.before: Progress | None = None  # at the checkpoint that it goes on from
+        self.interrupted = False  # by a signal
+        if newest:
+            checkpoint.load_optimiser(newest, self.model, self.optimiser)
+            if self.average:
+                checkpoint.load_weights(self.average.model, newest)
+            self.before = checkpoint.read_progress(newest)
+            self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
+
+    def fit(self, train: Examples, validation: Examples | None, limits: Limits) -> bool:
+        """Train to the last epoch, or to the validation at which the configuration ends the run.
+
+        A limit or a signal stops it before that. However it ends, it leaves a checkpoint. Without validation
+        images nothing is measured on the way, and the last weights are the run's result.
+
+        Returns:
+            Whether the run is finished.
+
+        Raises:
+            TrainingDivergedError: the loss or a weight is not finite.
+            ValueError: the processes cannot share a batch evenly.
+        """
+        self.processes.check_batch(min(self.config.optimiser.batch_size, len(train)))
+        train = train.to(self.device)
+        validation = validation.to(self.device) if validation is not None else None
+        per_epoch = steps_per_epoch(self.config.optimiser, len(train))
+        last = per_epoch * self.config.optimiser.epochs
+        self._since = started = saved = time.monotonic()
+        with self._log() as log, _stop_on_signal() as stop, self._bar(last) as bar:
+            losses: list[Tensor] = []
+            stopped = False
+            while not stopped and not self._finished(last):
+                losses.append(self._step(train, per_epoch))
+                self._count_step(per_epoch)
+                bar.update(self.config.optimiser.batch_size)
+                step, now = self.progress.step, time.monotonic()
+                epoch_ends = step % per_epoch == 0
+                out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
+                checkpoint_due = now - saved > 60 * limits.checkpoint_minutes
+                self.interrupted, out_of_time, checkpoint_due = self.processes.any_of(
+                    bool(stop), out_of_time, checkpoint_due
+                )
+                stopped = self.interrupted or out_of_time
+                if step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
+                    self._log_losses(losses, per_epoch, log, bar)
+                    losses = []
+                if epoch_ends and validation is not None:
+                    self._validate(validation, log, bar)
+                if epoch_ends or checkpoint_due:
+                    self.save()
+                    self._since = saved = time.monotonic()
+        if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
+            self.save()
+        return self._finished(last)
+
+    @property
+    def result(self) -> Network:
+        """What the run gives at this moment: the network that is trained, or the average of its weights."""
+        return self.average.model if self.average else self.model
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment.
+
+        Raises:
+            TrainingDivergedError: a weight is not finite.
+        """
+        if not self.processes.first:
+            return
+        average = self.average.model if self.average else None
+        try:
+            checkpoint.save(self.run, self.model, self.optimiser, self.progress, average, self.config)
+        except checkpoint.NotFiniteError as error:
+            raise self._diverged(str(error)) from None
+
+    def _finished(self, last: int) -> bool:
+        """Whether the last step has been done, or validation is as good as asked for or gets no better."""
+        optimiser, best = self.config.optimiser, self.progress.best_error_percent
+        if self.progress.step >= last:
+            return True
+        if best is None:
+            return False
+        enough, patience = optimiser.stop_at_error_percent, optimiser.patience_epochs
+        in_vain = self.progress.epochs - self.progress.improved_epochs
+        return (enough is not None and best <= enough) or (patience is not None and in_vain >= patience)
+
+    def _step(self, train: Examples, per_epoch: int) -> Tensor:
+        """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
+        step = self.progress.step
+        generator = generator_for(self.config.seed, step, self.device)
+        index = self._batch_index(len(train), per_epoch)
+        batch = train.draw(index, generator, self.processes.part(len(index)))
+        own = step * self.processes.count + self.processes.rank
+        torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
+        rate = learning_rate(self.config.optimiser, step, per_epoch)
+        margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimiser.epochs)
+        losses = self._learn(batch, rate, margin)
+        if self.average:
+            self.average.update(self.model, step)
+        return losses
+
+    def _batch_index(self, images: int, per_epoch: int) -> Tensor:
+        """Which images this step trains on: each epoch goes through its own permutation."""
+        epoch, within = divmod(self.progress.step, per_epoch)
+        if within == 0 or not hasattr(self, "_order"):
+            generator = generator_for(self.config.seed, -1 - epoch)
+            self._order = torch.randperm(images, generator=generator).to(self.device)
+        size = self.config.optimiser.batch_size
+        return self._order[within * size : (within + 1) * size]
+
+    def _count_step(self, per_epoch: int) -> None:
+        step = self.progress.step + 1
+        self.progress = replace(self.progress, step=step, epochs=step / per_epoch)
+
+    def _count_time(self) -> None:
+        """Count the time since validation or the last call as training; the device has done all its steps."""
+        now = time.monotonic()
+        spent = self.progress.train_seconds + now - self._since
+        self.progress, self._since = replace(self.progress, train_seconds=spent), now
+
+    def _log_losses(self, losses: list[Tensor], per_epoch: int, log: Log, bar: "tqdm[Any]") -> None:
+        """Fetch the losses since the last time; stop the run if one of them is not finite."""
+        fetched = self.processes.mean(torch.stack(losses)).double().cpu()  # [steps, 2]
+        self._count_time()
+        first = self.progress.step - len(losses) + 1
+        finite = fetched.isfinite().all(dim=1)
+        if not finite.all():
+            raise self._diverged(f"loss is not finite at step {first + int((~finite).int().argmax())}")
+        classification, reconstruction = fetched.mean(dim=0).tolist()
+        total = total_loss(classification, reconstruction, self.config.loss)
+        rate = learning_rate(self.config.optimiser, self.progress.step - 1, per_epoch)
+        log.write(
+            self.progress,
+            "train",
+            loss=total,
+            classification_loss=classification,
+            reconstruction_loss=reconstruction,
+            learning_rate=rate,
+        )
+        bar.set_postfix(loss=f"{total:.4f}")
+
+    def _diverged(self, what: str) -> TrainingDivergedError:
+        good = checkpoint.newest_checkpoint(self.run)
+        where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
+
+    def _validate(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+        """Measure the epoch's result, in the first process; the others hear of it."""
+        if self.processes.first:
+            self._measure(validation, log, bar)
+        self.progress = self.processes.of_first(self.progress)
+
+    def _measure(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+        found = evaluate(self.result, validation, self.config.loss)
+        best = self.progress.best_error_percent
+        self._count_improvement(found)
+        if best is None or found.error_percent <= best:
+            self.progress = replace(
+                self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
+            )
+        log.write(
+            self.progress,
+            "validation",
+            error_percent=found.error_percent,
+            object_error_percent=found.object_error_percent,
+            classification_loss=found.classification_loss,
+            reconstruction_loss=found.reconstruction_loss,
+        )
+        bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
+
+    def _count_improvement(self, found: Evaluation) -> None:
+        """Note this epoch if validation is better than ever; without errors no loss makes it better."""
+        progress, loss = self.progress, found.classification_loss
+        best, lowest = progress.best_error_percent, progress.lowest_loss
+        if best is None or lowest is None or found.error_percent < best or (best > 0 and loss < lowest):
+            progress = replace(progress, improved_epochs=progress.epochs)
+        self.progress = replace(progress, lowest_loss=loss if lowest is None else min(loss, lowest))
+
+    def _log(self) -> Log:
+        return Log(self.run if self.processes.first else None, self.progress.step)
+
+    def _bar(self, last: int) -> "tqdm[Any]":
+        """Progress in images, with rate and remaining time."""
+        size = self.config.optimiser.batch_size
+        return tqdm(
+            total=last * size,
+            initial=self.progress.step * size,
+            unit="image",
+            unit_scale=True,
+            smoothing=0.05,
+            disable=not self.processes.first,
+        )
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[list[int]]:
+    """A list that is empty until SIGINT or SIGTERM arrives; a second one interrupts at once."""
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

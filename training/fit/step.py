@@ -1,0 +1,115 @@
+"""One optimiser step."""
+
+# B batch, K objects per image, C channels, H and W height and width, J classes
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from training.config import LossConfig
+from training.data.batches import Batch
+from training.fit.distributed import ALONE, Processes
+from training.loss.objective import look_at, total_loss
+from training.models.build import Network
+
+logger = logging.getLogger(__name__)
+
+
+class Step:
+    """An optimiser step: forward, backward, Adam. Nothing in it waits for a GPU.
+
+    On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
+    CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
+    one can take longer than running them.
+    """
+
+    def __init__(
+        self,
+        model: Network,
+        config: LossConfig,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        graphs: bool = True,
+        processes: Processes = ALONE,
+    ):
+        """Bring the model's weights into the order the device likes, and start Adam on them.
+
+        Args:
+            model: on the device where it is trained.
+            config: of the losses.
+            learning_rate: until a step says otherwise.
+            weight_decay: times half the squared weights is part of the loss.
+            graphs: False launches the kernels one by one on CUDA, too.
+            processes: learn together, each from its part of a batch.
+        """
+        on_cuda = next(model.parameters()).is_cuda
+        if on_cuda:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+        self.optimiser = torch.optim.Adam(
+            model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
+        )
+        self._config = config
+        self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
+        # With several processes a graph would have to hold their exchange of gradients, too.
+        self._capture_next = graphs and on_cuda and processes.count == 1
+
+    def __call__(self, batch: Batch, learning_rate: float, spread_margin: float | None = None) -> Tensor:
+        """Learn from a batch.
+
+        Args:
+            batch: as large as that of all steps.
+            learning_rate: of this step.
+            spread_margin: of spread loss in this step; None: that of the end of training.
+
+        Returns:
+            Classification and reconstruction loss, [2], on the device.
+        """
+        if spread_margin is None:
+            spread_margin = self._config.spread_margins[1]
+        margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
+        light = () if batch.light is None else (batch.light,)
+        shown = (batch.pixels, batch.present, batch.masks, batch.objects, *light, margin)
+        if self._capture_next:
+            self._capture(shown)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate
+        # Not to zeros: what a replay leaves in .grad is its own buffer, to which nothing may be added.
+        self.optimiser.zero_grad(set_to_none=True)
+        classification, reconstruction = self._losses(*shown)
+        total_loss(classification, reconstruction, self._config).backward()
+        self.optimiser.step()
+        return torch.stack([classification, reconstruction]).detach()
+
+    def _capture(self, shown: tuple[Tensor, ...]) -> None:
+        """Replace the losses by a replay of their kernels; where that cannot be, say so and go on without."""
+        self._capture_next = False
+        # The graphs keep gradient nodes of the stream they were captured on, as is meant.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        sample = tuple(tensor.clone() for tensor in shown)
+        devices = [tensor.device for tensor in shown[:1] if tensor.is_cuda]
+        try:
+            with torch.random.fork_rng(devices):  # dropout draws after it as if nothing had been captured
+                self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
+                    self._losses, sample
+                )
+        except RuntimeError as error:
+            logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
+
+
+class _Losses(nn.Module):
+    """The losses of a batch, under autocast on CUDA; a module, as CUDA graphs want it."""
+
+    def __init__(self, model: Network, config: LossConfig):
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, *shown: Tensor) -> tuple[Tensor, Tensor]:
+        *images, margin = shown
+        batch = Batch(*images)
+        device = batch.pixels.device.type
+        # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
+            found = look_at(self.model, batch, self.config, margin)
+        return found.classification, found.reconstruction

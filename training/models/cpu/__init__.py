@@ -1,0 +1,1 @@
+"""Faster forms of the networks' layers, for training on a CPU."""

@@ -1,0 +1,1 @@
+"""A run's folder: checkpoints, log, provenance, result."""

@@ -1,0 +1,52 @@
+"""What a run tells while it trains: `log.jsonl` and TensorBoard, in step with each other."""
+
+import json
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+
+
+class Log:
+    """Rows of a run, each written as it comes; without a folder they are not kept."""
+
+    def __init__(self, run: Path | None, step: int):
+        """Open both, and forget what a killed session logged beyond the checkpoint that the run goes on from.
+
+        Args:
+            run: the run's folder; None in a process that leaves the log to another.
+            step: of that checkpoint.
+        """
+        self._kept = run is not None
+        if run is not None:
+            _drop_rows_after(run / "log.jsonl", step)
+            self._file = (run / "log.jsonl").open("a")
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._kept:
+            self._file.close()
+            self._board.close()
+
+    def write(self, progress: Progress, kind: str, **values: float) -> None:
+        """Add a row of a kind, `train` or `validation`."""
+        if not self._kept:
+            return
+        row = {"kind": kind, "step": progress.step, "epoch": round(progress.epochs, 4)}
+        row |= {"train_seconds": round(progress.train_seconds, 1), **values}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, progress.step)
+
+
+def _drop_rows_after(path: Path, step: int) -> None:
+    if path.exists():
+        whole = path.read_text().splitlines(keepends=True)
+        rows = [row for row in whole if row.endswith("\n") and json.loads(row)["step"] <= step]
+        checkpoint.write_atomically(path, "".join(rows))

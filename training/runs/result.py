@@ -1,0 +1,108 @@
+"""How well a run does on the test images, `result.json` in its folder, and how often that has been measured.
+
+Who measures often and publishes the best has chosen on the test set. So every measurement of a run is noted
+in `measured.jsonl`, and the model card says how many there were.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from training.config import RunConfig
+from training.data.batches import evaluation_examples
+from training.data.readers.folder import find_again
+from training.data.transforms.multimnist import PAPERS_PARTNERS
+from training.evaluate.evaluation import Evaluation, evaluate
+from training.evaluate.transformed import TransformedSet, evaluate_transformed
+from training.runs import checkpoint, provenance
+
+MEASURED = "measured.jsonl"
+FULL_SETS = ("multimnist", "shifted-mnist")
+
+
+def measure(
+    run: Path, root: Path, device: torch.device, images: Path | None = None, *, full: bool = False
+) -> str:
+    """Evaluate a run's best checkpoint on the test images and write the result into its folder.
+
+    Args:
+        run: its folder; gets result.json, or result-full.json.
+        root: holds one folder per data set.
+        device: to evaluate on.
+        images: where the user's own pictures lie now; None: where they lay in training.
+        full: of MultiMNIST 10 million pairs, as many as the paper's, not 10,000; of shifted MNIST affNIST,
+            not the affnist-style set.
+
+    Returns:
+        What was found, in a line.
+
+    Raises:
+        ValueError: `full` of a run on something else, or `images` of a run on a data set.
+        FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
+        MissingDataError: the test images are not here.
+    """
+    best = checkpoint.load_best(run, device)
+    config = find_again(best.config, images, run)
+    if full and config.data.name not in FULL_SETS:
+        raise ValueError(
+            f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
+        )
+    test = evaluation_examples(config, root).to(device)
+    model = best.model
+    data: TransformedSet = "affnist" if full else "affnist-style"
+    transformed = None
+    if config.data.name == "shifted-mnist":  # first, as affNIST may not be here
+        transformed = evaluate_transformed(model.eval(), config, data, root, device)
+    pairs = full and config.data.name == "multimnist"
+    found = evaluate(model, test, config.loss, PAPERS_PARTNERS if pairs else 1)
+    result = {
+        "data": f"{config.data.name} test set, {found.images} images",
+        "checkpoint": best.name,
+        "error_percent": found.error_percent,
+        "errors": found.errors,
+        "images": found.images,
+        "object_error_percent": found.object_error_percent,
+        "classification_loss": found.classification_loss,
+        "reconstruction_loss": found.reconstruction_loss,
+    }
+    if transformed:
+        result[f"{data}_error_percent"] = transformed.error_percent
+    file = run / ("result-full.json" if full else "result.json")
+    note_measurement(run, best.name, found.error_percent)
+    checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
+    missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
+    more = f"; on {data} {_in_words(transformed)}" if transformed else ""
+    return f"{best.name}: test error {_in_words(found)}{missed}{more}"
+
+
+def note_measurement(run: Path, name: str, error_percent: float) -> None:
+    """Note that a run's checkpoint of this name has been measured on the test images."""
+    row = {"checkpoint": name, "error_percent": error_percent, "command": provenance.command_line()}
+    rows = [row] if _times_noted(run) or not _measured_as_it_finished(run) else [{"command": "unknown"}, row]
+    with (run / MEASURED).open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in rows)
+
+
+def times_measured(run: Path, config: RunConfig) -> int:
+    """How often a run, or a stage before it, was measured on the test images by `evaluate` or `bundle`.
+
+    Measurements in experiments are not counted.
+    """
+    before = config.started_from or {}
+    of_stages = before.get("times_measured", 0) + ("bundle" in before)  # which was measured when published
+    return of_stages + (_times_noted(run) or _measured_as_it_finished(run))
+
+
+def _times_noted(run: Path) -> int:
+    noted = run / MEASURED
+    return len(noted.read_bytes().splitlines()) if noted.exists() else 0
+
+
+def _measured_as_it_finished(run: Path) -> bool:
+    """Earlier versions measured a run once when it finished, and noted nothing."""
+    return (run / "result.json").exists()
+
+
+def _in_words(found: Evaluation) -> str:
+    return f"{found.error_percent:.2f} % ({found.errors} of {found.images})"

@@ -1,0 +1,136 @@
+"""What a run starts with: the configuration of a new one, or that of the one to go on with."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.config import RunConfig, from_dict, load_preset, to_dict
+from training.data.readers.folder import configure, find_again
+from training.models.build import build
+from training.runs import checkpoint, from_bundle
+from training.runs.result import times_measured
+
+
+def begin(
+    out: Path,
+    preset: str | None = None,
+    images: Path | None = None,
+    seed: int | None = None,
+    epochs: int | None = None,
+    weight_average: float | None = None,
+    start_from: Path | None = None,
+) -> RunConfig:
+    """The configuration of a new run; what is None is the preset's.
+
+    Args:
+        out: the run's folder to be.
+        preset: its name; None: `images` for pictures of one's own, else `mnist`.
+        images: folder of one's own pictures.
+        seed: of weights, order and shifts.
+        epochs: passes over the training images.
+        weight_average: the share of a moving average of the weights that each step keeps.
+        start_from: another run, with whose newest weights this one begins, or a bundle.
+
+    Raises:
+        FileNotFoundError: the pictures, or a checkpoint to start from, are not there.
+        ValueError: `out` holds a run, there is no such preset, the pictures cannot be learned from, or the
+            other run learned from what would be held out here; also a bundle that is not whole.
+    """
+    checkpoint.refuse_a_run(out)
+    usual = "images" if images else "mnist"
+    config = load_preset(usual if preset is None else preset)
+    if images:
+        config = configure(config, images)
+    if seed is not None:
+        config = replace(config, seed=seed)
+    if epochs is not None:
+        config = replace(config, optimiser=replace(config.optimiser, epochs=epochs))
+    if weight_average is not None:
+        config = replace(config, optimiser=replace(config.optimiser, weight_average=weight_average))
+    return replace(config, started_from=_origin(start_from, config)) if start_from else config
+
+
+def resume(out: Path, images: Path | None = None) -> RunConfig:
+    """The configuration of a run to go on with.
+
+    Args:
+        out: the run's folder.
+        images: where the pictures of a run on one's own lie now; None: where they lay.
+
+    Raises:
+        FileNotFoundError: there is no run, or its pictures are gone.
+        ValueError: there is nothing to go on from, or `images` are named for a run on a data set.
+    """
+    config = checkpoint.read_config(out)
+    if checkpoint.newest_checkpoint(out) is None:
+        raise ValueError(f"{out} has no checkpoint to go on from; start it without --resume")
+    return find_again(config, images, out)
+
+
+def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
+    """The weights of what `begin` found.
+
+    Raises:
+        ValueError: the file is damaged, a bundle's graphs do not hold all weights, or these are those of
+            another architecture.
+    """
+    assert config.started_from is not None
+    if bundle := config.started_from.get("bundle"):
+        weights = from_bundle.weights(start_from, str(bundle))
+    else:
+        weights = checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
+    with torch.device("meta"):
+        network = build(config.model)
+    checkpoint.refuse_other_weights(network, weights, str(start_from))
+    return weights
+
+
+def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
+    """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
+    origin = _origin_of_run(run) if checkpoint.is_run(run) else _origin_of_bundle(run)
+    first = from_dict(origin["config"])
+    there, here = _held_out(first), _held_out(config)
+    if not config.data.validation_images:  # whatever was held out there may be trained on here
+        del here["the seed"], here["validation_images"], here["held_out"]
+    differing = [
+        f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
+    ]
+    if differing:
+        raise ValueError(
+            f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
+        )
+    return origin
+
+
+def _origin_of_bundle(bundle: Path) -> dict[str, Any]:
+    if not from_bundle.is_bundle(bundle):
+        raise FileNotFoundError(f"{bundle} is neither a run of capsnet-train nor a bundle to start from")
+    return from_bundle.origin(bundle)
+
+
+def _origin_of_run(run: Path) -> dict[str, Any]:
+    newest = checkpoint.newest_checkpoint(run)
+    if newest is None:
+        raise FileNotFoundError(f"{run} has no checkpoint to start from")
+    first = checkpoint.read_config(run)
+    return {
+        "checkpoint": newest.name,
+        "config": to_dict(first),
+        **asdict(checkpoint.read_progress(newest)),
+        "times_measured": times_measured(run, first),
+    }
+
+
+def _held_out(config: RunConfig) -> dict[str, Any]:
+    """What decides which images are held out."""
+    return {
+        "the data set": config.data.name,
+        "the digest of the pictures' names": config.data.folder_digest,
+        "the seed": config.seed,
+        "validation_images": config.data.validation_images,
+        "held_out": config.data.held_out,
+        "familiar": config.data.familiar,
+    }
