@@ -1,7 +1,7 @@
-"""A service's routes as methods: `CapsnetClient`, and `AsyncCapsnetClient` for asyncio.
+"""A service's routes as methods: `Client`, and `AsyncClient` for asyncio.
 
->>> from service.client import CapsnetClient, Sweep
->>> with CapsnetClient("http://localhost:8000") as client:
+>>> from capsnet import Client, Sweep
+>>> with Client("http://localhost:8000") as client:
 ...     seen = client.classify("7.png").results[0]
 ...     label, pose = seen.label, seen.classes[0].pose
 ...     row = client.reconstruct_grid(pose=pose, label=label, sweep=Sweep(dimensions=[3]))
@@ -31,9 +31,9 @@ from capsnet.answers import (
     Segmentation,
     SegmentedObject,
 )
-from capsnet.asynchronous import AsyncCapsnetClient
+from capsnet.asynchronous import AsyncClient
 from capsnet.base import DEFAULT_URL
-from capsnet.blocking import CapsnetClient
+from capsnet.blocking import Client
 from capsnet.errors import CapsnetError, ChangedBundleError, NobodyThereError, UnreachableError
 from capsnet.jobs import Sweep
 from capsnet.pictures import Pair, Picture, Pictures
@@ -42,12 +42,12 @@ from capsnet.steps import Retry
 __all__ = [
     "DEFAULT_URL",
     "Answer",
-    "AsyncCapsnetClient",
-    "CapsnetClient",
+    "AsyncClient",
     "CapsnetError",
     "ChangedBundleError",
     "ClassScore",
     "Classification",
+    "Client",
     "Encoded",
     "Failed",
     "Model",

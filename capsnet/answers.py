@@ -167,7 +167,7 @@ class ModelVersion(ShortRepr):
         provider: ONNX Runtime's execution provider; None where it is not loaded.
         digest: of its bundle; None where it is not loaded.
         reason: why it is not served, where there is one.
-        manifest: what the bundle says of itself, `class_names` among it; only from `CapsnetClient.model`.
+        manifest: what the bundle says of itself, `class_names` among it; only from `Client.model`.
     """
 
     version: int

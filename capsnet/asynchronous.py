@@ -30,8 +30,8 @@ from capsnet.steps import ONCE, Call, Came, Done, Job, Pause, Retry, advance, pa
 T = TypeVar("T")
 
 
-class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
-    """`CapsnetClient` for asyncio: the same arguments, methods, answers and errors, to be awaited.
+class AsyncClient(BaseClient[httpx.AsyncClient]):
+    """`Client` for asyncio: the same arguments, methods, answers and errors, to be awaited.
 
     Close it with `aclose`, or use it in an `async with`. Files are read, and answers unpacked, in threads.
     """
@@ -47,7 +47,7 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Classification]:
-        """What is seen in pictures; see `CapsnetClient.classify`."""
+        """What is seen in pictures; see `Client.classify`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
 
@@ -64,7 +64,7 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
     ) -> AsyncIterator[Outcome]:
-        """What is seen in a stream of pictures; see `CapsnetClient.classify_many`.
+        """What is seen in a stream of pictures; see `Client.classify_many`.
 
         `pictures` is asked for its next ones in a thread. Whoever may stop early uses `contextlib.aclosing`,
         which gives up the requests under way at once.
@@ -104,7 +104,7 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Reconstructions:
-        """Pictures decoded from a pose, or from an image's; see `CapsnetClient.reconstruct`."""
+        """Pictures decoded from a pose, or from an image's; see `Client.reconstruct`."""
         query = params(model=model, version=version, preprocess=preprocess)
         return await self._do(jobs.reconstruct(Decoding(image, pose, label, perturbations, sweep), query))
 
@@ -120,7 +120,7 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Levels:
-        """The pictures of `reconstruct` in one; see `CapsnetClient.reconstruct_grid`."""
+        """The pictures of `reconstruct` in one; see `Client.reconstruct_grid`."""
         query = params(model=model, version=version, preprocess=preprocess)
         return await self._do(
             jobs.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
@@ -136,18 +136,18 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Segmentation]:
-        """Overlapping objects taken apart; see `CapsnetClient.segment`."""
+        """Overlapping objects taken apart; see `Client.segment`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(jobs.segment(pictures, k, query, self._request_bytes))
 
     async def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
-        """The encoder's outputs as arrays; see `CapsnetClient.infer`."""
+        """The encoder's outputs as arrays; see `Client.infer`."""
         return await self._do(graphs.infer(pixels, model, version, self._request_bytes))
 
     async def decode(
         self, poses: Floats, mask: Floats, *, model: str | None = None, version: int | None = None
     ) -> Floats:
-        """The decoder's output; see `CapsnetClient.decode`."""
+        """The decoder's output; see `Client.decode`."""
         return await self._do(graphs.decode(poses, mask, model, version, self._request_bytes))
 
     async def models(self) -> tuple[Model, ...]:
@@ -159,11 +159,11 @@ class AsyncCapsnetClient(BaseClient[httpx.AsyncClient]):
         return await self._do(models.model(name))
 
     async def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
-        """The model and version that a request for these gets now; see `CapsnetClient.pin`."""
+        """The model and version that a request for these gets now; see `Client.pin`."""
         return await self._do(models.pin(model, version))
 
     async def ready(self) -> bool:
-        """Whether requests will be answered now; see `CapsnetClient.ready`."""
+        """Whether requests will be answered now; see `Client.ready`."""
         return await self._do(models.ready(), retry=ONCE)
 
     async def aclose(self) -> None:

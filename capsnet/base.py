@@ -19,7 +19,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 class BaseClient(ABC, Generic[Http]):
-    """A client without its methods; its arguments are explained at `CapsnetClient`."""
+    """A client without its methods; its arguments are explained at `Client`."""
 
     def __init__(
         self,

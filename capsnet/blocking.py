@@ -31,7 +31,7 @@ from capsnet.steps import ONCE, Call, Came, Done, Job, Params, Pause, Retry, adv
 T = TypeVar("T")
 
 
-class CapsnetClient(BaseClient[httpx.Client]):
+class Client(BaseClient[httpx.Client]):
     """A client that blocks; threads may share it. Close it, or use it in a `with`.
 
     Every method raises CapsnetError when the service refuses, UnreachableError, which is one, when nobody

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from capsnet import (
-    AsyncCapsnetClient,
+    AsyncClient,
     CapsnetError,
     ClassScore,
     Failed,
@@ -42,7 +42,7 @@ UNBOUNDED = sys.maxsize  # attempts: time alone decides
 class HttpScorer:
     """One version of a model behind a service."""
 
-    client: AsyncCapsnetClient
+    client: AsyncClient
     chosen: Chosen
     query: Query
 
@@ -97,7 +97,7 @@ async def open_service(url: str, query: Query, patience_s: float) -> AsyncIterat
     """
     try:
         retry = Retry(attempts=UNBOUNDED, total_s=patience_s)
-        client = AsyncCapsnetClient(url, api_key=os.environ.get(KEY) or None, retry=retry)
+        client = AsyncClient(url, api_key=os.environ.get(KEY) or None, retry=retry)
     except ValueError as error:
         raise ScoreError(f"--url or {KEY}: {error}") from None
     async with client:
@@ -115,7 +115,7 @@ async def open_service(url: str, query: Query, patience_s: float) -> AsyncIterat
         yield HttpScorer(client, chosen, query)
 
 
-async def _choose(client: AsyncCapsnetClient, query: Query) -> Chosen:
+async def _choose(client: AsyncClient, query: Query) -> Chosen:
     """The version that the service answers the query with now."""
     model = query.model or await _default_model(client)
     versions = await _versions(client, model)
@@ -130,13 +130,13 @@ def _to_send(picture: Loaded) -> bytes | Pair:
     return picture.content if picture.right is None else Pair(picture.content, picture.right)
 
 
-async def _default_model(client: AsyncCapsnetClient) -> str:
+async def _default_model(client: AsyncClient) -> str:
     models = await client.models()
     default = next((model.name for model in models if model.default), None)
     return default or only_model([model.name for model in models])
 
 
-async def _versions(client: AsyncCapsnetClient, model: str) -> dict[int, ModelVersion]:
+async def _versions(client: AsyncClient, model: str) -> dict[int, ModelVersion]:
     """Those of which there is more to say than that they are refused."""
     versions = (await client.model(model)).versions
     return {one.version: one for one in versions if one.state != "refused"}

@@ -25,10 +25,10 @@ from PIL import Image
 
 import capsnet as client_package
 from capsnet import (
-    AsyncCapsnetClient,
-    CapsnetClient,
+    AsyncClient,
     CapsnetError,
     ChangedBundleError,
+    Client,
     Failed,
     NobodyThereError,
     Pair,
@@ -61,11 +61,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Awaited:
-    """An AsyncCapsnetClient that is called as CapsnetClient is, so that every claim is made of both."""
+    """An AsyncClient that is called as Client is, so that every claim is made of both."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         self.runner = asyncio.Runner()
-        self.client = AsyncCapsnetClient(*arguments, **options)
+        self.client = AsyncClient(*arguments, **options)
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self.client, name)
@@ -82,12 +82,12 @@ class Awaited:
         self.runner.close()
 
 
-@pytest.fixture(params=[CapsnetClient, Awaited], ids=["blocking", "asyncio"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., CapsnetClient]]:
+@pytest.fixture(params=[Client, Awaited], ids=["blocking", "asyncio"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
     """Makes clients of either kind, and closes them."""
     made = []
 
-    def make(*arguments: object, **options: object) -> CapsnetClient:
+    def make(*arguments: object, **options: object) -> Client:
         made.append(request.param(*arguments, **options))
         return made[-1]
 
@@ -97,7 +97,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., CapsnetCli
 
 
 @pytest.fixture
-def client(connect, url) -> CapsnetClient:
+def client(connect, url) -> Client:
     return connect(url)
 
 
@@ -514,7 +514,7 @@ def test_a_stream_reads_no_further_ahead_than_its_requests(url):
             asked += 1
             yield png()
 
-    with CapsnetClient(url) as client:
+    with Client(url) as client:
         stream = client.classify_many(endless(), batch=2, concurrency=3)
         for _ in range(10):
             next(stream)
@@ -524,7 +524,7 @@ def test_a_stream_reads_no_further_ahead_than_its_requests(url):
 
 def test_an_asynchronous_stream_can_be_left_and_leaves_nothing_behind(url):
     async def leave() -> tuple[object, set[asyncio.Task[object]]]:
-        async with AsyncCapsnetClient(url) as client:
+        async with AsyncClient(url) as client:
             endless = iter(lambda: png(), None)
             async with aclosing(client.classify_many(endless, batch=2, concurrency=3)) as stream:
                 first = await anext(stream)
@@ -540,7 +540,7 @@ def test_a_stream_that_is_left_does_not_wait_for_the_next_attempt():
     good = json.dumps({"model": "other", "version": 1, "digest": "a", "results": [seen]}).encode()
     away = (503, {"Retry-After": "500"}, b"")
     patient = Retry(longest_wait_s=500, total_s=5000)
-    with server((200, {}, good), away) as (url, asked), CapsnetClient(url, retry=patient) as client:
+    with server((200, {}, good), away) as (url, asked), Client(url, retry=patient) as client:
 
         def endless() -> Iterator[bytes]:
             yield png()
@@ -818,6 +818,6 @@ def test_errors_survive_a_process_boundary():
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "not a url"])
 def test_an_address_that_is_none_is_refused_at_once(url):
-    for kind in (CapsnetClient, AsyncCapsnetClient):
+    for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match="url must look like http://localhost:8000"):
             kind(url)

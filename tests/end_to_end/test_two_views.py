@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capsnet import CapsnetClient, CapsnetError, Failed, Pair, Retry, Scored, Sweep
+from capsnet import CapsnetError, Client, Failed, Pair, Retry, Scored, Sweep
 from capsnet.answers import read_png
 from export.contract.manifest import Preprocessing
 from export.contract.preprocess import to_input, views_to_input
@@ -55,8 +55,8 @@ def client(models: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def caller(client: httpx.Client) -> Iterator[CapsnetClient]:
-    with CapsnetClient(str(client.base_url), retry=Retry(attempts=1)) as caller:
+def caller(client: httpx.Client) -> Iterator[Client]:
+    with Client(str(client.base_url), retry=Retry(attempts=1)) as caller:
         yield caller
 
 
