@@ -26,8 +26,8 @@ from service.http.bodies import (
 from service.http.limits import BodyLimit
 from service.http.picture_pool import PicturePool
 from service.http.png import to_png_grid
-from service.models.housekeeping import end_when_stopped, keep_small
-from service.models.remeasure import choose_graphs_again
+from service.models.background import release_memory_after_work, stop_when_inference_is_dead
+from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from service.observability.metrics import routes as metrics_routes
@@ -226,11 +226,11 @@ def create_app(
         metrics.watch(repository)
         tasks = [
             asyncio.create_task(_keep_loaded(repository, on_loaded)),
-            asyncio.create_task(choose_graphs_again(repository)),
-            asyncio.create_task(keep_small(repository)),
+            asyncio.create_task(remeasure_graphs(repository)),
+            asyncio.create_task(release_memory_after_work(repository)),
         ]
         if on_stopped:
-            tasks.append(asyncio.create_task(end_when_stopped(repository, on_stopped)))
+            tasks.append(asyncio.create_task(stop_when_inference_is_dead(repository, on_stopped)))
         try:
             yield {"service": Service(settings, repository, pool, metrics)}
         finally:

@@ -62,7 +62,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
 
     from service.app import create_app
     from service.http.connections import BoundedHttp
-    from service.http.graceful_server import GentleServer
+    from service.http.graceful_server import GracefulServer
     from service.inference.memory import use_one_heap
     from service.models.repository import Repository
 
@@ -91,7 +91,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
-    server = GentleServer(config)
+    server = GracefulServer(config)
 
     async def serve() -> None:
         await server.serve(sockets=[listener])

@@ -120,11 +120,11 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
 def open_service(bundle: Path, threads: int) -> Run:
     """The service's own sessions, of which it has several; a batch is shared between them as it does."""
     from export.contract.manifest import read_manifest
-    from service.inference.engine import load_engine
-    from service.inference.providers import Placement
+    from service.inference.loading import load_engine
+    from service.inference.providers import EngineOptions
 
-    placement = Placement("cpu", max_batch=0, cache=bundle.parent / "cache", threads=threads)
-    engine = load_engine(bundle, read_manifest(bundle).model, placement)
+    options = EngineOptions("cpu", max_batch=0, cache=bundle.parent / "cache", threads=threads)
+    engine = load_engine(bundle, read_manifest(bundle).model, options)
     lanes = ThreadPoolExecutor(engine.lanes)
 
     def run(pixels: Floats) -> tuple[Floats, Floats]:

@@ -25,7 +25,7 @@ LOOK_S = 0.02
 log = logging.getLogger(__name__)
 
 
-class GentleServer(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """A server that stops in three parts: it says that it ends, waits for the slow, and cuts off the rest."""
 
     @property

@@ -1,5 +1,6 @@
-"""The faster graphs of a bundle's encoder on CPUs: derived once, kept in the cache, found there again."""
+"""The faster graphs of a bundle's encoder on CPUs: derived once and kept in the cache."""
 
+import asyncio
 import logging
 import os
 import re
@@ -19,25 +20,25 @@ from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
 SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
 DERIVE_S = 300.0  # at most; on two idle cores it takes about 7
-UNUSED_DAYS = 30.0  # then a plan is forgotten
+UNUSED_DAYS = 30.0  # then a plan is removed
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def fast_graphs(
+def cached_graphs(
     encoder: bytes, graph: Graph, cache: Path | None, threads: tuple[int, int], decoder: bytes = b""
 ) -> Iterator[tuple[Plan, Path]]:
-    """Which graph to run when, and the folder of those that are not the bundle's own; PLAIN for none.
+    """Which graph to run when, and the folder of the derived graphs; PLAIN where there are none.
 
-    What goes wrong with deriving is logged and costs speed, nothing else.
+    A failure to derive graphs is logged; the bundle's own graph is used then.
 
     Args:
         encoder: the plain graph; its hash has been checked.
         graph: what the manifest says of it.
         cache: where plans are kept; if it cannot be written, they are made anew each time. None for PLAIN.
-        threads: of a batch that is alone and of one that shares the cores.
+        threads: of a batch that has all cores and of one that shares them.
         decoder: runs between batches of the encoder; empty for none.
     """
     if cache is None or len(encoder) < SMALLEST_BYTES:
@@ -51,7 +52,7 @@ def fast_graphs(
         yield plan, folder
         return
     if _can_write(plans):
-        _forget_unused(plans)
+        _remove_unused(plans)
         yield _derive(encoder, decoder, folder, threads), folder
         return
     with ExitStack() as stack:
@@ -65,6 +66,27 @@ def fast_graphs(
         yield _derive(encoder, decoder, temporary / "plan", threads), temporary / "plan"
 
 
+async def measure_again(folder: Path, threads: tuple[int, int], encoder: bytes, decoder: bytes) -> None:
+    """Make a plan anew, which replaces the one in the folder if it was measured under less load.
+
+    The process that does it is killed when this is cancelled.
+
+    Raises:
+        OSError: no process can be started.
+        TimeoutError: it took longer than DERIVE_S.
+    """
+    command = _derive_command(folder, threads, encoder, again=True)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        await asyncio.wait_for(process.communicate(encoder + decoder), DERIVE_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 def _can_write(plans: Path) -> bool:
     try:
         plans.mkdir(parents=True, exist_ok=True)
@@ -74,12 +96,12 @@ def _can_write(plans: Path) -> bool:
 
 
 def _mark_used(folder: Path) -> None:
-    with suppress(OSError):  # a cache that came with the image may not be ours to write
+    with suppress(OSError):  # a cache that came with the image may be read-only
         os.utime(folder)
 
 
-def _forget_unused(plans: Path) -> None:
-    """Remove what no start has used for long: every version of a model leaves graphs behind."""
+def _remove_unused(plans: Path) -> None:
+    """Remove plans that no start has used for UNUSED_DAYS: every version of a model leaves graphs behind."""
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for folder in plans.iterdir():
         with suppress(OSError):  # another process may be removing or renaming it
@@ -87,20 +109,20 @@ def _forget_unused(plans: Path) -> None:
                 rmtree(folder, ignore_errors=True)
 
 
-def derive_command(
+def _derive_command(
     folder: Path, threads: tuple[int, int], encoder: bytes, *, again: bool = False
 ) -> list[str]:
-    """What makes a plan in a process of its own; it reads the encoder, and behind it the decoder."""
+    """The command that makes a plan; it reads the encoder from standard input, then the decoder."""
     numbers = (*threads, len(encoder), int(again))
-    # -P: whatever is called `export` in the working directory is not ours.
+    # -P: a module `export` in the working directory is not ours.
     return [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, numbers)]
 
 
 def _derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
-    """Derive in a process of its own, which gives back the memory that it takes."""
+    """Derive in a process of its own, which returns the memory that it takes."""
     log.info("deriving faster graphs for this processor, once")
     began = time.monotonic()
-    command = derive_command(folder, threads, encoder)
+    command = _derive_command(folder, threads, encoder)
     try:
         done = subprocess.run(
             command, input=encoder + decoder, capture_output=True, timeout=DERIVE_S, check=False
@@ -119,5 +141,5 @@ def _derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, in
         return PLAIN
     log.info("derived faster graphs in %.1f s", time.monotonic() - began)
     if plan.is_under_load:
-        log.info("they were measured under load, and are measured again in an idle minute")
+        log.info("they were measured under load; they are measured again once the service is idle")
     return plan

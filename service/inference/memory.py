@@ -9,15 +9,15 @@ from service.inference.engine import Engine
 M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
-def give_back(engines: Sequence[Engine]) -> None:
+def release_memory(engines: Sequence[Engine]) -> None:
     """Return what batches, pictures and loading have left behind; takes a run of one image. Blocks.
 
     Args:
         engines: that are loaded.
     """
     for engine in engines[:1]:  # those on a CPU share what they free
-        engine.give_back()
-    give_back_memory()
+        engine.release_memory()
+    trim_heap()
 
 
 def use_one_heap() -> None:
@@ -31,7 +31,7 @@ def use_one_heap() -> None:
             options(M_ARENA_MAX, 1)
 
 
-def give_back_memory() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system, where the C library keeps it; takes milliseconds. Blocks.
 
     glibc gives back only what lies at the end of its heap. Loading a model frees more than its graphs weigh,

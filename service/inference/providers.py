@@ -31,7 +31,7 @@ class DeviceError(RuntimeError):
     """The device asked for cannot be had; the message says what is missing."""
 
 
-class Placement(NamedTuple):
+class EngineOptions(NamedTuple):
     """Where and how graphs run.
 
     Attributes:
@@ -82,26 +82,26 @@ def candidates(
 
 
 def provider_list(
-    device: UsedDevice, graph: Graph, placement: Placement, *, records: bool = False
+    device: UsedDevice, graph: Graph, options: EngineOptions, *, records: bool = False
 ) -> Providers:
     """Providers in order of preference, with options; the next ones take what operators one cannot run.
 
     Args:
         device: the one to use.
         graph: what will run on it.
-        placement: precision, batch and cache.
+        options: precision, batch and cache.
         records: make CUDA graphs, which only the CUDA provider does.
     """
     cpu: tuple[str, ProviderOptions] = (PROVIDERS["cpu"], {})
     if device == "tensorrt":
-        is_half = placement.precision == "half"
-        folder = placement.cache.expanduser() / "tensorrt" / f"{graph.sha256[:16]}-{placement.precision}"
+        is_half = options.precision == "half"
+        folder = options.cache.expanduser() / "tensorrt" / f"{graph.sha256[:16]}-{options.precision}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
-        options = tensorrt_options(graph, placement.largest_batch(device), folder, half=is_half)
-        return [(PROVIDERS["tensorrt"], options), (PROVIDERS["cuda"], cuda_options(records=False)), cpu]
+        tensorrt = tensorrt_options(graph, options.largest_batch(device), folder, half=is_half)
+        return [(PROVIDERS["tensorrt"], tensorrt), (PROVIDERS["cuda"], cuda_options(records=False)), cpu]
     return [(PROVIDERS["cuda"], cuda_options(records=records)), cpu] if device == "cuda" else [cpu]
 
 

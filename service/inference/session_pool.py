@@ -1,17 +1,23 @@
-"""The encoder's sessions: which graph runs a batch, and on how many cores."""
+"""Which graph runs a batch of the encoder, and with how many threads: the sessions, by cores and batch size.
 
+On a CPU a bundle's encoder may have faster variants. Which of them is fastest depends on the size of the
+batch and on whether it has all cores to itself. `graph_cache` has them derived and measured; no other file of
+the service knows that there are any.
+"""
+
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-import onnxruntime as ort
-
-from export.optimize.plan import PLAIN, Choice, Form, Plan
-from service.inference.gpu_session import GpuSession
-
-Session: TypeAlias = ort.InferenceSession | GpuSession
+from export.contract.manifest import Graph
+from export.optimize.plan import PLAIN, Choice, Form, Plan, read_plan
+from service.inference.graph_cache import cached_graphs, measure_again
+from service.inference.mapped_weights import map_weights
+from service.inference.providers import EngineOptions
+from service.inference.sessions import Session, open_derived, open_session
 
 
 @dataclass(frozen=True)
@@ -32,48 +38,109 @@ class BySize:
 
 
 @dataclass(frozen=True)
-class Encoders:
-    """Sessions of one encoder.
+class SessionPool:
+    """The sessions of one encoder.
 
     Attributes:
-        alone: for a batch that has all cores to itself.
-        beside: for one beside others, with a share of the cores.
-        plan: the graphs they run.
-        folder: that keeps the plan, if there is one.
+        exclusive: for a batch that has all cores to itself.
+        shared: for a batch that shares the cores with others.
+        plan: the graphs that they run.
+        folder: where the plan is kept, if anywhere.
     """
 
-    alone: BySize
-    beside: BySize
+    exclusive: BySize
+    shared: BySize
     plan: Plan = PLAIN
     folder: Path | None = None
 
     def session(self, images: int, *, alone: bool) -> Session:
-        """The one for so many images."""
-        return (self.alone if alone else self.beside).session(images)
+        """The session for a batch of so many images."""
+        return (self.exclusive if alone else self.shared).session(images)
 
     @property
     def all(self) -> list[Session]:
         """Each session once."""
-        sessions = [*self.alone.sessions, *self.beside.sessions]
+        sessions = [*self.exclusive.sessions, *self.shared.sessions]
         return list({id(session): session for session in sessions}.values())
 
     @property
-    def pays_above(self) -> int | None:
-        """Above so many images in a batch each costs less; None if size matters little."""
+    def provider(self) -> str:
+        """ONNX Runtime's execution provider."""
+        return str(self.shared.sessions[-1].get_providers()[0])
+
+    @property
+    def large_batch_above(self) -> int | None:
+        """Above so many images in a batch each image costs less; None if the size matters little."""
         borders = self.plan.beside.borders
         return borders[-1] if borders else None
 
     def describe(self) -> str:
         """Which graph runs when: "plain", or "one_axis to 4 images, then both_axes"."""
-        alone, beside = self.plan.alone, self.plan.beside
-        words = str(alone) if alone == beside else f"{alone}; beside other batches {beside}"
+        exclusive, shared = self.plan.alone, self.plan.beside
+        words = str(exclusive) if exclusive == shared else f"{exclusive}; beside other batches {shared}"
         return f"{words}; measured under load" if self.plan.is_under_load else words
 
+    @property
+    def needs_measuring(self) -> bool:
+        """The graphs were chosen while something else took the cores, and a better choice could be kept."""
+        return self.plan.is_under_load and self.folder is not None and self.folder.is_dir()
 
-def one_for_all(session: Session) -> Encoders:
+    async def measure_again(self, encoder: bytes, decoder: bytes) -> None:
+        """Measure the graphs once more, in a process of its own; a better plan replaces that in the cache.
+
+        Args:
+            encoder: the bundle's graph.
+            decoder: the bundle's; empty for none.
+
+        Raises:
+            OSError: no process can be started.
+            TimeoutError: it took longer than `graph_cache.DERIVE_S`.
+        """
+        if self.folder:
+            await measure_again(self.folder, self.plan.threads, encoder, decoder)
+
+    def read_better_plan(self) -> Plan | None:
+        """The plan in the cache, if it was measured under less load than the one in use. Blocks."""
+        plan = read_plan(self.folder) if self.folder else None
+        return plan if plan and plan.waited < self.plan.waited else None
+
+
+def pool_of_one(session: Session) -> SessionPool:
     """The same session for every batch."""
     same = BySize([session])
-    return Encoders(same, same)
+    return SessionPool(same, same)
+
+
+def open_on_cpu(
+    content: bytes, decoder: bytes, graph: Graph, options: EngineOptions, threads: tuple[int, int]
+) -> SessionPool:
+    """Sessions of the graphs that are fastest on this CPU.
+
+    Args:
+        content: the bundle's encoder.
+        decoder: the bundle's decoder; empty for none.
+        graph: what the manifest says of the encoder.
+        options: whether there are to be faster graphs, and where they are kept.
+        threads: of a batch that has all cores, and of one that shares them.
+
+    Raises:
+        BundleError: a graph cannot be loaded, or its inputs and outputs are not the manifest's.
+    """
+    cache = options.cache if options.optimize else None
+    exclusive_threads, shared_threads = threads
+    mapped = functools.cache(map_weights)
+    with cached_graphs(content, graph, cache, threads, decoder) as (plan, folder):
+
+        def opened(form: Form, threads: int) -> Session:
+            if form == "plain":
+                return open_session(content, graph, "cpu", options, threads)
+            return open_derived(folder / f"{form}.onnx", graph, threads, mapped)
+
+        shared = open_by_size(plan.beside, partial(opened, threads=shared_threads))
+        if shared_threads == exclusive_threads:
+            return SessionPool(shared, shared, plan, folder)
+        exclusive = open_by_size(plan.alone, partial(opened, threads=exclusive_threads))
+    return SessionPool(exclusive, shared, plan, folder)
 
 
 def open_by_size(choice: Choice, opened: Callable[[Form], Session]) -> BySize:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
-from service.models.scanner import Found
+from service.models.scanner import BundleVersion
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -21,26 +21,28 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(eq=False)
-class Served:
+class LoadedModel:
     """A loaded version, its inference threads and the requests that use it.
 
     Attributes:
-        found: the files that it was loaded from.
-        named_s: when a request last named this version, by the monotonic clock; -inf if none has.
+        bundle: the files that it was loaded from.
+        users: requests that use it now.
+        unused: set when the last user is done.
+        last_named_s: when a request last named this version, by the monotonic clock; -inf if none has.
     """
 
     model: str
     version: int
-    found: Found
+    bundle: BundleVersion
     engine: Engine
     batcher: Batcher
     users: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    named_s: float = -math.inf
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    last_named_s: float = -math.inf
 
     @cached_property
     def digest(self) -> str:
-        """The bundle's, which tells what answers apart from others under the same version."""
+        """The bundle's digest: answers with different digests come from different weights."""
         return self.engine.manifest.digest
 
     async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
@@ -60,35 +62,35 @@ class Served:
             "device": self.engine.device,
             "provider": self.engine.provider,
             "graphs": graphs,
-            "encoder": self.engine.encoders.describe(),
+            "encoder": self.engine.encoder.describe(),
             "precision": self.engine.precision,
             "digest": self.digest,
         }
 
     async def drain(self) -> None:
-        """Close this version, which gets no new requests, once those that use it are over."""
+        """Wait until no request uses this version, then close it."""
         while self.users:
-            self.idle.clear()
-            await self.idle.wait()
+            self.unused.clear()
+            await self.unused.wait()
         await self.close()
 
     async def close(self) -> None:
-        """End the inference threads, refuse what still waits, and let the engine's sessions go."""
+        """End the inference threads, refuse what still waits, and free the engine's sessions."""
         await asyncio.to_thread(self.batcher.close)
         await asyncio.to_thread(self.engine.close)
 
 
-def start(
-    model: str, version: int, found: Found, engine: Engine, settings: Settings, metrics: Metrics
-) -> Served:
+def start_model(
+    model: str, version: int, bundle: BundleVersion, engine: Engine, settings: Settings, metrics: Metrics
+) -> LoadedModel:
     """Give a loaded engine its queue and its inference threads."""
     batcher = Batcher(
         f"{model}/{version}",
         lanes=engine.lanes,
         max_batch=engine.max_batch,
-        gather_above=engine.encoders.pays_above,
+        gather_above=engine.encoder.large_batch_above,
         queue_images=settings.queue_images,
         deadline_ms=settings.deadline_ms,
         observer=metrics.model(model, version),
     )
-    return Served(model, version, found, engine, batcher)
+    return LoadedModel(model, version, bundle, engine, batcher)

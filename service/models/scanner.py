@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.contract.manifest import MODEL_NAME, VERSION, BundleError
-from service.inference.engine import check_bundle
+from service.inference.loading import check_bundle
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
+class BundleVersion:
     """A version on disk.
 
     Attributes:
@@ -38,11 +38,11 @@ class Bundles:
     All methods belong to the event loop; disks are read in threads.
 
     Attributes:
-        found: every version by model and number.
+        versions: every version by model and number.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.found: dict[str, dict[int, Found]] = {}
+        self.versions: dict[str, dict[int, BundleVersion]] = {}
         self._roots = settings.roots
         self._checked_versions = settings.versions_kept
         self._metrics = metrics
@@ -59,7 +59,7 @@ class Bundles:
             await asyncio.sleep(SECOND_LOOK_S)
             paths = await asyncio.to_thread(find_bundles, self._roots)
         await asyncio.to_thread(self._check_roots)
-        for model in sorted(paths.keys() | self.found.keys()):
+        for model in sorted(paths.keys() | self.versions.keys()):
             await self.look_at(model, paths.get(model, {}))
 
     async def paths(self, model: str) -> Mapping[int, Path]:
@@ -74,63 +74,63 @@ class Bundles:
             paths: the folders of its versions.
             again: those that are refused are checked, too, changed or not.
         """
-        known, now = self.found.get(model, {}), dict[int, Found]()
+        known, now = self.versions.get(model, {}), dict[int, BundleVersion]()
         for rank, version in enumerate(sorted(paths, reverse=True)):
             path = paths[version]
-            found = Found(path, await asyncio.to_thread(_fingerprint, path))
+            bundle = BundleVersion(path, await asyncio.to_thread(_fingerprint, path))
             before = known.get(version)
-            is_same = before and (before.path, before.fingerprint) == (path, found.fingerprint)
+            is_same = before and (before.path, before.fingerprint) == (path, bundle.fingerprint)
             if before and is_same and not (again and before.reason):
-                found = before
+                bundle = before
             elif rank < self._checked_versions:
-                found = await self._checked(model, version, found)
-            now[version] = found
+                bundle = await self._checked(model, version, bundle)
+            now[version] = bundle
         if now:
-            self.found[model] = now
+            self.versions[model] = now
         else:
-            self.found.pop(model, None)
+            self.versions.pop(model, None)
 
-    async def _checked(self, model: str, version: int, found: Found) -> Found:
+    async def _checked(self, model: str, version: int, bundle: BundleVersion) -> BundleVersion:
         try:
-            await asyncio.to_thread(check_bundle, found.path, model)
-        except Exception as error:  # what is odd about one bundle must not keep us from the others
-            return self._refused(model, version, found, error)
-        return found
+            await asyncio.to_thread(check_bundle, bundle.path, model)
+        except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
+            return self._refused(model, version, bundle, error)
+        return bundle
 
-    def refuse(self, model: str, version: int, found: Found, error: Exception) -> None:
+    def refuse(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> None:
         """Note that a version could not be loaded."""
-        self.found.setdefault(model, {})[version] = self._refused(model, version, found, error)
+        self.versions.setdefault(model, {})[version] = self._refused(model, version, bundle, error)
 
-    def _refused(self, model: str, version: int, found: Found, error: Exception) -> Found:
+    def _refused(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> BundleVersion:
         is_foreseen = isinstance(error, BundleError | OSError)
         text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-        reason = text.replace(f"{found.path}/", "")
+        reason = text.replace(f"{bundle.path}/", "")
         trace = None if is_foreseen else error
-        log.error("refused %s/%d in %s: %s", model, version, found.path, reason, exc_info=trace)
+        log.error("refused %s/%d in %s: %s", model, version, bundle.path, reason, exc_info=trace)
         self._metrics.refused(model, version)
-        return Found(found.path, found.fingerprint, reason)
+        return BundleVersion(bundle.path, bundle.fingerprint, reason)
 
     def is_any_usable(self, unloaded: Set[str]) -> bool:
         """There is a version that is not refused, of a model that no operator has taken down."""
-        return any(self.is_usable(model) for model in self.found.keys() - unloaded)
+        return any(self.is_usable(model) for model in self.versions.keys() - unloaded)
 
     def is_usable(self, model: str | None) -> bool:
         """There is a version of this model that is not refused."""
-        versions = self.found.get(model, {}) if model is not None else {}
-        return any(not found.reason for found in versions.values())
+        versions = self.versions.get(model, {}) if model is not None else {}
+        return any(not bundle.reason for bundle in versions.values())
 
     def refusal(self, model: str) -> str:
         """Why no version of a model can be served."""
-        reasons = [f"{model}/{v}: {found.reason}" for v, found in self.found.get(model, {}).items()]
+        reasons = [f"{model}/{v}: {bundle.reason}" for v, bundle in self.versions.get(model, {}).items()]
         return f"no version of {model} can be served: {'; '.join(reasons) or 'it has been removed'}"
 
     def nothing_to_serve(self) -> str:
         """Why no model at all can be served."""
         folders = ", ".join(str(root) for root in self._roots)
         reasons = [
-            f"{model}/{version}: {found.reason}"
-            for model, versions in self.found.items()
-            for version, found in versions.items()
+            f"{model}/{version}: {bundle.reason}"
+            for model, versions in self.versions.items()
+            for version, bundle in versions.items()
         ]
         if reasons:
             return f"every bundle in {folders} was refused: {'; '.join(reasons)}"
@@ -139,7 +139,7 @@ class Bundles:
         )
 
     def _is_any_missing(self, paths: Mapping[str, Mapping[int, Path]]) -> bool:
-        return any(versions.keys() - paths.get(model, {}).keys() for model, versions in self.found.items())
+        return any(versions.keys() - paths.get(model, {}).keys() for model, versions in self.versions.items())
 
     def _check_roots(self) -> None:
         """A folder that has never been there may still come; one that was is a volume that is away."""

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_message
 from export.contract.manifest import VERSION, Graph, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
-from service.models.repository import SERVABLE, Repository, Served
+from service.models.inventory import SERVABLE
+from service.models.loaded_model import LoadedModel
+from service.models.repository import Repository
 from service.routes.schemas import LARGEST
 
 # N images or poses, J classes
@@ -33,7 +35,7 @@ class OipModel:
 
     name: str
     role: Literal["encoder", "decoder"]
-    served: Served
+    served: LoadedModel
 
     @property
     def graph(self) -> Graph:

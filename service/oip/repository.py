@@ -9,7 +9,7 @@ from service.errors import InvalidFieldError, NotReadyError, shown
 from service.http.auth import check_admin
 from service.http.bodies import parse_json
 from service.inference.providers import DeviceError
-from service.models.repository import IndexEntry
+from service.models.inventory import IndexEntry
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.routes.openapi import PROBLEMS
 from service.state import Service

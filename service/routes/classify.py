@@ -10,7 +10,7 @@ from export.contract.manifest import Manifest
 from service.errors import InvalidFieldError, NoDecoderError
 from service.http.bodies import Images
 from service.http.png import to_base64_pngs
-from service.models.repository import Served
+from service.models.loaded_model import LoadedModel
 from service.routes.schemas import ClassifyQuery
 from service.state import Service
 
@@ -19,7 +19,7 @@ from service.state import Service
 Floats = NDArray[np.float32]
 
 
-def check_query(query: ClassifyQuery, served: Served) -> None:
+def check_query(query: ClassifyQuery, served: LoadedModel) -> None:
     """The model can answer the query.
 
     Raises:
@@ -35,7 +35,7 @@ def check_query(query: ClassifyQuery, served: Served) -> None:
         require_decoder(served)
 
 
-def require_decoder(served: Served) -> None:
+def require_decoder(served: LoadedModel) -> None:
     """The model can reconstruct.
 
     Raises:
@@ -47,7 +47,9 @@ def require_decoder(served: Served) -> None:
         )
 
 
-async def classify(served: Served, images: Images, query: ClassifyQuery, service: Service) -> dict[str, Any]:
+async def classify(
+    served: LoadedModel, images: Images, query: ClassifyQuery, service: Service
+) -> dict[str, Any]:
     """The answer for images [N, H, W, C]; arrays in it stay arrays, for orjson."""
     manifest = served.engine.manifest
     probabilities, poses = await served.encode(images.pixels)  # [N, J], [N, J, D]
@@ -72,7 +74,7 @@ async def classify(served: Served, images: Images, query: ClassifyQuery, service
     return {**heading(served), "results": results}
 
 
-def heading(served: Served) -> dict[str, Any]:
+def heading(served: LoadedModel) -> dict[str, Any]:
     """What every answer of a model begins with."""
     shape = served.engine.manifest.pose_shape
     answer: dict[str, Any] = {"model": served.model, "version": served.version, "digest": served.digest}

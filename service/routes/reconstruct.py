@@ -14,7 +14,7 @@ from service.errors import InvalidFieldError, TooManyPicturesError, shown
 from service.http.bodies import decode_files
 from service.http.multipart import Upload
 from service.http.png import to_base64_pngs
-from service.models.repository import Served
+from service.models.loaded_model import LoadedModel
 from service.routes.classify import heading, one_hot, require_decoder
 from service.routes.schemas import Perturbation, Preprocess, ReconstructFields, ReconstructQuery, Sweep
 from service.state import Service
@@ -49,7 +49,11 @@ class Reconstructions:
 
 
 async def reconstruct(
-    served: Served, fields: ReconstructFields, files: Sequence[Upload], rule: Preprocess, service: Service
+    served: LoadedModel,
+    fields: ReconstructFields,
+    files: Sequence[Upload],
+    rule: Preprocess,
+    service: Service,
 ) -> Reconstructions:
     """Decode the pose that was given, or the picture's, as often as the perturbations ask for.
 
@@ -97,7 +101,7 @@ def chosen_version(fields: ReconstructFields, query: ReconstructQuery) -> tuple[
     )
 
 
-def json_answer(served: Served, made: Reconstructions) -> dict[str, Any]:
+def json_answer(served: LoadedModel, made: Reconstructions) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     entries = [
         {"perturbations": [p.model_dump() for p in perturbations], "pose": pose, "image": image}

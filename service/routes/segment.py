@@ -14,7 +14,7 @@ from export.contract.confidence import are_blank, reaches, threshold
 from service.errors import InvalidFieldError, TooManyPicturesError
 from service.http.bodies import Images
 from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
-from service.models.repository import Served
+from service.models.loaded_model import LoadedModel
 from service.routes.classify import heading, one_hot, require_decoder
 from service.routes.schemas import SegmentQuery
 from service.state import Service
@@ -51,7 +51,7 @@ class Segments:
     confident: list[list[bool]] | list[list[None]]
 
 
-def object_count(query: SegmentQuery, served: Served) -> int:
+def object_count(query: SegmentQuery, served: LoadedModel) -> int:
     """K: as many objects as are asked for, else as the model expects and at least two, if it knows two.
 
     Raises:
@@ -69,7 +69,7 @@ def object_count(query: SegmentQuery, served: Served) -> int:
 
 
 async def segment(
-    served: Served, images: Images, k: int, min_probability: float | None, service: Service
+    served: LoadedModel, images: Images, k: int, min_probability: float | None, service: Service
 ) -> Segments:
     """Decode the k longest capsules of images [N, H, W, C], each with all others masked.
 
@@ -110,7 +110,7 @@ async def segment(
     )
 
 
-def json_answer(served: Served, made: Segments) -> dict[str, Any]:
+def json_answer(served: LoadedModel, made: Segments) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     results = []
     for index, (filename, pictures) in enumerate(zip(made.filenames, made.pictures, strict=True)):

@@ -14,8 +14,9 @@ from export.contract.confidence import are_blank, are_confident
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import views_to_input
-from service.inference.engine import Engine, load_engine
-from service.inference.providers import DeviceError, Placement
+from service.inference.engine import Engine
+from service.inference.loading import load_engine
+from service.inference.providers import DeviceError, EngineOptions
 from service.models.scanner import find_bundles
 from service.score.query import (
     Batch,
@@ -107,14 +108,14 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
         settings = read_settings(models=models)
         model, bundles = _find(settings, query.model)
         versions = usable_versions(model, query.version, bundles)
-        placement = Placement(
+        options = EngineOptions(
             settings.device,
             batch,
             settings.cache,
             precision=settings.precision,
             optimize=settings.optimize,
         )
-        version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, placement)
+        version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, options)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
     manifest = engine.manifest
@@ -136,7 +137,7 @@ def _find(settings: Settings, asked: str | None) -> tuple[str, Mapping[int, Path
 
 
 def _load_first(
-    model: str, versions: Sequence[int], bundles: Mapping[int, Path], placement: Placement
+    model: str, versions: Sequence[int], bundles: Mapping[int, Path], options: EngineOptions
 ) -> tuple[int, Engine]:
     """The first of the versions that can be used, and its engine; those before it are logged.
 
@@ -146,10 +147,10 @@ def _load_first(
     """
     first, *rest = versions
     try:
-        return first, load_engine(bundles[first], model, placement)
+        return first, load_engine(bundles[first], model, options)
     except (BundleError, OSError) as error:
         fault = f"{model}/{first} cannot be used: {error}"
     if not rest:
         raise ScoreError(fault)
     log.warning("%s; falling back to %s/%d", fault, model, rest[0])
-    return _load_first(model, rest, bundles, placement)
+    return _load_first(model, rest, bundles, options)

@@ -21,8 +21,8 @@ from export.optimize.plan import PLAIN
 from export.parity import run_onnx
 from export.to_onnx import to_onnx, trace_encoder
 from export.triton import write_repository
-from service.inference.engine import load_engine
-from service.inference.providers import Placement
+from service.inference.loading import load_engine
+from service.inference.providers import EngineOptions
 from tests.support.stereo_files import store
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.models.build import build
@@ -155,7 +155,7 @@ def test_the_bundles_error_is_measured_again(bundle, data, capsys):
 
 
 def test_the_service_serves_it(bundle, tmp_path):
-    engine = load_engine(bundle, "matrix-toys", Placement("cpu", 16, tmp_path, threads=1))
+    engine = load_engine(bundle, "matrix-toys", EngineOptions("cpu", 16, tmp_path, threads=1))
     samples = np.load(bundle / "samples.npz")
     probabilities, poses = engine.encode(samples["pixels"][:3])
     np.testing.assert_allclose(probabilities, samples["probabilities"][:3], rtol=0, atol=1e-4)

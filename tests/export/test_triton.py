@@ -18,8 +18,8 @@ from tritonclient.grpc.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInst
 from export.cli import main
 from export.contract.manifest import BundleError, newest_version
 from export.triton import mask_graph, read_bundle, write_repository
-from service.inference.engine import load_engine
-from service.inference.providers import TOLERANCE, Placement
+from service.inference.loading import load_engine
+from service.inference.providers import TOLERANCE, EngineOptions
 from service.routes.classify import one_hot
 from tests.support.tiny_bundle import CLASSES, SIDE, replace_file, rewrite_manifest, write_bundle
 
@@ -375,7 +375,9 @@ def run_ensemble(repository: Path, name: str, tensors: Tensors) -> Tensors:
 
 def service_answers(bundle: Path, pixels: np.ndarray) -> Tensors:
     """What the service makes of the pixels: encode, take the most probable class, decode."""
-    engine = load_engine(bundle, bundle.parent.name, Placement("cpu", 32, Path(os.environ["CAPSNET_CACHE"])))
+    engine = load_engine(
+        bundle, bundle.parent.name, EngineOptions("cpu", 32, Path(os.environ["CAPSNET_CACHE"]))
+    )
     probabilities, poses = engine.encode(pixels)
     mask = one_hot(probabilities.argmax(axis=1), engine.manifest)
     (reconstruction,) = engine.decode(poses, mask)

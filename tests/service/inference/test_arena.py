@@ -9,8 +9,8 @@ from onnx import helper
 
 from export.optimize.choice import cpu_options
 from service.inference.arena import share_arena, shrink_arena
-from service.inference.engine import load_engine
-from service.inference.providers import Placement
+from service.inference.loading import load_engine
+from service.inference.providers import EngineOptions
 from tests.service.inference.test_memory import needs_glibc, resident_bytes
 from tests.support.tiny_bundle import make_model, write_bundle
 
@@ -58,8 +58,8 @@ def test_sessions_use_the_same_scratch_memory_one_after_the_other():
 @pytest.mark.parametrize("decoder", [True, False])
 def test_an_engine_gives_back_what_any_other_has_used(tmp_path: Path, decoder):
     bundle = write_bundle(tmp_path / "tiny" / "1", decoder=decoder)
-    engine = load_engine(bundle, "tiny", Placement("cpu", 8, tmp_path / "cache"))
+    engine = load_engine(bundle, "tiny", EngineOptions("cpu", 8, tmp_path / "cache"))
     wide_session().run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
     before = resident_bytes()
-    engine.give_back()
+    engine.release_memory()
     assert before - resident_bytes() > SCRATCH_BYTES

@@ -15,16 +15,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from export.contract.manifest import BundleError, read_manifest
 from export.optimize.half_precision import halved
-from service.inference.engine import (
-    Engine,
-    check_bundle,
-    check_half,
-    check_samples,
-    load_engine,
-    open_session,
-)
-from service.inference.providers import PROVIDERS, DeviceError, Placement
-from service.inference.session_pool import one_for_all
+from service.inference.checks import check_half, check_samples
+from service.inference.engine import Engine
+from service.inference.loading import check_bundle, load_engine
+from service.inference.providers import PROVIDERS, DeviceError, EngineOptions
+from service.inference.session_pool import pool_of_one
+from service.inference.sessions import open_session
 from tests.support.tiny_bundle import (
     PAIRS,
     SIDE,
@@ -48,7 +44,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def load(bundle: Path, device: str = "cpu") -> Engine:
-    return load_engine(bundle, "tiny", Placement(device, 32, bundle.parent / "cache"))
+    return load_engine(bundle, "tiny", EngineOptions(device, 32, bundle.parent / "cache"))
 
 
 def saved(model: onnx.ModelProto) -> bytes:
@@ -94,7 +90,7 @@ def test_a_missing_file_is_refused_by_name(bundle, file):
 
 def test_a_folder_of_another_name_is_refused(bundle):
     with pytest.raises(BundleError, match="tiny"):
-        load_engine(bundle, "other", Placement("cpu", 32, bundle))
+        load_engine(bundle, "other", EngineOptions("cpu", 32, bundle))
 
 
 def test_a_graph_whose_shapes_are_not_the_manifests_is_refused(bundle):
@@ -242,7 +238,7 @@ def test_what_is_no_regular_file_is_refused_by_name(bundle, file):
 def test_a_graph_that_no_device_can_read_is_no_fault_of_the_device(bundle, device):
     graph = read_manifest(bundle).graphs["encoder"]
     with pytest.raises(BundleError, match=r"encoder\.onnx cannot be loaded"):
-        open_session(b"no graph", graph, device, Placement(device, 32, bundle.parent / "cache"), 1)
+        open_session(b"no graph", graph, device, EngineOptions(device, 32, bundle.parent / "cache"), 1)
 
 
 def test_bytes_that_are_no_graph_are_refused(bundle):
@@ -321,7 +317,7 @@ def _cuda_without_a_driver(monkeypatch) -> None:
 def test_a_graph_that_the_runtime_puts_on_another_device_than_asked_for_is_an_error(bundle, device):
     graph, content = read_manifest(bundle).graphs["encoder"], (bundle / "encoder.onnx").read_bytes()
     with pytest.raises(DeviceError, match="ONNX Runtime chose CPUExecutionProvider"):
-        open_session(content, graph, device, Placement(device, 32, bundle.parent / "cache"), 1)
+        open_session(content, graph, device, EngineOptions(device, 32, bundle.parent / "cache"), 1)
 
 
 @needs_no_gpu
@@ -343,8 +339,11 @@ def test_where_auto_takes_the_next_best_device_the_log_says_why(bundle, caplog):
 
 
 def test_a_run_that_fails_on_its_device_is_not_repeated_on_another(bundle):
-    content, placement = (bundle / "encoder.onnx").read_bytes(), Placement("cpu", 32, bundle.parent / "cache")
-    session = open_session(content, read_manifest(bundle).graphs["encoder"], "cpu", placement, 1)
+    content, options = (
+        (bundle / "encoder.onnx").read_bytes(),
+        EngineOptions("cpu", 32, bundle.parent / "cache"),
+    )
+    session = open_session(content, read_manifest(bundle).graphs["encoder"], "cpu", options, 1)
     native = session._sess
 
     class Failing:
@@ -375,15 +374,15 @@ def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
 def test_on_a_gpu_half_precision_passes_the_samples(bundle, device):
     if PROVIDERS[device] not in ort.get_available_providers():
         pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
-    engine = load_engine(bundle, "tiny", Placement(device, 32, bundle.parent / "cache", precision="half"))
+    engine = load_engine(bundle, "tiny", EngineOptions(device, 32, bundle.parent / "cache", precision="half"))
     assert (engine.device, engine.precision) == (device, "half")
 
 
 def half_engine(bundle: Path, encoder: bytes) -> Engine:
     """An engine in half precision, with the graphs on a CPU, which computes as a GPU does."""
-    manifest, placement = read_manifest(bundle), Placement("cpu", 8, bundle.parent / "cache")
-    session = open_session(encoder, manifest.graphs["encoder"], "cpu", placement, 1)
-    return Engine(manifest, "cpu", 8, 1, one_for_all(session), None, precision="half")
+    manifest, options = read_manifest(bundle), EngineOptions("cpu", 8, bundle.parent / "cache")
+    session = open_session(encoder, manifest.graphs["encoder"], "cpu", options, 1)
+    return Engine(manifest, "cpu", 8, 1, pool_of_one(session), None, precision="half")
 
 
 def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):
@@ -429,6 +428,6 @@ def test_an_encoder_whose_classes_half_precision_changes_is_refused_though_its_l
 
 
 def test_half_precision_on_a_cpu_is_an_error_that_says_what_to_set(bundle):
-    placement = Placement("cpu", 8, bundle.parent / "cache", precision="half")
+    options = EngineOptions("cpu", 8, bundle.parent / "cache", precision="half")
     with pytest.raises(DeviceError, match="CAPSNET_PRECISION=float32"):
-        load_engine(bundle, "tiny", placement)
+        load_engine(bundle, "tiny", options)

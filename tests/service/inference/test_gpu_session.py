@@ -28,7 +28,7 @@ from service.inference.gpu_session import (
     open_gpu_session,
 )
 from service.inference.providers import PROVIDERS, DeviceError, cuda_options
-from service.inference.session_pool import one_for_all
+from service.inference.session_pool import pool_of_one
 from tests.support.tiny_bundle import SIDE, decoder_model, encoder_model, write_bundle
 
 OUTPUTS = ["probabilities", "poses"]
@@ -210,7 +210,7 @@ def test_an_engine_closes_the_sessions_of_both_its_graphs(tmp_path):
     freed = []
     encoder, decoder = (GpuSession(Dropped(freed), 2, "cpu", records=False) for _ in range(2))
     manifest = read_manifest(write_bundle(tmp_path / "tiny" / "1"))
-    Engine(manifest, "cuda", 2, 1, one_for_all(encoder), decoder).close()
+    Engine(manifest, "cuda", 2, 1, pool_of_one(encoder), decoder).close()
     for session in (encoder, decoder):
         session._thread.shutdown(wait=True)
     assert freed == [True, True]

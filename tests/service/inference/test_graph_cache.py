@@ -19,10 +19,10 @@ from export.optimize.choice import MAX_ERROR
 from export.optimize.derive import derive
 from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
 from export.to_onnx import trace_encoder
-from service.inference.engine import load_engine
-from service.inference.graph_cache import SMALLEST_BYTES, UNUSED_DAYS, fast_graphs
-from service.inference.providers import Placement
-from service.models.remeasure import choose_graphs_again
+from service.inference.graph_cache import SMALLEST_BYTES, UNUSED_DAYS, cached_graphs
+from service.inference.loading import load_engine
+from service.inference.providers import EngineOptions
+from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_process import live_process
@@ -59,7 +59,7 @@ def described(encoder: bytes) -> Graph:
 def cache(encoder, tmp_path_factory) -> Path:
     """A cache in which the encoder's plan has been made."""
     cache = tmp_path_factory.mktemp("cache")
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, _):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, _):
         assert plan.forms != {"plain"}
     return cache
 
@@ -77,7 +77,7 @@ def rewrite_plan(folder: Path, **changes: object) -> None:
 def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
     pixels = np.random.default_rng(0).random((5, 28, 28, 1), dtype=np.float32)
     expected = ort.InferenceSession(encoder).run(None, {"pixels": pixels})
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
         for form in plan.forms - {"plain"}:
             found = ort.InferenceSession(folder / f"{form}.onnx").run(None, {"pixels": pixels})
             for a, b in zip(found, expected, strict=True):
@@ -86,7 +86,7 @@ def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
 
 def test_a_plan_is_made_once(encoder, cache):
     made = plan_file(encoder, cache).stat().st_mtime_ns
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
         assert plan == read_plan(folder)
     assert plan_file(encoder, cache).stat().st_mtime_ns == made
 
@@ -143,14 +143,14 @@ def test_a_plan_that_was_measured_under_load_is_measured_again_in_an_idle_minute
         await repository.first_scan()
         (before,) = repository.loaded()
         assert before.describe()["encoder"].endswith("; measured under load")
-        choosing = asyncio.create_task(choose_graphs_again(repository, idle_s=0.01))
+        choosing = asyncio.create_task(remeasure_graphs(repository, quiet_s=0.01))
         async with asyncio.timeout(60):
             while repository.loaded() == [before]:
                 await asyncio.sleep(0.01)
         choosing.cancel()
         await asyncio.gather(choosing, return_exceptions=True)
         (after,) = repository.loaded()
-        assert after.engine.encoders.plan == read_plan(folder)
+        assert after.engine.encoder.plan == read_plan(folder)
         await repository.close()
 
     folder = plan_file(encoder, cache).parent
@@ -175,7 +175,7 @@ def test_a_damaged_graph_is_derived_again(encoder, cache):
     weights = next(plan_file(encoder, cache).parent.glob("*.weights"))
     intact = weights.read_bytes()
     weights.write_bytes(intact[: len(intact) // 2])
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
         assert plan != PLAIN
         assert read_plan(folder) == plan
 
@@ -188,14 +188,14 @@ def test_what_has_not_been_used_for_long_is_forgotten(encoder, cache):
     for folder in (old, foreign):
         os.utime(folder, (long_ago, long_ago))
     plan_file(encoder, cache).unlink()  # so that there is something to derive
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE):
         assert [folder.exists() for folder in (old, recent, foreign)] == [False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_else(encoder, tmp_path, caplog):
     cache = tmp_path / "a file"
     cache.write_text("in the way")
-    with fast_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
         assert plan != PLAIN
         assert (folder / FILE).exists()
     assert not folder.exists()
@@ -204,14 +204,14 @@ def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_el
 
 def test_a_small_graph_stays_as_it_is(tmp_path):
     small = b"\0" * (SMALLEST_BYTES - 1)
-    with fast_graphs(small, described(small), tmp_path, ONE_CORE) as (plan, _):
+    with cached_graphs(small, described(small), tmp_path, ONE_CORE) as (plan, _):
         assert plan == PLAIN
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_derived_from_runs_as_it_is_and_the_log_says_why(tmp_path, caplog):
     nonsense = b"\xff" * SMALLEST_BYTES
-    with fast_graphs(nonsense, described(nonsense), tmp_path, ONE_CORE) as (plan, _):
+    with cached_graphs(nonsense, described(nonsense), tmp_path, ONE_CORE) as (plan, _):
         assert plan == PLAIN
     assert "no faster graphs: Error parsing message" in caplog.text
 
@@ -225,35 +225,35 @@ def shipped() -> Path:
 
 
 @pytest.fixture(scope="module")
-def placement() -> Placement:
-    return Placement("cpu", 16, Path(os.environ["CAPSNET_CACHE"]), threads=2)
+def options() -> EngineOptions:
+    return EngineOptions("cpu", 16, Path(os.environ["CAPSNET_CACHE"]), threads=2)
 
 
 @pytest.fixture(scope="module")
-def fast(shipped, placement):
-    return load_engine(shipped, "capsnet-mnist", placement)
+def fast(shipped, options):
+    return load_engine(shipped, "capsnet-mnist", options)
 
 
 def test_the_shipped_model_runs_faster_graphs_and_says_which(fast):
-    assert fast.encoders.plan.forms != {"plain"}
-    assert "both_axes" in fast.encoders.describe()
+    assert fast.encoder.plan.forms != {"plain"}
+    assert "both_axes" in fast.encoder.describe()
 
 
 @pytest.mark.parametrize("images", [1, 3, 16])
 @pytest.mark.parametrize("alone", [True, False])
-def test_its_answers_are_those_of_the_plain_graph(shipped, placement, fast, images, alone):
-    plain = load_engine(shipped, "capsnet-mnist", placement._replace(optimize=False))
-    assert plain.encoders.describe() == "plain"
+def test_its_answers_are_those_of_the_plain_graph(shipped, options, fast, images, alone):
+    plain = load_engine(shipped, "capsnet-mnist", options._replace(optimize=False))
+    assert plain.encoder.describe() == "plain"
     pixels = np.random.default_rng(images).random((images, 28, 28, 1), dtype=np.float32)
     for a, b in zip(fast.encode(pixels, alone=alone), plain.encode(pixels, alone=alone), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
-def test_after_the_start_the_service_holds_no_more_memory_than_the_readme_says(placement, fast, tmp_path):
+def test_after_the_start_the_service_holds_no_more_memory_than_the_readme_says(options, fast, tmp_path):
     models = tmp_path / "models"
     shutil.copytree(SHIPPED, models / SHIPPED.name)
-    with live_process(models, tmp_path / "log", cache=placement.cache, threads=2) as service:
+    with live_process(models, tmp_path / "log", cache=options.cache, threads=2) as service:
         lines = Path(f"/proc/{service.running.pid}/status").read_text().splitlines()
         assert "faster graphs" not in service.log.read_text()  # they are those of the cache
     kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
@@ -261,11 +261,11 @@ def test_after_the_start_the_service_holds_no_more_memory_than_the_readme_says(p
     assert kibibytes["RssAnon"] <= 160 * 1024
 
 
-def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement, fast, tmp_path, caplog):
+def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, options, fast, tmp_path, caplog):
     """As if a processor or a version of the runtime computed them wrongly."""
     cache = tmp_path / "cache"
-    placement = placement._replace(cache=cache, threads=1)
-    load_engine(shipped, "capsnet-mnist", placement)
+    options = options._replace(cache=cache, threads=1)
+    load_engine(shipped, "capsnet-mnist", options)
     (folder,) = (file.parent for file in (cache / "cpu").glob(f"*/{FILE}"))
     for weights in folder.glob("*.weights"):
         values = np.fromfile(weights, np.float32)
@@ -275,6 +275,6 @@ def test_derived_graphs_that_fail_on_the_samples_are_not_used(shipped, placement
         folder, sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
     )
     with caplog.at_level(logging.WARNING):
-        engine = load_engine(shipped, "capsnet-mnist", placement)
-    assert engine.encoders.describe() == "plain"
+        engine = load_engine(shipped, "capsnet-mnist", options)
+    assert engine.encoder.describe() == "plain"
     assert "the faster graphs are not used: samples: " in caplog.text

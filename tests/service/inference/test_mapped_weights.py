@@ -15,8 +15,8 @@ from export.contract.graph_file import far_tensors
 from export.contract.manifest import BundleError, Graph, Tensor
 from export.optimize.choice import cpu_options
 from export.optimize.derive import prepare
-from service.inference.engine import open_derived
 from service.inference.mapped_weights import MappedSession, map_weights
+from service.inference.sessions import open_derived
 from tests.support.tiny_bundle import make_model
 
 PIXELS, IN, OUT = 16, 20_000, 32  # 80 KB of index, 2.5 MB of weights

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.inference.memory import give_back_memory
+from service.inference.memory import trim_heap
 
 PIECE_BYTES = 64 * 2**10  # small enough to lie in the heap
 PIECES = 1000
@@ -30,7 +30,7 @@ def test_what_lies_freed_between_what_is_used_is_given_back():
     kept = pieces[:: PIECES // 10]  # the heap cannot be cut short in front of these
     del pieces
     before = resident_bytes()
-    give_back_memory()
+    trim_heap()
     assert before - resident_bytes() > PIECE_BYTES * PIECES / 2
     assert all(piece.all() for piece in kept)
 
@@ -38,7 +38,7 @@ def test_what_lies_freed_between_what_is_used_is_given_back():
 # A thread takes more than its heap gives back by itself, holds on to the first of it, and frees the rest.
 THREADS_HEAP = """
 import ctypes, threading
-from service.memory import give_back_memory, use_one_heap
+from service.inference.memory import trim_heap, use_one_heap
 from tests.service.inference.test_memory import PIECE_BYTES, PIECES, resident_bytes
 use_one_heap()
 free, malloc = ctypes.CDLL(None).free, ctypes.CDLL(None).malloc
@@ -54,7 +54,7 @@ thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 before = resident_bytes()
-give_back_memory()
+trim_heap()
 print(before - resident_bytes())
 """
 

@@ -9,7 +9,7 @@ from export.contract.manifest import Graph, Tensor
 from service.inference.providers import (
     PROVIDERS,
     DeviceError,
-    Placement,
+    EngineOptions,
     candidates,
     cuda_options,
     provider_list,
@@ -75,9 +75,9 @@ def test_tensorrt_may_use_float16_only_when_asked_and_then_not_for_norms(half, s
 
 def test_engines_of_two_precisions_are_kept_apart(tmp_path):
     folders = {
-        provider_list("tensorrt", two_inputs(), Placement("tensorrt", 8, tmp_path, precision=precision))[0][
-            1
-        ]["trt_engine_cache_path"]
+        provider_list("tensorrt", two_inputs(), EngineOptions("tensorrt", 8, tmp_path, precision=precision))[
+            0
+        ][1]["trt_engine_cache_path"]
         for precision in ("float32", "half")
     }
     assert len(folders) == 2
@@ -87,7 +87,7 @@ def test_engines_of_two_precisions_are_kept_apart(tmp_path):
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_setting(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DeviceError, match="CAPSNET_CACHE"):
-        provider_list("tensorrt", two_inputs(), Placement("tensorrt", 8, tmp_path / "file"))
+        provider_list("tensorrt", two_inputs(), EngineOptions("tensorrt", 8, tmp_path / "file"))
 
 
 def test_cuda_computes_in_full_float32():
@@ -95,9 +95,9 @@ def test_cuda_computes_in_full_float32():
 
 
 def test_only_the_cuda_provider_itself_makes_cuda_graphs(tmp_path):
-    placement = Placement("cuda", 8, tmp_path)
-    cuda = dict(provider_list("cuda", two_inputs(), placement, records=True))
-    tensorrt = dict(provider_list("tensorrt", two_inputs(), placement, records=True))
+    options = EngineOptions("cuda", 8, tmp_path)
+    cuda = dict(provider_list("cuda", two_inputs(), options, records=True))
+    tensorrt = dict(provider_list("tensorrt", two_inputs(), options, records=True))
     assert cuda[PROVIDERS["cuda"]]["enable_cuda_graph"] == "1"
     assert tensorrt[PROVIDERS["cuda"]]["enable_cuda_graph"] == "0"
     assert tensorrt[PROVIDERS["tensorrt"]]["trt_cuda_graph_enable"] == "0"
@@ -105,7 +105,7 @@ def test_only_the_cuda_provider_itself_makes_cuda_graphs(tmp_path):
 
 def test_every_provider_has_others_behind_it_that_end_with_the_cpu(tmp_path):
     for device in PROVIDERS:
-        names = [name for name, _ in provider_list(device, two_inputs(), Placement(device, 8, tmp_path))]
+        names = [name for name, _ in provider_list(device, two_inputs(), EngineOptions(device, 8, tmp_path))]
         assert (names[0], names[-1]) == (PROVIDERS[device], PROVIDERS["cpu"])
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from export.optimize.plan import PLAIN, Choice
-from service.inference.session_pool import Encoders, one_for_all, open_by_size
+from service.inference.session_pool import SessionPool, open_by_size, pool_of_one
 
 ALWAYS = Choice(forms=("one_axis",))
 TO_FOUR = Choice(forms=("one_axis", "both_axes"), borders=(4,))
@@ -9,10 +9,10 @@ TO_ONE = Choice(forms=("plain", "both_axes"), borders=(1,))
 THREE = Choice(forms=("plain", "one_axis", "both_axes"), borders=(1, 4))
 
 
-def encoders(alone: Choice, beside: Choice, waited: float = 0.0) -> Encoders:
+def pool(alone: Choice, beside: Choice, waited: float = 0.0) -> SessionPool:
     """With words instead of sessions."""
     plan = PLAIN.model_copy(update={"alone": alone, "beside": beside, "waited": waited})
-    return Encoders(
+    return SessionPool(
         open_by_size(alone, lambda form: f"alone, {form}"),
         open_by_size(beside, lambda form: f"beside, {form}"),
         plan,
@@ -31,11 +31,11 @@ def encoders(alone: Choice, beside: Choice, waited: float = 0.0) -> Encoders:
     ],
 )
 def test_a_batch_gets_the_session_for_its_size_and_its_cores(images, alone, expected):
-    assert encoders(THREE, TO_ONE).session(images, alone=alone) == expected
+    assert pool(THREE, TO_ONE).session(images, alone=alone) == expected
 
 
 def test_one_session_may_run_everything():
-    one = one_for_all("only")
+    one = pool_of_one("only")
     assert {one.session(images, alone=alone) for images in (1, 64) for alone in (True, False)} == {"only"}
     assert one.all == ["only"]
 
@@ -62,14 +62,14 @@ def test_a_form_for_two_ranges_is_opened_once():
     ],
 )
 def test_it_says_which_graph_runs_when(alone, beside, expected):
-    assert encoders(alone, beside).describe() == expected
+    assert pool(alone, beside).describe() == expected
 
 
 def test_it_says_that_the_graphs_were_chosen_under_load():
-    assert encoders(ALWAYS, ALWAYS, waited=0.5).describe() == "one_axis; measured under load"
+    assert pool(ALWAYS, ALWAYS, waited=0.5).describe() == "one_axis; measured under load"
 
 
 def test_gathering_pays_where_large_batches_have_a_graph_of_their_own():
-    assert encoders(ALWAYS, TO_FOUR).pays_above == 4
-    assert encoders(ALWAYS, THREE).pays_above == 4
-    assert encoders(TO_FOUR, ALWAYS).pays_above is None
+    assert pool(ALWAYS, TO_FOUR).large_batch_above == 4
+    assert pool(ALWAYS, THREE).large_batch_above == 4
+    assert pool(TO_FOUR, ALWAYS).large_batch_above is None

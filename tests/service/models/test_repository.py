@@ -605,7 +605,7 @@ def test_a_model_taken_down_while_another_is_being_loaded_stays_down(tmp_path):
         async with opened(tmp_path) as repository:
             for model in ("first", "second"):
                 await repository.load(model)
-            async with repository._updating["first"]:
+            async with repository._inventory.changing["first"]:
                 scanning = asyncio.create_task(repository.scan())
                 await the_queue_for(repository, "first")
                 await repository.unload("second")
@@ -626,7 +626,7 @@ def test_a_model_taken_down_while_a_first_request_waits_for_it_stays_down(tmp_pa
                 async with repository.use("other", None):
                     pass
 
-            async with repository._updating["other"]:
+            async with repository._inventory.changing["other"]:
                 asking = asyncio.create_task(ask())
                 await the_queue_for(repository, "other")
                 unloading = asyncio.create_task(repository.unload("other"))
@@ -663,7 +663,7 @@ def test_a_model_taken_down_while_it_is_being_loaded_stays_down(tmp_path):
 async def the_queue_for(repository: Repository, model: str) -> None:
     """Until somebody waits for the lock on a model, which the test holds."""
     async with asyncio.timeout(10):
-        while not repository._updating[model]._waiters:
+        while not repository._inventory.changing[model]._waiters:
             await asyncio.sleep(0.001)
 
 
@@ -749,7 +749,7 @@ def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_l
                 assert still is named
             async with repository.use("tiny", None) as newest:
                 assert newest.version == 3
-            named.named_s -= NAMED_S
+            named.last_named_s -= NAMED_S
             await repository.scan()
             assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "superseded"}
 
@@ -796,7 +796,7 @@ def test_an_operator_may_have_a_refused_version_tried_again_though_its_files_are
         folder = write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             (served,) = repository.loaded()
-            repository._bundles.refuse("tiny", 1, served.found, OSError("too many open files"))
+            repository._bundles.refuse("tiny", 1, served.bundle, OSError("too many open files"))
             await repository.scan()
             assert [entry.is_refused for entry in repository.index()] == [True]
             await repository.load("tiny")

@@ -26,8 +26,8 @@ import pytest
 from PIL import Image
 
 from export.contract.manifest import read_manifest
-from service.inference.engine import load_engine
-from service.inference.providers import Placement
+from service.inference.loading import load_engine
+from service.inference.providers import EngineOptions
 from service.score import main
 from service.score.local import LocalScorer
 from service.score.pictures import Picture, UnreadablePictureError, Upcoming, in_batches
@@ -503,7 +503,7 @@ def test_when_rows_go_to_stdout_bad_files_are_told_on_stderr_or_where_errors_say
 
 
 def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits):
-    engine = load_engine(models / "tiny" / "1", "tiny", Placement("cpu", 32, models / "cache"))
+    engine = load_engine(models / "tiny" / "1", "tiny", EngineOptions("cpu", 32, models / "cache"))
     facts = engine.manifest.preprocessing.model_copy(update={"channels": 4})  # which nothing can make
     engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
     chosen, query = Chosen("tiny", 1, CLASSES, "", 1), QUERY

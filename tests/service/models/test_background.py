@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from service.inference.engine import Engine
-from service.models.housekeeping import end_when_stopped, going_on, keep_small
-from service.models.remeasure import choose_graphs_again
+from service.models.background import (
+    release_memory_after_work,
+    restart_on_error,
+    stop_when_inference_is_dead,
+)
+from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
@@ -21,8 +25,8 @@ OFTEN_S = 0.02
 class Watched(Engine):
     """An engine that counts how often it gives back."""
 
-    def give_back(self) -> None:
-        super().give_back()
+    def release_memory(self) -> None:
+        super().release_memory()
         returns.append(self)
 
 
@@ -37,7 +41,7 @@ def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: P
         await repository.scan()
         (served,) = repository.loaded()
         served.engine = Watched(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
-        keeping = asyncio.create_task(keep_small(repository, OFTEN_S))
+        keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
         for _ in range(2):
             returns.clear()
             async with repository.use("tiny", None):
@@ -56,11 +60,11 @@ def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: P
 class Failing(Engine):
     """An engine that gives back at the second call."""
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         returns.append(self)
         if len(returns) == 1:
             raise RuntimeError("not this time")
-        super().give_back()
+        super().release_memory()
 
 
 def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp_path: Path, caplog):
@@ -72,7 +76,7 @@ def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp
         (served,) = repository.loaded()
         served.engine = Failing(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
         returns.clear()
-        keeping = asyncio.create_task(keep_small(repository, OFTEN_S))
+        keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
         async with repository.use("tiny", None):
             pass
         async with asyncio.timeout(10):
@@ -82,12 +86,12 @@ def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp
         await asyncio.gather(keeping, return_exceptions=True)
         await repository.close()
 
-    with caplog.at_level(logging.ERROR, "service.models.housekeeping"):
+    with caplog.at_level(logging.ERROR, "service.models.background"):
         asyncio.run(scenario())
-    assert "keep_small failed" in caplog.text
+    assert "release_memory_after_work failed" in caplog.text
     assert "RuntimeError: not this time" in caplog.text
 
 
-@pytest.mark.parametrize("work", [keep_small, end_when_stopped, choose_graphs_again])
+@pytest.mark.parametrize("work", [release_memory_after_work, stop_when_inference_is_dead, remeasure_graphs])
 def test_everything_that_is_done_for_ever_goes_on_after_a_failure(work):
-    assert work.__code__ is going_on(work).__code__
+    assert work.__code__ is restart_on_error(work).__code__

@@ -1,0 +1,95 @@
+"""What a bundle must pass before it serves: its manifest fits this service, its samples come out right."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.contract.manifest import BundleError, Manifest
+from service.inference.engine import Engine
+from service.inference.half_encoder import check_classes
+from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances, usable_cpus
+from service.inference.samples import first_line
+from service.inference.sessions import create_session
+
+# N images, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+
+def check_contract(manifest: Manifest) -> None:
+    """The manifest describes graphs that this service can run.
+
+    Raises:
+        BundleError: it describes others; names the graph and the tensor.
+    """
+    facts, classes = manifest.preprocessing, len(manifest.class_names)
+    picture = (None, facts.height, facts.width, facts.channels)
+    poses = (None, classes, math.prod(manifest.pose_shape))
+    expected: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
+        "encoder": ({"pixels": picture}, {"probabilities": (None, classes), "poses": poses}),
+        "decoder": ({"poses": poses, "mask": (None, classes)}, {"reconstruction": picture}),
+    }
+    for role, graph in manifest.graphs.items():
+        found = tuple({t.name: t.shape for t in tensors} for tensors in (graph.inputs, graph.outputs))
+        if found != expected[role]:
+            raise BundleError(
+                f"manifest: the {role} has {found}; with these classes it needs {expected[role]}"
+            )
+
+
+def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
+    """Run the bundle's samples; this warms the engine up, too.
+
+    Raises:
+        BundleError: an output is not what samples.npz says; names it, and the largest difference.
+    """
+    tolerances = sample_tolerances(engine.device, engine.precision)
+    names, pixels = ["probabilities", "poses"], {"pixels": samples["pixels"]}
+    try:
+        found = [
+            named
+            for encoder in engine.encoder.all
+            for named in zip(names, encoder.run(names, pixels), strict=True)
+        ]
+        if engine.has_decoder:
+            found += zip(["reconstruction"], engine.decode(samples["poses"], samples["mask"]), strict=True)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
+    for name, values in found:
+        _check_values(name, values, samples[name], engine.device, tolerances[name])
+
+
+def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
+    """An encoder in half precision names the classes that the plain one does.
+
+    Args:
+        engine: that was opened with the encoder.
+        encoder: the plain graph.
+        pixels: of the samples, [N, H, W, C].
+
+    Raises:
+        BundleError: on an image made of the samples it does not.
+    """
+    if engine.precision != "half":
+        return
+    manifest, on_cpu = engine.manifest, [(PROVIDERS["cpu"], dict[str, str]())]
+    plain = create_session(encoder, manifest.graphs["encoder"], "cpu", on_cpu, usable_cpus())
+    check_classes(
+        lambda images: engine.encode(images)[0],
+        lambda images: plain.run(["probabilities"], {"pixels": images})[0],
+        pixels,
+        manifest.objects_per_image,
+        engine.max_batch,
+    )
+
+
+def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice, tolerance: float) -> None:
+    if values.shape != expected.shape:
+        raise BundleError(f"samples: {name} is {values.shape}, expected {expected.shape}")
+    difference = float(np.abs(values - expected).max())
+    if not difference <= tolerance:  # also when it is NaN
+        raise BundleError(
+            f"samples: {name} differs by {difference:.3g} on {device}; at most {tolerance:g} is allowed"
+        )

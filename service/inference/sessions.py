@@ -1,0 +1,116 @@
+"""One graph as a session of ONNX Runtime: on the requested device or an error, never silently on another."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import onnxruntime as ort
+
+from export.contract.manifest import BundleError, Graph
+from export.optimize.choice import cpu_options
+from service.inference.arena import share_arena
+from service.inference.gpu_session import GpuSession, open_gpu_session
+from service.inference.mapped_weights import MappedSession, Weights, map_weights
+from service.inference.providers import (
+    PROVIDERS,
+    DeviceError,
+    EngineOptions,
+    Providers,
+    UsedDevice,
+    provider_list,
+)
+from service.inference.samples import first_line
+
+Session: TypeAlias = ort.InferenceSession | GpuSession
+
+
+def open_session(
+    content: bytes, graph: Graph, device: UsedDevice, options: EngineOptions, threads: int
+) -> Session:
+    """A session of the graph on the device and no other, with so many threads on the CPU.
+
+    Raises:
+        BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
+        DeviceError: the device, or memory on it, cannot be had.
+    """
+
+    def create(*, records: bool = False) -> ort.InferenceSession:
+        providers = provider_list(device, graph, options, records=records)
+        return create_session(content, graph, device, providers, threads)
+
+    if device == "cpu":
+        return create()
+    ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip installs beside Python packages
+    return open_gpu_session(create, options.largest_batch(device), records=device == "cuda")
+
+
+def create_session(
+    content: bytes, graph: Graph, device: UsedDevice, providers: Providers, threads: int
+) -> ort.InferenceSession:
+    """A session with these providers, of which the first has to be had.
+
+    Raises:
+        BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
+        DeviceError: ONNX Runtime would have used another device.
+    """
+    options = cpu_options(threads)
+    # The format that was checked, and not the runtime's own, which it would tell by the first bytes.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    if device == "cpu":
+        share_arena(options)
+    try:
+        # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
+        session = ort.InferenceSession(content, options, providers=providers, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        if device != "cpu" and _can_be_read(content):
+            raise DeviceError(f"device {device} cannot be used: {first_line(error)}") from error
+        raise BundleError(f"{graph.file} cannot be loaded: {first_line(error)}") from error
+    if session.get_providers()[0] != PROVIDERS[device]:
+        raise DeviceError(
+            f"device {device} cannot be used: ONNX Runtime chose {session.get_providers()[0]} for "
+            f"{graph.file}; its messages above name the library or driver that is missing"
+        )
+    _check_interface(session, graph)
+    return session
+
+
+def open_derived(
+    file: Path, graph: Graph, threads: int, mapped: Callable[[Path], Weights] = map_weights
+) -> ort.InferenceSession:
+    """A session of a graph derived from a bundle's, on the CPU; its weights lie beside it.
+
+    Args:
+        file: the derived graph.
+        graph: what the manifest says of the bundle's.
+        threads: that compute.
+        mapped: gives the weights of the file.
+
+    Raises:
+        BundleError: it cannot be read, or its inputs and outputs are not the manifest's.
+    """
+    options = cpu_options(threads, prepared=True)
+    share_arena(options)
+    try:
+        session = MappedSession(file, options, mapped(file))
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise BundleError(f"{file.name} cannot be loaded: {first_line(error)}") from error
+    _check_interface(session, graph)
+    return session
+
+
+def _can_be_read(content: bytes) -> bool:
+    """Whether the graph is one; a CPU, which every machine has, tells what is wrong with it or the device."""
+    try:
+        ort.InferenceSession(content, cpu_options(1), providers=[PROVIDERS["cpu"]])
+    except Exception:  # ONNX Runtime's errors share no base class
+        return False
+    return True
+
+
+def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:
+    sides = (("input", session.get_inputs(), graph.inputs), ("output", session.get_outputs(), graph.outputs))
+    for side, nodes, tensors in sides:
+        found = [(n.name, n.type, tuple(d if isinstance(d, int) else None for d in n.shape)) for n in nodes]
+        expected = [(t.name, "tensor(float)", t.shape) for t in tensors]
+        if sorted(found, key=str) != sorted(expected, key=str):
+            raise BundleError(f"{graph.file} has the {side}s {found}; the manifest says {expected}")

@@ -1,0 +1,70 @@
+"""Background tasks of a running service: it returns memory, and ends when it cannot serve any more."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+from service.errors import InferenceStoppedError
+from service.inference.memory import release_memory
+from service.models.repository import Repository
+
+RELEASE_EVERY_S = 20.0
+CHECK_EVERY_S = 1.0
+Parameters = ParamSpec("Parameters")
+
+log = logging.getLogger(__name__)
+
+
+def restart_on_error(
+    work: Callable[Parameters, Awaitable[None]],
+) -> Callable[Parameters, Coroutine[Any, Any, None]]:
+    """Log what a background task raises, and start it again: nobody awaits it.
+
+    Args:
+        work: begins with a pause, so that a lasting fault does not fill the log.
+    """
+
+    @wraps(work)
+    async def until_done(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        while True:
+            try:
+                return await work(*args, **kwargs)
+            except Exception:  # whatever it is: without this task the service would degrade unnoticed
+                log.exception("%s failed and starts again", work.__name__)
+
+    return until_done
+
+
+@restart_on_error
+async def release_memory_after_work(repository: Repository, every_s: float = RELEASE_EVERY_S) -> None:
+    """Return unused memory to the system every few seconds, if there was work meanwhile. Never ends.
+
+    Args:
+        repository: what is loaded.
+        every_s: seconds between two times.
+    """
+    work_seen = 0
+    while True:
+        await asyncio.sleep(every_s)
+        if repository.work_done != work_seen:
+            work_seen = repository.work_done
+            await asyncio.to_thread(release_memory, [model.engine for model in repository.loaded()])
+
+
+@restart_on_error
+async def stop_when_inference_is_dead(repository: Repository, stop: Callable[[str], None]) -> None:
+    """Stop the service once inference threads are left dead: only a new process helps.
+
+    Args:
+        repository: what is loaded.
+        stop: called once, with the reason.
+    """
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        try:
+            repository.check_alive()
+        except InferenceStoppedError as error:
+            stop(str(error))
+            return

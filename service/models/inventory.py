@@ -1,0 +1,217 @@
+"""What is on disk, what is loaded of it, and what has become of every version."""
+
+import asyncio
+from collections import defaultdict
+from typing import Any, Literal, NamedTuple
+
+from service.errors import ModelRequiredError, NotReadyError, RefusedModelError, UnknownModelError, shown
+from service.models.loaded_model import LoadedModel
+from service.models.scanner import Bundles
+from service.settings import Settings
+
+State = Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"]
+SERVABLE = frozenset({"loaded", "loading", "available"})  # states of versions that answer, or will when asked
+
+
+class StartError(RuntimeError):
+    """Nothing can be served; the message says what was looked for, where, and what was wrong with it."""
+
+
+class IndexEntry(NamedTuple):
+    """A version and what has become of it.
+
+    Attributes:
+        state: `superseded` by as many newer versions as are served.
+        reason: why it is not served; of a loaded version whose files have changed, why they would not be.
+    """
+
+    name: str
+    version: int
+    state: State
+    reason: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Its files cannot be served as they are now; a loaded version serves on as they were."""
+        return self.state == "refused" or (self.state == "loaded" and bool(self.reason))
+
+
+class Inventory:
+    """Answers which versions there are, which one a request means, and why one is not served.
+
+    It changes nothing by itself: `Repository` loads and drops versions.
+
+    Attributes:
+        bundles: what is on disk.
+        loaded: the versions that serve, by model and number.
+        unloaded: models that an operator has taken down.
+        changing: held while the versions of a model change.
+        is_scanned: the disk has been looked through at least once.
+        failure: why nothing can be served, as of the last look; None while something can.
+    """
+
+    def __init__(self, bundles: Bundles, settings: Settings) -> None:
+        self.bundles = bundles
+        self.loaded: dict[str, dict[int, LoadedModel]] = {}
+        self.unloaded: set[str] = set()
+        self.changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.is_scanned = False
+        self.failure: StartError | None = None
+        self._default_model = settings.default_model
+        self._versions_kept = settings.versions_kept
+
+    def find(self, model: str | None, version: int | None) -> LoadedModel | None:
+        """The loaded version that a request means, None where there is none."""
+        name = self.default() if model is None else model
+        versions = self.loaded.get(name) if name is not None else None
+        if not versions:
+            return None
+        return versions[max(versions)] if version is None else versions.get(version)
+
+    def name_of(self, model: str | None) -> str:
+        """The name of the model that a request means, loaded or not.
+
+        Raises:
+            NotReadyError: nothing is loaded yet.
+            ModelRequiredError: several models are served and none is named.
+            UnknownModelError: no such model is served.
+        """
+        if not self.is_any_usable() and not self.unloaded:
+            raise self.not_ready()
+        name = self.default() if model is None else model
+        if not self.is_scanned and name not in self.bundles.versions:  # it may still be found
+            raise self.not_ready()
+        if name is None:
+            default = shown(self._default_model)
+            raise ModelRequiredError(
+                f"several models are served: name one of {self._listed()} as model; CAPSNET_DEFAULT_MODEL is "
+                f"{default}, which is not among them"
+            )
+        self._check_not_unloaded(name)
+        if name not in self.bundles.versions and name not in self.loaded:
+            raise UnknownModelError(f"no model {shown(name)} is served; there are {self._listed()}")
+        return name
+
+    def default(self) -> str | None:
+        """The model of requests that name none: the one in the settings, else the only one of all."""
+        if self._default_model in self.bundles.versions:
+            return self._default_model
+        is_only_one = self.is_scanned and len(self.bundles.versions) == 1
+        return next(iter(self.bundles.versions)) if is_only_one else None
+
+    def names(self) -> list[str]:
+        """Every model that is loaded or on disk.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+        """
+        if not self.is_scanned:
+            raise self.not_ready()
+        return sorted(self.bundles.versions)
+
+    def entries(self, name: str) -> list[IndexEntry]:
+        """The versions of a model, newest first."""
+        entries: list[IndexEntry] = []
+        versions = self.loaded.get(name, {}).keys() | self.bundles.versions.get(name, {}).keys()
+        servable = 0
+        for version in sorted(versions, reverse=True):
+            entry = self._entry(name, version, is_kept=servable < self._versions_kept)
+            servable += entry.state in SERVABLE
+            entries.append(entry)
+        return entries
+
+    def state(self, name: str, version: int | None) -> State | None:
+        """What has become of a version; None if there is no such version."""
+        return next((entry.state for entry in self.entries(name) if entry.version == version), None)
+
+    def why_not(self, name: str, version: int | None) -> str:
+        """Why a version of a loaded model does not answer."""
+        why = "".join(f" ({one.state}: {one.reason})" for one in self.entries(name) if one.version == version)
+        loaded = ", ".join(str(loaded) for loaded in sorted(self.loaded[name]))
+        return f"{name} has no loaded version {shown(version)}{why}; there are {loaded}"
+
+    def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
+        """What is on disk of a model and what has become of it, newest first.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+            UnknownModelError: there is no such model.
+        """
+        self.check_known(model)
+        versions = [self._describe_version(entry, manifests) for entry in self.entries(model)]
+        return {"name": model, "default": model == self.default(), "versions": versions}
+
+    def check_known(self, model: str) -> None:
+        """There is such a model.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+            UnknownModelError: there is not.
+        """
+        if model not in self.names():
+            raise UnknownModelError(f"no model {shown(model)}; there are {self._listed()}")
+
+    def check_loaded(self, model: str) -> None:
+        """A model that should be loaded is.
+
+        Raises:
+            UnknownModelError: an operator has taken it down.
+            RefusedModelError: none of its versions can be served; says why.
+        """
+        self._check_not_unloaded(model)
+        if model not in self.loaded:
+            raise RefusedModelError(self.bundles.refusal(model))
+
+    def not_ready(self) -> NotReadyError:
+        """What a client is told while nothing can be served."""
+        return NotReadyError(str(self.failure or "models are still loading"))
+
+    def is_any_usable(self) -> bool:
+        """A version is loaded, or could be."""
+        return bool(self.loaded) or self.bundles.is_any_usable(self.unloaded)
+
+    def answers_without_any_loaded(self) -> bool:
+        """Models load as requests name them, and there is no default model that is loaded before that."""
+        is_awaited = self.bundles.is_usable(self.default()) and self.default() not in self.unloaded
+        return self.is_scanned and self.is_any_usable() and not is_awaited
+
+    def note_failure(self) -> None:
+        """Note whether anything can be served, and if not, why."""
+        self.failure = None if self.is_any_usable() else StartError(self._nothing_to_serve())
+
+    def _entry(self, name: str, version: int, *, is_kept: bool) -> IndexEntry:
+        bundle = self.bundles.versions.get(name, {}).get(version)
+        reason = bundle.reason if bundle else ""
+        if version in self.loaded.get(name, {}):
+            return IndexEntry(name, version, "loaded", reason)
+        if reason:
+            return IndexEntry(name, version, "refused", reason)
+        if name in self.unloaded:
+            return IndexEntry(name, version, "unloaded", "taken down by an operator")
+        if not is_kept:
+            kept = f"CAPSNET_VERSIONS_KEPT={self._versions_kept}"
+            return IndexEntry(name, version, "superseded", f"newer versions are served: {kept}")
+        return IndexEntry(name, version, "loading" if self.changing[name].locked() else "available")
+
+    def _describe_version(self, entry: IndexEntry, manifests: bool) -> dict[str, Any]:
+        described: dict[str, Any] = {"version": entry.version, "state": entry.state}
+        if entry.reason:  # also of a loaded version whose files cannot be served any more
+            described["reason"] = entry.reason
+        if model := self.loaded.get(entry.name, {}).get(entry.version):
+            described |= model.describe()
+            if manifests:
+                described["manifest"] = model.engine.manifest.model_dump(mode="json")
+        return described
+
+    def _check_not_unloaded(self, model: str) -> None:
+        if model in self.unloaded:
+            raise UnknownModelError(f"{model} was taken down by an operator; there are {self._listed()}")
+
+    def _listed(self) -> str:
+        return ", ".join(sorted(self.bundles.versions.keys() - self.unloaded)) or "none"
+
+    def _nothing_to_serve(self) -> str:
+        taken_down = sorted(self.unloaded & self.bundles.versions.keys())
+        if taken_down:
+            return f"taken down by an operator: {', '.join(taken_down)}; no other model can be served"
+        return self.bundles.nothing_to_serve()
