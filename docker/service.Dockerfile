@@ -24,10 +24,12 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=2m --start-interval=2s --
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"CAPSNET_PORT\"]}/readyz', timeout=4)"]
 CMD ["capsnet-serve"]
 
-# Dependencies first, by themselves: they stay in the build cache when only our code changes. The project is
-# installed twice for that, at first with no packages in it. Their test suites and the graph tools of ONNX
-# Runtime stay behind, and so do symbols for debuggers where they are most of a library: a fifth of the whole,
-# and nothing that serves needs them.
+# Dependencies first, on their own: they stay in the build cache when only our code changes. So the project is
+# installed twice, the first time without its packages. The dependencies' test suites, the graph tools of ONNX
+# Runtime and large debugging symbols are left out: a fifth of the size, and the service needs none of them.
+#
+# Of our own code the image holds what the service imports: nothing that trains or exports, and neither of those
+# two commands.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
  && rm -rf /var/lib/apt/lists/* \
@@ -41,22 +43,28 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
-COPY training training
-COPY export export
+COPY export/__init__.py export/
+COPY export/contract export/contract
+COPY export/fast_convolution export/fast_convolution
+COPY export/optimize export/optimize
 COPY service service
 COPY capsnet capsnet
-RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall .
+RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
+ && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
 FROM build AS build-cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
-COPY training training
-COPY export export
+COPY export/__init__.py export/
+COPY export/contract export/contract
+COPY export/fast_convolution export/fast_convolution
+COPY export/optimize export/optimize
 COPY service service
 COPY capsnet capsnet
-RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall .
+RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
+ && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
 FROM base AS gpu
 ENV CAPSNET_DEVICE=cuda \

@@ -13,9 +13,12 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     leave_at_signals()
     # Imported late, as all else is, so that a signal meanwhile ends the process quietly.
-    from service.serve import run
+    from service.extras import naming_the_extra
 
-    return run(arguments)
+    with naming_the_extra("capsnet-serve"):
+        from service.serve import run
+
+        return run(arguments)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,12 @@ rows are written in the pictures' order as soon as their batch is done. Memory d
 of pictures. One that cannot be scored has no row; it is among the errors.
 """
 
-from service.score.cli import main
+from service.extras import naming_the_extra
 
-__all__ = ["main"]
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line of capsnet-score."""
+    with naming_the_extra("capsnet-score"):
+        from service.score.cli import main as run
+
+        run(arguments)

@@ -238,7 +238,10 @@ def test_what_can_be_no_folder_preset_or_number_is_refused_at_once(arguments, me
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", ["/anywhere/bin/capsnet-train", "/anywhere/training/cli.py"])
+@pytest.mark.parametrize(
+    "program",
+    [f"/anywhere/{name}" for name in ("bin/capsnet-train", "training/cli.py", "training/__main__.py")],
+)
 def test_a_run_notes_its_command_by_name_however_it_was_started(program, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "fit", "--out", "my run"])
     assert command_line() == "capsnet-train fit --out 'my run'"

@@ -34,7 +34,7 @@ def source_commit() -> str:
 def command_line() -> str:
     """The command as typed, its program by name; of several processes that which starts them on a machine."""
     name = Path(sys.argv[0]).name
-    program = ["capsnet-train" if name == "cli.py" else name]  # python -m training.cli
+    program = ["capsnet-train" if name in {"cli.py", "__main__.py"} else name]  # python -m training
     if torch.distributed.is_torchelastic_launched():
         program = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
     return shlex.join([*program, *sys.argv[1:]])

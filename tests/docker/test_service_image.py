@@ -1,0 +1,59 @@
+"""The image of the service: the code that the service imports, and none that trains or exports."""
+
+import re
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.support.places import ROOT
+
+DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text()
+OURS = ("capsnet", "export", "service", "training")
+STARTED = ("service", "export.optimize.__main__")  # the service runs the second in a process of its own
+
+
+def imported() -> set[Path]:
+    """The files of ours that the service imports, directly or not."""
+    graph = grimp.build_graph(*OURS)
+    left = [name for name in graph.modules for first in STARTED if f"{name}.".startswith(f"{first}.")]
+    found: set[str] = set()
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += graph.find_modules_directly_imported_by(name)
+            left += [name.rpartition(".")[0]] if "." in name else []  # its package's __init__
+    paths = [Path(*name.split(".")) for name in found]
+    return {path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py") for path in paths}
+
+
+def copied(stage: str) -> set[Path]:
+    """The files of ours that a build stage copies."""
+    [instructions] = re.findall(
+        rf"^FROM build AS {stage}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL
+    )
+    found: set[Path] = set()
+    for source, target in re.findall(r"^COPY (\S+) (\S+)$", instructions, re.MULTILINE):
+        place = ROOT / source
+        assert target in {source, f"{Path(source).parent}/"}
+        found |= {file.relative_to(ROOT) for file in ([place] if place.is_file() else place.rglob("*.py"))}
+    return found
+
+
+@pytest.mark.parametrize("stage", ["build-cpu", "build-gpu"])
+def test_the_image_holds_all_that_the_service_imports(stage):
+    assert Path("service/cli.py") in imported()
+    assert imported() <= copied(stage)
+
+
+@pytest.mark.parametrize("stage", ["build-cpu", "build-gpu"])
+def test_the_image_holds_no_code_that_trains_or_exports(stage):
+    for folder in (ROOT / "training", ROOT / "export"):
+        for file in folder.glob("*.py"):
+            assert file.name == "__init__.py" or file.relative_to(ROOT) not in copied(stage)
+    assert not {path for path in copied(stage) if path.parts[0] == "training"}
+
+
+def test_every_command_that_the_image_keeps_can_work_there():
+    removed = set(re.findall(r"/opt/capsnet/bin/(capsnet-\w+)", DOCKERFILE))
+    assert removed == {"capsnet-train", "capsnet-export"}
