@@ -57,3 +57,14 @@ def test_the_image_holds_no_code_that_trains_or_exports(stage):
 def test_every_command_that_the_image_keeps_can_work_there():
     removed = set(re.findall(r"/opt/capsnet/bin/(capsnet-\w+)", DOCKERFILE))
     assert removed == {"capsnet-train", "capsnet-export"}
+
+
+@pytest.mark.parametrize("image", ["service", "training"])
+def test_what_an_image_copies_is_not_ignored(image):
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    sources = re.findall(
+        r"^COPY ([\w./-]+) ", (ROOT / "docker" / f"{image}.Dockerfile").read_text(), re.MULTILINE
+    )
+    assert ignored[:2] == ["# Only what the images are made of.", "*"]
+    for source in sources:
+        assert {f"!{source}", f"!{Path(source).parts[0]}"} & set(ignored), source
