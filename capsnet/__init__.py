@@ -31,13 +31,13 @@ from capsnet.answers import (
     Segmentation,
     SegmentedObject,
 )
-from capsnet.asynchronous import AsyncClient
-from capsnet.base import DEFAULT_URL
-from capsnet.blocking import Client
-from capsnet.errors import CapsnetError, ChangedBundleError, NobodyThereError, UnreachableError
-from capsnet.jobs import Sweep
+from capsnet.async_client import AsyncClient
+from capsnet.base_client import DEFAULT_URL
+from capsnet.client import Client
+from capsnet.errors import CapsnetError, ChangedBundleError, ConnectError, UnreachableError
 from capsnet.pictures import Pair, Picture, Pictures
-from capsnet.steps import Retry
+from capsnet.reconstruct_requests import Sweep
+from capsnet.retries import Retry
 
 __all__ = [
     "DEFAULT_URL",
@@ -48,11 +48,11 @@ __all__ = [
     "ClassScore",
     "Classification",
     "Client",
+    "ConnectError",
     "Encoded",
     "Failed",
     "Model",
     "ModelVersion",
-    "NobodyThereError",
     "Outcome",
     "Pair",
     "Picture",

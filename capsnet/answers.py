@@ -12,7 +12,7 @@ import orjson
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from capsnet.errors import not_understood
+from capsnet.errors import invalid_response
 from capsnet.pictures import Picture
 from capsnet.short_repr import ShortRepr, named
 
@@ -234,7 +234,7 @@ def read_json(answer: httpx.Response, parse: Callable[[Any], T]) -> T:
     try:
         return parse(orjson.loads(answer.content))
     except (KeyError, TypeError, ValueError) as error:
-        raise not_understood(answer, f"{type(error).__name__}: {error}") from error
+        raise invalid_response(answer, f"{type(error).__name__}: {error}") from error
 
 
 def to_classifications(body: Any, filenames: Sequence[str | None]) -> Answer[Classification]:

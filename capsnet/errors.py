@@ -1,22 +1,28 @@
-"""What a client raises, read from a problem+json (RFC 9457), or from whatever came instead."""
+"""The errors of a client, read from a problem+json (RFC 9457) or from whatever came instead."""
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 import httpx
 import orjson
 
 NO_TYPE = "about:blank"  # RFC 9457: the problem is what its status says
-SHOWN = 200  # characters of an answer that is no problem+json
+SHOWN = 200  # characters of a response that is no problem+json
 
 
 class CapsnetError(Exception):
-    """The service refused, or what answered is no capsnet service.
+    """The service refused a request, could not be reached, or is no capsnet service.
 
     Attributes:
-        status: of HTTP; None where there was no answer.
-        type: stable, such as `/problems/unknown-model`; `about:blank` where the answer had none.
+        status: the HTTP status; None without a response.
+        type: stable, such as `/problems/unknown-model`; `about:blank` if the response has none.
         title: the type in words.
         detail: what was expected, what came and what to do.
-        request_id: the answer's X-Request-ID, to find it in the service's log; None where it had none.
+        request_id: the response's X-Request-ID, with which the service's log has it; None without one.
+        retry_after_s: what the response's Retry-After asks for, in seconds; 0 without one.
     """
+
+    retry_after_s: float = 0.0
 
     def __init__(
         self, status: int | None, kind: str, title: str, detail: str, request_id: str | None = None
@@ -35,81 +41,97 @@ class CapsnetError(Exception):
 
 
 class UnreachableError(CapsnetError):
-    """Nobody answered: no connection, a broken one, or none in time."""
+    """There was no response: no connection, a broken one, or a timeout."""
 
 
-class NobodyThereError(UnreachableError):
-    """No connection could be made: nothing listens at the address, or there is no such address."""
+class ConnectError(UnreachableError):
+    """No connection could be made: nothing listens at the address, or it does not exist."""
 
 
 class ChangedBundleError(CapsnetError):
-    """Another bundle answers under the same version than before: what came before is of other weights."""
+    """The bundle of a version was replaced between two requests: earlier results are of other weights."""
 
 
 def changed_bundle(model: str, version: int, before: str, now: str) -> ChangedBundleError:
-    """The error of an answer from another bundle than the one before it."""
+    """The error of a response from another bundle than the one before it."""
     return ChangedBundleError(
         None,
         NO_TYPE,
-        "Another bundle answers",
+        "The bundle has changed",
         f"{model}/{version} had the digest {before} and now has {now}: its files were replaced meanwhile; "
-        "begin again for answers of one bundle",
+        "start again, so that all results come from one bundle",
     )
 
 
-def refusal(answer: httpx.Response) -> CapsnetError:
-    """The error that an answer other than 200 tells."""
+def refusal(response: httpx.Response) -> CapsnetError:
+    """The error of a response with a status other than 200."""
     try:
-        body = orjson.loads(answer.content)
+        body = orjson.loads(response.content)
     except orjson.JSONDecodeError:
         body = None
     told = body if isinstance(body, dict) else {}  # a proxy answers with a page
-    detail = told.get("detail") or told.get("error") or answer.text[:SHOWN] or "the answer has no body"
-    return CapsnetError(
-        answer.status_code,
+    detail = told.get("detail") or told.get("error") or response.text[:SHOWN] or "the response has no body"
+    error = CapsnetError(
+        response.status_code,
         str(told.get("type") or NO_TYPE),
-        str(told.get("title") or answer.reason_phrase or "Refused"),
+        str(told.get("title") or response.reason_phrase or "Refused"),
         str(detail),
-        request_id(answer),
+        request_id(response),
     )
+    error.retry_after_s = retry_after_s(response.headers.get("retry-after", ""), datetime.now(UTC))
+    return error
+
+
+def retry_after_s(header: str, now: datetime) -> float:
+    """The seconds that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); 0 for anything else."""
+    header = header.strip()
+    if header.isascii() and header.isdecimal():
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return 0
+    # Dates in HTTP are in GMT; -0000 makes one without a zone.
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (date - now).total_seconds())
 
 
 def unreachable(error: httpx.RequestError) -> UnreachableError:
-    """The error of a request that got no answer."""
+    """The error of a request without a response."""
     where = error.request.url.copy_with(query=None)
     reason = str(error) or type(error).__name__
-    kind = NobodyThereError if isinstance(error, httpx.ConnectError) else UnreachableError
+    kind = ConnectError if isinstance(error, httpx.ConnectError) else UnreachableError
     return kind(None, NO_TYPE, "The service cannot be reached", f"{where}: {reason}")
 
 
-def not_understood(answer: httpx.Response, reason: str) -> CapsnetError:
-    """The error of a 200 that does not hold what was asked for."""
-    where = answer.url.copy_with(query=None)
+def invalid_response(response: httpx.Response, reason: str) -> CapsnetError:
+    """The error of a response with status 200 that does not hold what was asked for."""
+    where = response.url.copy_with(query=None)
     return CapsnetError(
-        answer.status_code,
+        response.status_code,
         NO_TYPE,
-        "The answer is not understood",
+        "Invalid response from the server",
         f"{where}: {reason}; is it a capsnet service?",
-        request_id(answer),
+        request_id(response),
     )
 
 
-def other_views(answer: httpx.Response, detail: str) -> CapsnetError:
-    """The error of a 200 to files that the service has not taken for the views that they are.
+def wrong_views(response: httpx.Response, detail: str) -> CapsnetError:
+    """The error of a response that took single pictures for pairs, or pairs for single pictures.
 
-    It cannot know: an even number of pictures for a model of two views are pairs to it. Of an odd number it
-    says the same.
+    The service cannot know: for a model of two views it takes an even number of pictures for pairs. An odd
+    number gets the same error from the service itself.
     """
     return CapsnetError(
         httpx.codes.UNPROCESSABLE_ENTITY,
         "/problems/invalid-field",
         "A field or parameter is wrong",
         detail,
-        request_id(answer),
+        request_id(response),
     )
 
 
-def request_id(answer: httpx.Response) -> str | None:
-    """What the service calls this request in its log."""
-    header: str | None = answer.headers.get("x-request-id")
+def request_id(response: httpx.Response) -> str | None:
+    """The id of this request in the service's log."""
+    header: str | None = response.headers.get("x-request-id")
     return header

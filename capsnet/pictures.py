@@ -19,7 +19,7 @@ REQUEST_IMAGES = 64  # two batches of the service's default; it takes 256 unless
 REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB unless told otherwise
 UNNAMED = "picture"  # a part without a file name is no file
 PICTURE_AXES = (2, 3, 4)  # of an array of one picture or of several
-MOST_CHANNELS = 4  # the last axis of a single picture in colour; no picture is so few pixels wide
+MAX_CHANNELS = 4  # the last axis of a single picture in colour; no picture is so few pixels wide
 LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can become files
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 TIFF_MODES = {"I", "F"}  # deep ones, which a PNG would cut off
@@ -76,7 +76,7 @@ class Upload:
 
 
 @dataclass(frozen=True, eq=False)
-class Unread:
+class UnreadPicture:
     """A picture that could not be read, and why."""
 
     picture: Picture
@@ -85,7 +85,7 @@ class Unread:
     kind: object = "unread"
 
 
-Loaded = TypeVar("Loaded", Upload, Unread, Upload | Unread)
+Loaded = TypeVar("Loaded", Upload, UnreadPicture, Upload | UnreadPicture)
 
 
 def each_picture(pictures: Pictures) -> Iterable[Picture]:
@@ -100,7 +100,7 @@ def each_picture(pictures: Pictures) -> Iterable[Picture]:
                 "an array is one picture, [H, W] or [H, W, C], or several, [N, H, W] or [N, H, W, C]; "
                 f"got shape {list(pictures.shape)}"
             )
-        is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MOST_CHANNELS)
+        is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MAX_CHANNELS)
         return [pictures] if is_one else iter(pictures)
     is_file = isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview)
     is_several = hasattr(pictures, "__iter__") or hasattr(pictures, "__getitem__")
@@ -123,23 +123,23 @@ def load(picture: Picture) -> Upload:
     return Upload(picture, tuple(_read_file(file) for file in files))
 
 
-def load_or_say(picture: Picture) -> Upload | Unread:
+def try_load(picture: Picture) -> Upload | UnreadPicture:
     """The picture in memory, or why it cannot be read. Blocks."""
     try:
         return load(picture)
     except (OSError, ValueError) as error:
-        return Unread(picture, error)
+        return UnreadPicture(picture, error)
 
 
-def in_requests(pictures: Iterable[Loaded], most_images: int, most_bytes: int) -> Iterator[list[Loaded]]:
-    """Neighbours that go into one request; a picture above `most_bytes` goes alone.
+def in_requests(pictures: Iterable[Loaded], max_images: int, max_bytes: int) -> Iterator[list[Loaded]]:
+    """Neighbours that go into one request; a picture above `max_bytes` goes alone.
 
     No more pictures than that are in memory at a time, if `pictures` loads them as they are asked for.
     """
     group: list[Loaded] = []
     size_bytes = 0
     for picture in pictures:
-        is_full = len(group) == most_images or size_bytes + picture.size_bytes > most_bytes
+        is_full = len(group) == max_images or size_bytes + picture.size_bytes > max_bytes
         if group and (is_full or picture.kind != group[0].kind):
             yield group
             group, size_bytes = [], 0

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import tenacity
 from PIL import Image
 
 import capsnet as client_package
@@ -29,16 +30,17 @@ from capsnet import (
     CapsnetError,
     ChangedBundleError,
     Client,
+    ConnectError,
     Failed,
-    NobodyThereError,
     Pair,
     Retry,
     Scored,
     Sweep,
     UnreachableError,
 )
+from capsnet.errors import retry_after_s, unreachable
 from capsnet.pictures import REQUEST_IMAGES
-from capsnet.steps import Call, Contact, Pause, retry_after_s, with_retries
+from capsnet.retries import Contact, tenacity_options
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
@@ -418,7 +420,7 @@ def test_requests_stay_below_the_bytes_given(connect, url):
     narrow, wide = connect(url, request_bytes=2 * image_bytes), connect(url)
     np.testing.assert_allclose(narrow.infer(pixels).poses, wide.infer(pixels).poses, atol=1e-6)
     with server(MODELS, (200, {}, b"{}")) as (elsewhere, asked):
-        with pytest.raises(CapsnetError, match="not understood"):
+        with pytest.raises(CapsnetError, match="Invalid response from the server"):
             connect(elsewhere, request_bytes=2 * image_bytes).infer(pixels)
         assert 2 * image_bytes < int(asked[-1][2]["Content-Length"]) < 3 * image_bytes
 
@@ -615,15 +617,14 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(connect):
         assert len(asked) == QUICK.attempts
 
 
-def nobody() -> httpx.ConnectError:
-    return httpx.ConnectError("refused", request=httpx.Request("GET", "http://127.0.0.1:1/models"))
+REQUEST = httpx.Request("GET", "http://127.0.0.1:1/models")
 
 
 def test_that_nothing_listens_is_said_at_once(connect):
     patient = Retry(first_wait_s=1000, longest_wait_s=1000, total_s=10**6)  # longer than the test may take
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with pytest.raises(NobodyThereError, match=r"Connection refused|connection attempts failed"):
+        with pytest.raises(ConnectError, match=r"Connection refused|connection attempts failed"):
             connect(f"http://127.0.0.1:{free.getsockname()[1]}", retry=patient).models()
 
 
@@ -633,22 +634,24 @@ def test_that_nothing_listens_is_said_at_once(connect):
     ids=["asked to", "answered before"],
 )
 def test_a_service_that_is_to_start_or_has_answered_before_is_waited_for(retry, contact):
-    steps = with_retries(one_call(), retry, contact)
-    assert isinstance(next(steps), Call)
-    assert isinstance(steps.send(nobody()), Pause)
-    assert isinstance(steps.send(None), Call)
+    pauses: list[float] = []
+    retrying = tenacity.Retrying(sleep=pauses.append, **tenacity_options(retry, contact))
+
+    def send() -> str:
+        if not pauses:
+            raise unreachable(httpx.ConnectError("refused", request=REQUEST))
+        return "an answer"
+
+    assert retrying(send) == "an answer"
+    assert len(pauses) == 1
 
 
-def test_an_answer_of_any_kind_is_a_contact():
-    contact = Contact()
-    steps = with_retries(one_call(), Retry(), contact)
-    next(steps)
-    assert isinstance(steps.send(httpx.Response(503, request=nobody().request)), Pause)
-    assert contact.made
-
-
-def one_call():
-    yield Call("GET", "/models")
+def test_an_answer_of_any_kind_is_a_contact(connect):
+    with server((503, {}, b"")) as (url, _):
+        client = connect(url, retry=Retry(attempts=1))
+        with pytest.raises(CapsnetError):
+            client.models()
+        assert getattr(client, "client", client)._contact.made
 
 
 def test_nobody_there_is_an_error_that_names_the_address(connect):
@@ -692,7 +695,10 @@ def test_bytes_that_are_no_http_are_an_error_of_the_connection(connect):
 
 def test_more_or_fewer_results_than_pictures_are_not_understood(connect):
     two = b'{"model": "m", "version": 1, "results": []}'
-    with server((200, {}, two)) as (url, _), pytest.raises(CapsnetError, match="not understood"):
+    with (
+        server((200, {}, two)) as (url, _),
+        pytest.raises(CapsnetError, match="Invalid response from the server"),
+    ):
         connect(url).classify(png())
 
 
@@ -782,14 +788,23 @@ def test_retry_after_is_seconds_or_a_date(header, seconds):
     assert retry_after_s(header, NOW) == seconds
 
 
+def wait_s(retry: Retry, attempt: int, asked_s: float = 0) -> float:
+    """The wait after this attempt, when its response asked for `asked_s` seconds."""
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    state.attempt_number = attempt
+    error = CapsnetError(503, "/problems/overloaded", "", "")
+    error.retry_after_s = asked_s
+    state.set_exception((CapsnetError, error, None))
+    return tenacity_options(retry, Contact())["wait"](state)
+
+
 def test_waits_grow_are_random_and_have_a_limit():
     retry = Retry(first_wait_s=1, longest_wait_s=8)
     for attempt in range(1, 2000):
-        wait_s = retry.wait_s(attempt, 0)
-        assert 0 <= wait_s <= min(8, 2 ** (attempt - 1))
-    assert len({retry.wait_s(3, 0) for _ in range(10)}) > 1
-    assert all(5 <= retry.wait_s(1, 5) <= 6 for _ in range(10))
-    assert retry.wait_s(1, math.inf) <= 9
+        assert 0 <= wait_s(retry, attempt) <= min(8, 2 ** (attempt - 1))
+    assert len({wait_s(retry, 3) for _ in range(10)}) > 1
+    assert all(5 <= wait_s(retry, 1, 5) <= 6 for _ in range(10))
+    assert wait_s(retry, 1, math.inf) <= 9
 
 
 # The module

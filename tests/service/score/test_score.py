@@ -254,7 +254,7 @@ def test_weights_that_are_replaced_under_the_version_of_a_run_end_it_and_both_di
         told = asyncio.run(scenario(service))
     second = read_manifest(models / "tiny" / "1").digest
     assert f"tiny/1 had the digest {first} and now has {second}" in told
-    assert told.startswith("Another bundle answers: ")
+    assert told.startswith("The bundle has changed: ")
 
 
 @pytest.mark.parametrize("options", [[], ["--min-probability", "0.55"]])

@@ -1,4 +1,4 @@
-"""The client for asyncio: it awaits the calls of a job; what blocks in between runs in threads."""
+"""The client for asyncio; what blocks runs in threads."""
 
 import asyncio
 from collections import deque
@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+import tenacity
 from numpy.typing import NDArray
 
-from capsnet import graphs, jobs, models
+from capsnet import graph_requests, model_requests, picture_requests, reconstruct_requests
 from capsnet.answers import (
     Answer,
     Classification,
@@ -22,10 +23,13 @@ from capsnet.answers import (
     Reconstructions,
     Segmentation,
 )
-from capsnet.base import BATCH, CONCURRENCY, BaseClient, check_stream
-from capsnet.jobs import Decoding, Preprocess, Sweep
+from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
+from capsnet.errors import CapsnetError, unreachable
+from capsnet.exchange import Exchange, Request, advance, params
+from capsnet.picture_requests import Preprocess
 from capsnet.pictures import Picture, Pictures
-from capsnet.steps import ONCE, Call, Came, Done, Job, Pause, Retry, advance, params
+from capsnet.reconstruct_requests import Decoding, Sweep
+from capsnet.retries import ONCE, Retry
 
 T = TypeVar("T")
 
@@ -49,7 +53,9 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> Answer[Classification]:
         """What is seen in pictures; see `Client.classify`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
-        return await self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
+        return await self._do(
+            picture_requests.classify(pictures, top_k, reconstruction, query, self._request_bytes)
+        )
 
     async def classify_many(
         self,
@@ -70,17 +76,17 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         which gives up the requests under way at once.
         """
         check_stream(batch, concurrency)
-        question = models.stream_query(
+        question = model_requests.stream_query(
             model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
         )
         query, digest = await self._do(question)
-        bundle = jobs.SameBundle(digest)
-        batches = jobs.batches_of(pictures, batch)
+        bundle = picture_requests.SameBundle(digest)
+        batches = picture_requests.batches_of(pictures, batch)
         running: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
             while some := await asyncio.to_thread(next, batches, None):
-                job = jobs.score(some, query, self._request_bytes, bundle)
-                running.append(asyncio.create_task(self._do(job)))
+                exchange = picture_requests.score(some, query, self._request_bytes, bundle)
+                running.append(asyncio.create_task(self._do(exchange)))
                 if len(running) == concurrency:
                     for outcome in await running.popleft():
                         yield outcome
@@ -106,7 +112,9 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> Reconstructions:
         """Pictures decoded from a pose, or from an image's; see `Client.reconstruct`."""
         query = params(model=model, version=version, preprocess=preprocess)
-        return await self._do(jobs.reconstruct(Decoding(image, pose, label, perturbations, sweep), query))
+        return await self._do(
+            reconstruct_requests.reconstruct(Decoding(image, pose, label, perturbations, sweep), query)
+        )
 
     async def reconstruct_grid(
         self,
@@ -123,7 +131,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         """The pictures of `reconstruct` in one; see `Client.reconstruct_grid`."""
         query = params(model=model, version=version, preprocess=preprocess)
         return await self._do(
-            jobs.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
+            reconstruct_requests.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
         )
 
     async def segment(
@@ -138,33 +146,33 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> Answer[Segmentation]:
         """Overlapping objects taken apart; see `Client.segment`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
-        return await self._do(jobs.segment(pictures, k, query, self._request_bytes))
+        return await self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
 
     async def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
         """The encoder's outputs as arrays; see `Client.infer`."""
-        return await self._do(graphs.infer(pixels, model, version, self._request_bytes))
+        return await self._do(graph_requests.infer(pixels, model, version, self._request_bytes))
 
     async def decode(
         self, poses: Floats, mask: Floats, *, model: str | None = None, version: int | None = None
     ) -> Floats:
         """The decoder's output; see `Client.decode`."""
-        return await self._do(graphs.decode(poses, mask, model, version, self._request_bytes))
+        return await self._do(graph_requests.decode(poses, mask, model, version, self._request_bytes))
 
     async def models(self) -> tuple[Model, ...]:
         """Every model and what has become of its versions."""
-        return await self._do(models.models())
+        return await self._do(model_requests.models())
 
     async def model(self, name: str) -> Model:
         """One model; its loaded versions have their manifests."""
-        return await self._do(models.model(name))
+        return await self._do(model_requests.model(name))
 
     async def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
         """The model and version that a request for these gets now; see `Client.pin`."""
-        return await self._do(models.pin(model, version))
+        return await self._do(model_requests.pin(model, version))
 
     async def ready(self) -> bool:
         """Whether requests will be answered now; see `Client.ready`."""
-        return await self._do(models.ready(), retry=ONCE)
+        return await self._do(model_requests.ready(), retry=ONCE)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -182,20 +190,22 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     def _connect(**options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(**options)
 
-    async def _do(self, job: Job[T], *, retry: Retry | None = None) -> T:
-        """Drive the job to its result."""
-        steps = self._steps(job, retry)
-        came: Came = None
-        while not isinstance(step := await asyncio.to_thread(advance, steps, came), Done):
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                came = None
-            else:
-                came = await self._send(step)
+    async def _do(self, exchange: Exchange[T], *, retry: Retry | None = None) -> T:
+        """Send the requests of the exchange."""
+        retrying = tenacity.AsyncRetrying(**self._tenacity_options(retry))
+        outcome: httpx.Response | CapsnetError | None = None
+        while isinstance(step := await asyncio.to_thread(advance, exchange, outcome), Request):
+            try:
+                outcome = await retrying(self._send, step)
+            except CapsnetError as error:
+                outcome = error
         return step.result
 
-    async def _send(self, call: Call) -> Came:
+    async def _send(self, request: Request) -> httpx.Response:
         try:
-            return await self._http.request(call.method, call.path, params=call.params, **call.body)
+            response = await self._http.request(
+                request.method, request.path, params=request.params, **request.body
+            )
         except httpx.RequestError as error:
-            return error
+            raise unreachable(error) from None
+        return self._check(response)

@@ -1,4 +1,4 @@
-"""The client that blocks: it sends the calls of a job one by one, and sleeps through its pauses."""
+"""The blocking client."""
 
 import threading
 from collections import deque
@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+import tenacity
 from numpy.typing import NDArray
 
-from capsnet import graphs, jobs, models
+from capsnet import graph_requests, model_requests, picture_requests, reconstruct_requests
 from capsnet.answers import (
     Answer,
     Classification,
@@ -23,10 +24,13 @@ from capsnet.answers import (
     Reconstructions,
     Segmentation,
 )
-from capsnet.base import BATCH, CONCURRENCY, BaseClient, check_stream
-from capsnet.jobs import Decoding, Preprocess, Sweep
+from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
+from capsnet.errors import CapsnetError, unreachable
+from capsnet.exchange import Exchange, Params, Request, advance, params
+from capsnet.picture_requests import Preprocess
 from capsnet.pictures import Picture, Pictures
-from capsnet.steps import ONCE, Call, Came, Done, Job, Params, Pause, Retry, advance, params
+from capsnet.reconstruct_requests import Decoding, Sweep
+from capsnet.retries import ONCE, Retry
 
 T = TypeVar("T")
 
@@ -85,7 +89,9 @@ class Client(BaseClient[httpx.Client]):
             ChangedBundleError: it was replaced under the same version between two requests.
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
-        return self._do(jobs.classify(pictures, top_k, reconstruction, query, self._request_bytes))
+        return self._do(
+            picture_requests.classify(pictures, top_k, reconstruction, query, self._request_bytes)
+        )
 
     def classify_many(
         self,
@@ -120,17 +126,17 @@ class Client(BaseClient[httpx.Client]):
             concurrency: requests under way at once, at most.
         """
         check_stream(batch, concurrency)
-        question = models.stream_query(
+        question = model_requests.stream_query(
             model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
         )
         query, digest = self._do(question)
-        return self._stream(pictures, query, jobs.SameBundle(digest), batch, concurrency)
+        return self._stream(pictures, query, picture_requests.SameBundle(digest), batch, concurrency)
 
     def _stream(
         self,
         pictures: Iterable[Picture],
         query: Params,
-        bundle: jobs.SameBundle,
+        bundle: picture_requests.SameBundle,
         batch: int,
         concurrency: int,
     ) -> Iterator[Outcome]:
@@ -138,9 +144,9 @@ class Client(BaseClient[httpx.Client]):
         running: deque[Future[list[Outcome]]] = deque()
         with ThreadPoolExecutor(concurrency, thread_name_prefix="capsnet-client") as threads:
             try:
-                for some in jobs.batches_of(pictures, batch):
-                    job = jobs.score(some, query, self._request_bytes, bundle)
-                    running.append(threads.submit(self._do, job, stop))
+                for some in picture_requests.batches_of(pictures, batch):
+                    exchange = picture_requests.score(some, query, self._request_bytes, bundle)
+                    running.append(threads.submit(self._do, exchange, stop))
                     if len(running) == concurrency:
                         yield from running.popleft().result()
                 while running:
@@ -173,7 +179,9 @@ class Client(BaseClient[httpx.Client]):
             preprocess: "auto" or "off".
         """
         query = params(model=model, version=version, preprocess=preprocess)
-        return self._do(jobs.reconstruct(Decoding(image, pose, label, perturbations, sweep), query))
+        return self._do(
+            reconstruct_requests.reconstruct(Decoding(image, pose, label, perturbations, sweep), query)
+        )
 
     def reconstruct_grid(
         self,
@@ -189,7 +197,9 @@ class Client(BaseClient[httpx.Client]):
     ) -> Levels:
         """The pictures of `reconstruct` in one, uint8 [H, W, C]: a row per dimension, a column per delta."""
         query = params(model=model, version=version, preprocess=preprocess)
-        return self._do(jobs.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query))
+        return self._do(
+            reconstruct_requests.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
+        )
 
     def segment(
         self,
@@ -212,7 +222,7 @@ class Client(BaseClient[httpx.Client]):
             preprocess: "auto" or "off".
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
-        return self._do(jobs.segment(pictures, k, query, self._request_bytes))
+        return self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
 
     def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
         """The encoder's outputs as arrays, which go over the wire as they lie in memory.
@@ -225,7 +235,7 @@ class Client(BaseClient[httpx.Client]):
         Returns:
             probabilities [N, J] and poses [N, J, D], float32.
         """
-        return self._do(graphs.infer(pixels, model, version, self._request_bytes))
+        return self._do(graph_requests.infer(pixels, model, version, self._request_bytes))
 
     def decode(
         self, poses: Floats, mask: Floats, *, model: str | None = None, version: int | None = None
@@ -238,19 +248,19 @@ class Client(BaseClient[httpx.Client]):
             model: as for `infer`; as is version.
             version: its number.
         """
-        return self._do(graphs.decode(poses, mask, model, version, self._request_bytes))
+        return self._do(graph_requests.decode(poses, mask, model, version, self._request_bytes))
 
     def models(self) -> tuple[Model, ...]:
         """Every model and what has become of its versions."""
-        return self._do(models.models())
+        return self._do(model_requests.models())
 
     def model(self, name: str) -> Model:
         """One model; its loaded versions have their manifests."""
-        return self._do(models.model(name))
+        return self._do(model_requests.model(name))
 
     def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
         """The model and version that a request for these gets now, to be named from then on; loads it."""
-        return self._do(models.pin(model, version))
+        return self._do(model_requests.pin(model, version))
 
     def ready(self) -> bool:
         """Whether requests will be answered; asked once, so that it also answers while they will not.
@@ -258,7 +268,7 @@ class Client(BaseClient[httpx.Client]):
         Raises:
             UnreachableError: nobody answers.
         """
-        return self._do(models.ready(), retry=ONCE)
+        return self._do(model_requests.ready(), retry=ONCE)
 
     def close(self) -> None:
         """Close the connections."""
@@ -276,19 +286,33 @@ class Client(BaseClient[httpx.Client]):
     def _connect(**options: Any) -> httpx.Client:
         return httpx.Client(**options)
 
-    def _do(self, job: Job[T], stop: threading.Event | None = None, *, retry: Retry | None = None) -> T:
-        """Drive the job to its result; once `stop` is set, no further step is begun."""
+    def _do(
+        self, exchange: Exchange[T], stop: threading.Event | None = None, *, retry: Retry | None = None
+    ) -> T:
+        """Send the requests of the exchange; once `stop` is set, no further one is begun.
+
+        Raises:
+            CancelledError: `stop` is set.
+        """
         stop = stop or threading.Event()
-        steps = self._steps(job, retry)
-        came: Came = None
-        while not isinstance(step := advance(steps, came), Done):
-            if stop.wait(step.seconds if isinstance(step, Pause) else 0):
+
+        def sleep(seconds: float) -> None:
+            if stop.wait(seconds):
                 raise CancelledError
-            came = self._send(step) if isinstance(step, Call) else None
+
+        retrying = tenacity.Retrying(sleep=sleep, **self._tenacity_options(retry))
+        outcome: httpx.Response | CapsnetError | None = None
+        while isinstance(step := advance(exchange, outcome), Request):
+            sleep(0)
+            try:
+                outcome = retrying(self._send, step)
+            except CapsnetError as error:
+                outcome = error
         return step.result
 
-    def _send(self, call: Call) -> Came:
+    def _send(self, request: Request) -> httpx.Response:
         try:
-            return self._http.request(call.method, call.path, params=call.params, **call.body)
+            response = self._http.request(request.method, request.path, params=request.params, **request.body)
         except httpx.RequestError as error:
-            return error
+            raise unreachable(error) from None
+        return self._check(response)

@@ -6,23 +6,23 @@ import httpx
 
 from capsnet.answers import Model, Pinned, read_json, to_model, to_models
 from capsnet.errors import CapsnetError
-from capsnet.steps import Call, Job, Params, params
+from capsnet.exchange import Exchange, Params, Request, params
 
 
-def models() -> Job[tuple[Model, ...]]:
+def models() -> Exchange[tuple[Model, ...]]:
     """Every model, without manifests."""
-    return read_json((yield Call("GET", "/models")), to_models)
+    return read_json((yield Request("GET", "/models")), to_models)
 
 
-def model(name: str) -> Job[Model]:
+def model(name: str) -> Exchange[Model]:
     """One model, with its manifests."""
-    return read_json((yield Call("GET", f"/models/{_in_path(name)}")), to_model)
+    return read_json((yield Request("GET", f"/models/{_in_path(name)}")), to_model)
 
 
-def ready() -> Job[bool]:
+def ready() -> Exchange[bool]:
     """Whether requests will be answered now."""
     try:
-        yield Call("GET", "/readyz")
+        yield Request("GET", "/readyz")
     except CapsnetError as error:
         if error.status != httpx.codes.SERVICE_UNAVAILABLE:
             raise
@@ -30,7 +30,7 @@ def ready() -> Job[bool]:
     return True
 
 
-def default_model() -> Job[str]:
+def default_model() -> Exchange[str]:
     """The name of the model that answers requests without one.
 
     Raises:
@@ -45,14 +45,14 @@ def default_model() -> Job[str]:
     raise CapsnetError(400, "/problems/model-required", "Name a model", detail)
 
 
-def pin(name: str | None, version: int | None) -> Job[Pinned]:
+def pin(name: str | None, version: int | None) -> Exchange[Pinned]:
     """The model and version that a request for these gets now, loaded if it was not.
 
     Raises:
         CapsnetError: none is served.
     """
     name = name or (yield from default_model())
-    yield Call("GET", f"{graph_path(name, version)}/ready")  # loads what loads with its first request
+    yield Request("GET", f"{graph_path(name, version)}/ready")  # loads what loads with its first request
     known = yield from model(name)
     for one in known.versions:  # newest first
         if one.manifest is not None and one.digest is not None and version in (None, one.version):
@@ -64,7 +64,7 @@ def pin(name: str | None, version: int | None) -> Job[Pinned]:
 
 def stream_query(
     model: str | None, version: int | None, digest: str | None, **given: str | float | None
-) -> Job[tuple[Params, str | None]]:
+) -> Exchange[tuple[Params, str | None]]:
     """Query parameters that name one version for a whole stream, and its bundle's digest, if it is known."""
     if model is None or version is None:
         pinned = yield from pin(model, version)

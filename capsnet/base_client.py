@@ -1,12 +1,13 @@
-"""What the blocking and the asynchronous client share: where the service is and how long to insist."""
+"""What the blocking and the asynchronous client share: the connection and the limits."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import httpx
 
+from capsnet.errors import refusal
 from capsnet.pictures import REQUEST_BYTES
-from capsnet.steps import DEFAULT_RETRY, Contact, Job, Retry, Steps, with_retries
+from capsnet.retries import DEFAULT_RETRY, Contact, Retry, tenacity_options
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason
@@ -14,7 +15,6 @@ CONNECT_TIMEOUT_S = 5.0
 BATCH = 32
 CONCURRENCY = 4
 
-T = TypeVar("T")
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
@@ -41,9 +41,19 @@ class BaseClient(ABC, Generic[Http]):
     def _connect(**options: Any) -> Http:
         """A client of httpx with these options."""
 
-    def _steps(self, job: Job[T], retry: Retry | None) -> Steps[T]:
-        """The job with its repetitions, to be driven to its result."""
-        return with_retries(job, retry or self._retry, self._contact)
+    def _tenacity_options(self, retry: Retry | None) -> dict[str, Any]:
+        return tenacity_options(retry or self._retry, self._contact)
+
+    def _check(self, response: httpx.Response) -> httpx.Response:
+        """The response, if its status is 200.
+
+        Raises:
+            CapsnetError: it is another.
+        """
+        self._contact.made = True
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response)
+        return response
 
 
 def check_stream(batch: int, concurrency: int) -> None:

@@ -1,0 +1,172 @@
+"""The requests that classify and segment pictures, and their responses."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from capsnet.answers import (
+    Answer,
+    Classification,
+    Failed,
+    Outcome,
+    Scored,
+    Segmentation,
+    read_json,
+    to_classifications,
+    to_segmentations,
+)
+from capsnet.errors import CapsnetError, changed_bundle, wrong_views
+from capsnet.exchange import Exchange, Params, Request, params
+from capsnet.pictures import (
+    REQUEST_IMAGES,
+    Picture,
+    Pictures,
+    UnreadPicture,
+    Upload,
+    body_of,
+    each_picture,
+    in_requests,
+    is_picture,
+    load,
+    picture_files,
+    try_load,
+)
+
+# N images, H rows, W columns, C channels, J classes, D numbers of a pose
+
+Preprocess = Literal["auto", "off"]
+R = TypeVar("R")
+T = TypeVar("T")
+Parse = Callable[[Any, Sequence[str | None]], Answer[R]]  # of a JSON body and the pictures' names
+
+REQUEST_RECONSTRUCTIONS = 512  # a service makes so many for one request unless told otherwise
+
+# What a single picture can do to its request: too large, another format, unreadable, or it hits a fault of
+# the service, which a long stream should outlive.
+ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
+# These have such a status, but say that the question is wrong, whatever the picture.
+ABOUT_THE_QUESTION = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
+
+
+class SameBundle:
+    """All answers of a stream are to come from one bundle, the first one's unless it is known before.
+
+    Threads may share it.
+    """
+
+    def __init__(self, digest: str | None = None) -> None:
+        self._seen = {} if digest is None else {"digest": digest}
+
+    def check(self, model: str, version: int, digest: str) -> None:
+        """Note where an answer comes from.
+
+        Raises:
+            ChangedBundleError: not from where those before it came; names both digests.
+        """
+        before = self._seen.setdefault("digest", digest)  # one step, whatever other threads do
+        if digest != before:
+            raise changed_bundle(model, version, before, digest)
+
+
+def classify(
+    pictures: Pictures, top_k: int | None, reconstruction: bool, query: Params, max_bytes: int
+) -> Exchange[Answer[Classification]]:
+    """Classify pictures, in as many requests as it takes."""
+    query = {**query, **params(top_k=top_k, reconstruction="true" if reconstruction else None)}
+    return _each_image("/classify", to_classifications, pictures, query, REQUEST_IMAGES, max_bytes)
+
+
+def segment(
+    pictures: Pictures, k: int | None, query: Params, max_bytes: int
+) -> Exchange[Answer[Segmentation]]:
+    """Take the objects of pictures apart, in as many requests as it takes."""
+    max_images = min(REQUEST_IMAGES, max(1, REQUEST_RECONSTRUCTIONS // (k or 1)))
+    query = {**query, **params(k=k)}
+    return _each_image("/segment", to_segmentations, pictures, query, max_images, max_bytes)
+
+
+def _each_image(
+    path: str,
+    parse: Parse[R],
+    pictures: Pictures,
+    query: Params,
+    max_images: int,
+    max_bytes: int,
+) -> Exchange[Answer[R]]:
+    results: list[R] = []
+    answer: Answer[R] | None = None
+    bundle = SameBundle()
+    for uploads in in_requests(map(load, each_picture(pictures)), max_images, max_bytes):
+        answer = _one_each((yield from _post(path, query, uploads)), parse, uploads)
+        bundle.check(answer.model, answer.version, answer.digest)
+        results += answer.results
+        # The version that has begun answers for all, even if a newer one is published meanwhile.
+        query = {**query, "model": answer.model, "version": answer.version}
+    if answer is None:
+        raise ValueError("expected at least one picture, got none")
+    return Answer(answer.model, answer.version, answer.digest, tuple(results))
+
+
+def _post(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx.Response]:
+    """The answer to pictures; arrays of levels that have not the model's size are sent as files instead."""
+    try:
+        return (yield Request("POST", path, query, body_of(uploads)))
+    except CapsnetError as error:
+        if error.type != "/problems/wrong-array" or not all(is_picture(upload) for upload in uploads):
+            raise
+    files = [("images", file) for upload in uploads for file in picture_files(upload)]
+    return (yield Request("POST", path, query, {"files": files}))
+
+
+def score(
+    pictures: Sequence[Picture], query: Params, max_bytes: int, bundle: SameBundle
+) -> Exchange[list[Outcome]]:
+    """One outcome per picture of a stream; a bad one fails alone, and another bundle than before ends it."""
+    outcomes: list[Outcome] = []
+    for group in in_requests(map(try_load, pictures), len(pictures), max_bytes):
+        outcomes += [Failed(one.picture, one.error) for one in group if isinstance(one, UnreadPicture)]
+        uploads = [one for one in group if isinstance(one, Upload)]  # a group is all of one kind
+        if uploads:
+            outcomes += yield from _halve(uploads, query, bundle)
+    return outcomes
+
+
+def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exchange[list[Outcome]]:
+    """One bad picture fails its request: halves are asked for until that one is alone."""
+    try:
+        response = yield from _post("/classify", query, uploads)
+    except CapsnetError as error:
+        if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUESTION:
+            raise
+        if len(uploads) == 1:
+            return [Failed(uploads[0].picture, error)]
+        half = len(uploads) // 2
+        first = yield from _halve(uploads[:half], query, bundle)
+        return first + (yield from _halve(uploads[half:], query, bundle))
+    answer = _one_each(response, to_classifications, uploads)
+    bundle.check(answer.model, answer.version, answer.digest)
+    return [Scored(one.picture, seen) for one, seen in zip(uploads, answer.results, strict=True)]
+
+
+def _one_each(response: httpx.Response, parse: Parse[R], uploads: Sequence[Upload]) -> Answer[R]:
+    names = [upload.filename for upload in uploads]
+
+    def parse_checked(body: Any) -> Answer[R]:
+        results = len(body["results"])
+        if results == 2 * len(names):
+            raise wrong_views(response, f"{body['model']} takes one view of each image; got pairs")
+        if 2 * results == len(names):
+            expected = "two views of each image, as Pair(left, right)"
+            raise wrong_views(response, f"{body['model']} takes {expected}; got single pictures")
+        return parse(body, names)
+
+    return read_json(response, parse_checked)
+
+
+def batches_of(pictures: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The pictures in lists of `size`, the last one shorter."""
+    pictures = iter(pictures)
+    while batch := list(islice(pictures, size)):
+        yield batch

@@ -1,0 +1,86 @@
+"""Which requests are repeated, when, and for how long."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tenacity import (
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from capsnet.errors import CapsnetError, ConnectError, UnreachableError
+
+TEMPORARY = frozenset({429, 502, 503, 504})  # overloaded, unavailable or too slow for now
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long to repeat a request. Any request may be repeated: none of them changes anything.
+
+    If no connection can be made and the service has never answered, the error is raised at once: a wrong
+    address is more likely than a service that is about to start. A service that has answered before is waited
+    for.
+
+    The wait before attempt n + 1 is what the response's Retry-After asks for, plus a random time of up to
+    `first_wait_s` * 2 ** (n - 1), so that many clients do not return at the same moment.
+
+    Attributes:
+        attempts: how often a request is sent, at least 1.
+        first_wait_s: maximum random wait before the second attempt, in seconds.
+        longest_wait_s: maximum of Retry-After and of the random wait each, in seconds.
+        total_s: no attempt begins later than this after the first one, in seconds.
+        until_started: also wait for a service that has never answered, such as one that is about to start.
+
+    Raises:
+        ValueError: attempts below 1, or a negative time.
+    """
+
+    attempts: int = 10
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 30.0
+    total_s: float = 120.0
+    until_started: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be at least 1, got {self.attempts}")
+        if min(self.first_wait_s, self.longest_wait_s, self.total_s) < 0:
+            raise ValueError(f"times must not be negative, got {self}")
+
+
+DEFAULT_RETRY = Retry()
+ONCE = Retry(attempts=1)
+
+
+@dataclass
+class Contact:
+    """Whether the service has ever answered."""
+
+    made: bool = False
+
+
+def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
+    """The arguments of tenacity's Retrying and AsyncRetrying, for calls that raise CapsnetError."""
+    backoff = wait_random_exponential(multiplier=retry.first_wait_s, max=retry.longest_wait_s)
+
+    def is_temporary(error: BaseException) -> bool:
+        if isinstance(error, ConnectError):
+            return contact.made or retry.until_started
+        return isinstance(error, UnreachableError) or (
+            isinstance(error, CapsnetError) and error.status in TEMPORARY
+        )
+
+    def wait_s(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked_s = error.retry_after_s if isinstance(error, CapsnetError) else 0.0
+        return min(asked_s, retry.longest_wait_s) + backoff(state)
+
+    return {
+        "retry": retry_if_exception(is_temporary),
+        "wait": wait_s,
+        "stop": stop_after_attempt(retry.attempts) | stop_before_delay(retry.total_s),
+        "reraise": True,
+    }
