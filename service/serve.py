@@ -77,7 +77,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         if repository.failure:
             end(str(repository.failure))
             return
-        loaded = [f"{one.model}/{one.version} on {one.engine.device}" for one in repository.loaded()]
+        loaded = [f"{one.full_name} on {one.engine.device}" for one in repository.loaded()]
         served = ", ".join(loaded) or "every model from the first request for it"
         print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
 

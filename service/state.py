@@ -1,11 +1,11 @@
-"""What the lifespan makes and every route is handed."""
+"""The state of a running service, which the lifespan makes and every route gets from its request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypedDict, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -20,6 +20,12 @@ WATCHED_AFTER_S = 0.1
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class State(TypedDict):
+    """The lifespan's state, of which every request has a copy."""
+
+    service: "Service"
 
 
 @dataclass
@@ -82,6 +88,12 @@ class Service:
                 f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.decoding} images are being "
                 "decoded or wait for it"
             ) from None
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request came to: from the state that the lifespan made."""
+    service: Service = request.scope["state"]["service"]
+    return service
 
 
 class _Watcher:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service import errors
 from service.errors import HeadTooLargeError, MalformedRequestError, ServiceError
-from service.http.auth import Access, waits_for_leave
+from service.http.request_log import RequestLog, expects_continue
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
@@ -120,7 +120,7 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.headers) > self.max_header_lines:
             raise self._too_large()
         self._check_host()
-        self.expect_100_continue = waits_for_leave(self.headers)
+        self.expect_100_continue = expects_continue(self.headers)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
@@ -190,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
             if waits:
                 self.pipeline.popleft()
         answer = errors.problem(error.status, error.slug, error.title, str(error), error.headers)
-        refusal: Any = Access(answer, self.app_state["service"].metrics)  # which counts and logs it
+        refusal: Any = RequestLog(answer, self.app_state["service"].metrics)  # which counts and logs it
         self.cycle = self._newest = self._last_cycle()
         if waits:
             self.pipeline.appendleft((self.cycle, refusal))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.manifest import Manifest
+from service.errors import NoDecoderError
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
 from service.models.scanner import BundleVersion
@@ -18,6 +20,10 @@ from service.settings import Settings
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
 
 Floats = NDArray[np.float32]
+
+# Vector poses have lengths below 1, the numbers of matrix poses are a few units; larger numbers than this are
+# mistakes, and float32 overflows.
+MAX_POSE_VALUE = 1e6
 
 
 @dataclass(eq=False)
@@ -31,7 +37,7 @@ class LoadedModel:
         last_named_s: when a request last named this version, by the monotonic clock; -inf if none has.
     """
 
-    model: str
+    name: str
     version: int
     bundle: BundleVersion
     engine: Engine
@@ -39,6 +45,11 @@ class LoadedModel:
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     last_named_s: float = -math.inf
+
+    @cached_property
+    def full_name(self) -> str:
+        """Name and version, such as capsnet-mnist/3."""
+        return f"{self.name}/{self.version}"
 
     @cached_property
     def digest(self) -> str:
@@ -54,6 +65,25 @@ class LoadedModel:
         """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
         (pictures,) = await self.batcher.submit(self.engine.decode, poses, mask)
         return pictures
+
+    async def decode_classes(self, poses: Floats, classes: NDArray[np.intp]) -> Floats:
+        """Poses [N, J, D], of each only the one of class [N], to pictures [N, H, W, C] in 0-1."""
+        return await self.decode(poses, one_hot(classes, self.engine.manifest))
+
+    def require_decoder(self) -> None:
+        """The model can reconstruct.
+
+        Raises:
+            NoDecoderError: it cannot.
+        """
+        if not self.engine.has_decoder:
+            raise NoDecoderError(f"{self.full_name} was made without a decoder; it cannot reconstruct")
+
+    def heading(self) -> dict[str, Any]:
+        """The fields that every answer of this model begins with."""
+        shape = self.engine.manifest.pose_shape
+        answer: dict[str, Any] = {"model": self.name, "version": self.version, "digest": self.digest}
+        return answer if len(shape) == 1 else {**answer, "pose_shape": shape}
 
     def describe(self) -> dict[str, Any]:
         """What it runs on, as /models shows it."""
@@ -78,6 +108,11 @@ class LoadedModel:
         """End the inference threads, refuse what still waits, and free the engine's sessions."""
         await asyncio.to_thread(self.batcher.close)
         await asyncio.to_thread(self.engine.close)
+
+
+def one_hot(classes: NDArray[np.intp], manifest: Manifest) -> Floats:
+    """Indices [N] as the decoder's mask [N, J]."""
+    return np.eye(len(manifest.class_names), dtype=np.float32)[classes]
 
 
 def start_model(

@@ -44,7 +44,7 @@ async def remeasure_graphs(repository: Repository, quiet_s: float = QUIET_S) -> 
 
 async def _remeasure(model: LoadedModel) -> bool:
     """Whether the cache holds a better plan now."""
-    name, encoder = f"{model.model}/{model.version}", model.engine.encoder
+    name, encoder = model.full_name, model.engine.encoder
     try:
         await encoder.measure_again(await _read_graph(model, "encoder"), await _read_graph(model, "decoder"))
     except TimeoutError:

@@ -185,13 +185,13 @@ class Repository:
 
     async def reload(self, old: LoadedModel) -> None:
         """Load a version once more, from the same files, and let it take the traffic."""
-        async with self._inventory.changing[old.model]:
-            versions = self._loaded.get(old.model, {})
+        async with self._inventory.changing[old.name]:
+            versions = self._loaded.get(old.name, {})
             if versions.get(old.version) is not old:
                 return
-            new = await self._load(old.model, old.version, old.bundle, old, again=True)
+            new = await self._load(old.name, old.version, old.bundle, old, again=True)
             if new is not None and new is not old:
-                self._loaded[old.model] = {**versions, old.version: new}
+                self._loaded[old.name] = {**versions, old.version: new}
                 self._retire(old)
 
     def seconds_without_requests(self) -> float:
@@ -217,7 +217,7 @@ class Repository:
             raise self._inventory.not_ready()
         for one in loaded:
             if not one.batcher.answering:
-                raise NotReadyError(f"an inference thread of {one.model}/{one.version} does not answer")
+                raise NotReadyError(f"an inference thread of {one.full_name} does not answer")
         return loaded
 
     def check_alive(self) -> None:
@@ -229,7 +229,7 @@ class Repository:
         for one in self.loaded():
             if one.batcher.given_up:
                 raise InferenceStoppedError(
-                    f"the inference threads of {one.model}/{one.version} keep dying and are left dead; "
+                    f"the inference threads of {one.full_name} keep dying and are left dead; "
                     "restart the service"
                 )
 
@@ -319,9 +319,9 @@ class Repository:
 
     async def _drain(self, model: LoadedModel) -> None:
         await model.drain()
-        self._metrics.dropped(model.model, model.version)
+        self._metrics.dropped(model.name, model.version)
         self.work_done += 1
-        log.info("dropped %s/%d", model.model, model.version)
+        log.info("dropped %s", model.full_name)
 
     # -- from a request to a version --------------------------------------------------------------------
 

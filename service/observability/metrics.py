@@ -1,18 +1,11 @@
 """What Prometheus is told: counters and histograms as things happen, gauges read when it asks."""
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import prometheus_client
-from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
-
-from service.errors import NotReadyError
-from service.routes.direct_route import answer_head
 
 VERSION = ("model", "version")
 REQUEST_S = (
@@ -27,78 +20,6 @@ BATCH_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # A second series beside every counter and histogram that says when it began; the library's switch is global.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the rest of it is typed
-
-routes = APIRouter()
-
-
-class Queue(Protocol):
-    """What is read of a batcher."""
-
-    @property
-    def waiting_images(self) -> int:
-        """Images in the queue."""
-
-
-class Runtime(Protocol):
-    """What is read of an engine."""
-
-    @property
-    def device(self) -> str:
-        """cpu, cuda or tensorrt."""
-
-    @property
-    def provider(self) -> str:
-        """ONNX Runtime's name of it."""
-
-
-class Loaded(Protocol):
-    """What is read of a version that is served."""
-
-    @property
-    def model(self) -> str:
-        """Its name."""
-
-    @property
-    def version(self) -> int:
-        """Its number."""
-
-    @property
-    def batcher(self) -> Queue:
-        """Where its images wait."""
-
-    @property
-    def engine(self) -> Runtime:
-        """Where they run."""
-
-
-class Entry(Protocol):
-    """What is read of a version that is on disk."""
-
-    @property
-    def name(self) -> str:
-        """Its model's."""
-
-    @property
-    def version(self) -> int:
-        """Its number."""
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether its files cannot be served as they are now."""
-
-
-class Models(Protocol):
-    """What is asked, at every scrape, what is loaded."""
-
-    def loaded(self) -> Sequence[Loaded]:
-        """Every version that is served."""
-
-    def index(self) -> Sequence[Entry]:
-        """Every version that is on disk, too.
-
-        Raises:
-            NotReadyError: nobody has looked yet.
-        """
 
 
 class ModelMetrics:
@@ -160,9 +81,9 @@ class Metrics:
         )
         ProcessCollector(registry=self._registry)
 
-    def watch(self, models: Models) -> None:
-        """Ask these models, at every scrape, what is loaded and what waits."""
-        self._registry.register(_LoadedModels(models))
+    def register(self, collector: Collector) -> None:
+        """Ask this collector, too, at every scrape."""
+        self._registry.register(collector)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """A request is over.
@@ -219,59 +140,3 @@ class Metrics:
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"capsnet_{name}", about, labels, buckets=buckets, registry=self._registry)
-
-
-class _LoadedModels(Collector):
-    """Gauges of what is loaded at the moment of the scrape."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        loaded = self._models.loaded()
-        yield _gauge(
-            "capsnet_queue_images",
-            "Images that wait for a batch",
-            VERSION,
-            (([one.model, str(one.version)], one.batcher.waiting_images) for one in loaded),
-        )
-        yield _gauge(
-            "capsnet_model_loaded",
-            "1 for every version that is served",
-            (*VERSION, "device", "provider"),
-            (([one.model, str(one.version), one.engine.device, one.engine.provider], 1) for one in loaded),
-        )
-        yield _gauge(
-            "capsnet_model_refused",
-            "1 for every version whose files cannot be served as they are now; /models says why",
-            VERSION,
-            (([one.name, str(one.version)], 1) for one in self._index() if one.is_refused),
-        )
-
-    def _index(self) -> Sequence[Entry]:
-        try:
-            return self._models.index()
-        except NotReadyError:
-            return ()
-
-
-def _gauge(
-    name: str, about: str, labels: Sequence[str], samples: Iterable[tuple[list[str], float]]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, about, labels=labels)
-    for values, number in samples:
-        family.add_metric(values, number)
-    return family
-
-
-TEXT = {"text/plain": {"schema": {"type": "string"}}}
-
-
-@routes.get("/metrics", summary="Prometheus", response_class=Response, responses={200: {"content": TEXT}})
-async def get_metrics(request: Request) -> Response:
-    """Requests, queues, batches, models and the process, in Prometheus' text format; needs no key."""
-    metrics: Metrics = request.state.service.metrics
-    return Response(metrics.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-answer_head(routes)

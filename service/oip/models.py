@@ -15,9 +15,8 @@ from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_me
 from export.contract.manifest import VERSION, Graph, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
 from service.models.inventory import SERVABLE
-from service.models.loaded_model import LoadedModel
+from service.models.loaded_model import MAX_POSE_VALUE, LoadedModel
 from service.models.repository import Repository
-from service.routes.schemas import LARGEST
 
 # N images or poses, J classes
 
@@ -26,7 +25,7 @@ Floats = NDArray[np.float32]
 DECODER_SUFFIX = "-decoder"
 PLATFORM = "onnxruntime_onnx"
 # A perturbed pose may leave the range of the encoder's, as in /reconstruct.
-RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-LARGEST, LARGEST)}
+RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-MAX_POSE_VALUE, MAX_POSE_VALUE)}
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,19 @@ class OipModel:
 
     name: str
     role: Literal["encoder", "decoder"]
-    served: LoadedModel
+    loaded: LoadedModel
 
     @property
     def graph(self) -> Graph:
         """The inputs and outputs, from the manifest."""
-        return self.served.engine.manifest.graphs[self.role]
+        return self.loaded.engine.manifest.graphs[self.role]
 
     async def run(self, inputs: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Checked inputs [N, ...] to all outputs [N, ...], by name."""
         if self.role == "encoder":
-            probabilities, poses = await self.served.encode(inputs["pixels"])
+            probabilities, poses = await self.loaded.encode(inputs["pixels"])
             return {"probabilities": probabilities, "poses": poses}
-        return {"reconstruction": await self.served.decode(inputs["poses"], inputs["mask"])}
+        return {"reconstruction": await self.loaded.decode(inputs["poses"], inputs["mask"])}
 
 
 @asynccontextmanager
@@ -61,10 +60,10 @@ async def use_model(repository: Repository, name: str, version: str | None = Non
     if version is not None and not VERSION.fullmatch(version):
         raise UnknownModelError(f"versions of {shown(name)} are positive integers, got {shown(version)}")
     bundle, role = _bundle_and_role(name, repository)
-    async with repository.use(bundle, int(version) if version else None) as served:
-        if role == "decoder" and not served.engine.has_decoder:
-            raise UnknownModelError(f"there is no {name}: {bundle}/{served.version} has no decoder")
-        yield OipModel(name, role, served)
+    async with repository.use(bundle, int(version) if version else None) as loaded:
+        if role == "decoder" and not loaded.engine.has_decoder:
+            raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no decoder")
+        yield OipModel(name, role, loaded)
 
 
 def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
     versions = [
         str(entry.version)
         for entry in repository.index()
-        if entry.name == model.served.model and entry.state in SERVABLE
+        if entry.name == model.loaded.name and entry.state in SERVABLE
     ]
     return {
         "name": model.name,
@@ -118,8 +117,8 @@ def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, F
             binary.add(wanted.name)
     header: dict[str, Any] = {
         "model_name": model.name,
-        "model_version": str(model.served.version),
-        "parameters": {"digest": model.served.digest},
+        "model_version": str(model.loaded.version),
+        "parameters": {"digest": model.loaded.digest},
     }
     if request.id is not None:
         header["id"] = request.id
@@ -185,7 +184,7 @@ def _check_outputs(model: OipModel, outputs: Collection[RequestedOutput]) -> Non
 
 def _classify(model: OipModel, probabilities: Floats, classes: int) -> NDArray[np.object_]:
     """Probabilities [N, J] to the best k of each as "score:index:label", [N, k]; k is J at most."""
-    labels = model.served.engine.manifest.class_names
+    labels = model.loaded.engine.manifest.class_names
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :classes]
     scores = np.take_along_axis(probabilities, best, axis=1)
     texts = [

@@ -8,16 +8,16 @@ from fastapi import APIRouter, Request, Response
 from service.errors import InvalidFieldError, NotReadyError, shown
 from service.http.auth import check_admin
 from service.http.bodies import parse_json
+from service.http.openapi import PROBLEMS
 from service.inference.providers import DeviceError
 from service.models.inventory import IndexEntry
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
-from service.routes.openapi import PROBLEMS
-from service.state import Service
+from service.state import Service, service_of
 
 JSON_BLANKS = b" \t\r\n"  # RFC 8259; Python's strip() knows others
 STATES = {"loaded": "READY", "loading": "LOADING"}  # every other is UNAVAILABLE
 
-routes = APIRouter(prefix="/v2/repository", tags=["Open Inference Protocol"])
+routes = APIRouter(prefix="/v2/repository", tags=["Administration"])
 
 
 @routes.post(
@@ -79,7 +79,7 @@ def _describe(entry: IndexEntry) -> dict[str, str]:
 
 
 async def _as_admin(request: Request) -> Service:
-    service: Service = request.state.service
+    service = service_of(request)
     check_admin(request, service.settings)
     return service
 

@@ -13,8 +13,10 @@ from fastapi import APIRouter, Request, Response
 
 from capsnet.wire_format import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
 from service.errors import MalformedBodyError, NotReadyError
-from service.http.auth import note
 from service.http.compression import CODINGS, compress, decompress
+from service.http.direct_route import DirectRoute, answer_head
+from service.http.openapi import PROBLEMS, UNREADY
+from service.http.request_log import note
 from service.oip.models import OipModel, check_request, describe, use_model, wanted_outputs, write_answer
 from service.oip.schemas import (
     JSON_OR_BINARY,
@@ -28,9 +30,7 @@ from service.oip.schemas import (
     ServerMetadata,
     infer_operation,
 )
-from service.routes.direct_route import DirectRoute, answer_head
-from service.routes.openapi import PROBLEMS, UNREADY
-from service.state import Service
+from service.state import Service, service_of
 
 # Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
 QUICK_JSON_BYTES = 8 * 2**10
@@ -47,7 +47,7 @@ routes = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
 @routes.get("/v2", summary="Name, version and extensions", responses={200: {"model": ServerMetadata}})
 async def get_server(request: Request) -> Response:
     """What this server is, and which extensions of the protocol it has."""
-    service: Service = request.state.service
+    service = service_of(request)
     extensions = ["binary_tensor_data", "classification"]
     if service.settings.admin_key:
         extensions.append("model_repository")
@@ -57,7 +57,7 @@ async def get_server(request: Request) -> Response:
 @routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
 async def get_live(request: Request) -> Response:
     """As /healthz: 503 once inference threads have died too often and only a new process helps."""
-    service: Service = request.state.service
+    service = service_of(request)
     service.repository.check_alive()
     return _json({"live": True})
 
@@ -67,7 +67,7 @@ async def get_live(request: Request) -> Response:
 )
 async def get_ready(request: Request) -> Response:
     """As /readyz: 503 with the reason until a model is loaded, and while an inference thread is stuck."""
-    service: Service = request.state.service
+    service = service_of(request)
     service.repository.ready()
     return _json({"ready": True})
 
@@ -86,7 +86,7 @@ async def get_ready(request: Request) -> Response:
 )
 async def get_model(request: Request) -> Response:
     """Names, shapes and datatypes as in the graph; loads a model that is loaded on first use."""
-    service: Service = request.state.service
+    service = service_of(request)
     async with use_model(service.repository, **request.path_params) as model:
         return _json(describe(model, service.repository))
 
@@ -105,9 +105,9 @@ async def get_model(request: Request) -> Response:
 )
 async def get_model_ready(request: Request) -> Response:
     """Loads a model that is loaded on first use, so that a client may wait for this."""
-    service: Service = request.state.service
+    service = service_of(request)
     async with use_model(service.repository, **request.path_params) as model:
-        if not model.served.batcher.answering:
+        if not model.loaded.batcher.answering:
             raise NotReadyError(f"an inference thread of {model.name} does not answer")
         return _json({"name": model.name, "ready": True})
 
@@ -126,7 +126,7 @@ async def get_model_ready(request: Request) -> Response:
 )
 async def post_infer(request: Request) -> Response:
     """Tensors in, tensors out; as JSON, or as raw bytes behind a JSON header."""
-    service: Service = request.state.service
+    service = service_of(request)
     body = await request.body()  # no version is kept loaded by a slow sender
     async with (
         service.while_wanted(request),
@@ -134,7 +134,7 @@ async def post_infer(request: Request) -> Response:
     ):
         asked = await _read(request, body, model, service)
         images = len(next(iter(asked.inputs.values())))
-        note(request, model=f"{model.name}/{model.served.version}", images=images)
+        note(request, model=f"{model.name}/{model.loaded.version}", images=images)
         outputs = await model.run(asked.inputs)
         return await _answer(request, asked, model, outputs, service)
 

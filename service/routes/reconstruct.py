@@ -1,32 +1,115 @@
-"""What /reconstruct answers: a pose, perturbed or swept, decoded into pictures."""
+"""/reconstruct: a pose, perturbed or swept, decoded into pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
-from service.errors import InvalidFieldError, TooManyPicturesError, shown
-from service.http.bodies import decode_files
+from service.errors import InvalidFieldError, shown
+from service.http.answers import VARY, json_response, prefers_png
+from service.http.bodies import check_reconstruct, decode_files, read_reconstruct
+from service.http.direct_route import DirectRoute
 from service.http.multipart import Upload
-from service.http.png import to_base64_pngs
+from service.http.openapi import FILE, JSON_OR_PNG, PROBLEMS, REFERENCE
+from service.http.png import to_base64_pngs, to_png_grid
+from service.http.request_log import note
 from service.models.loaded_model import LoadedModel
-from service.routes.classify import heading, one_hot, require_decoder
-from service.routes.schemas import Perturbation, Preprocess, ReconstructFields, ReconstructQuery, Sweep
-from service.state import Service
+from service.routes.perturbations import Perturbations, offsets, plan_pictures
+from service.routes.schemas import (
+    Preprocess,
+    ReconstructAnswer,
+    ReconstructFields,
+    ReconstructQuery,
+    ReconstructRequest,
+)
+from service.state import Service, service_of
 
 # P pictures, J classes, D numbers of a pose, H rows, W columns, C channels
 
 Floats = NDArray[np.float32]
-Perturbations = list[Perturbation]
 
-# A column is lost to rounding when stop is only this fraction of a step short of it.
-STOP_SLACK = Decimal("1e-9")
-DELTA_DIGITS = 12
+routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
+
+
+def _json_field(name: str) -> dict[str, Any]:
+    """A field of the form that holds JSON as text."""
+    described = ReconstructRequest.model_fields[name].description or "as in the JSON body"
+    return {"type": "string", "description": f"JSON; {described}"}
+
+
+RECONSTRUCT_EXAMPLES: dict[str, Any] = {
+    "one picture, three dimensions swept": {
+        "value": {"image": "<base64 file>", "sweep": {"dimensions": [0, 1, 2], "step": 0.05}}
+    },
+    "a pair of views, one number of the pose changed": {
+        "value": {
+            "image": ["<base64 left file>", "<base64 right file>"],
+            "perturbations": [{"dimension": 15, "delta": 0.5}],
+        }
+    },
+    "a pose of 4 x 4, row by row": {
+        "value": {"pose": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], "label": "car"}
+    },
+}
+RECONSTRUCT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": REFERENCE.format(model="ReconstructRequest")},
+                "examples": RECONSTRUCT_EXAMPLES,
+            },
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "image": {
+                            "oneOf": [FILE, {"type": "array", "items": FILE, "minItems": 2, "maxItems": 2}],
+                            "description": "one file, or two for a model of two views, the left one first",
+                        },
+                        "label": {"type": "string"},
+                        "model": {"type": "string"},
+                        "version": {"type": "integer", "minimum": 1},
+                        "pose": _json_field("pose"),
+                        "perturbations": _json_field("perturbations"),
+                        "sweep": _json_field("sweep"),
+                    },
+                    "additionalProperties": False,
+                }
+            },
+        },
+    }
+}
+
+
+@routes.post(
+    "/reconstruct",
+    summary="Pictures decoded from poses",
+    response_class=Response,
+    responses={200: {"model": ReconstructAnswer, "content": JSON_OR_PNG}, **PROBLEMS},
+    openapi_extra=RECONSTRUCT_BODY,
+)
+async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, Query()]) -> Response:
+    """A pose decoded plain, perturbed or swept; as JSON, or as one PNG grid for `Accept: image/png`.
+
+    The two views of a model that has two stand side by side in every picture.
+    """
+    service = service_of(request)
+    body = await read_reconstruct(request)
+    async with service.while_wanted(request):
+        fields, files = await check_reconstruct(body, service)
+        async with service.repository.use(*chosen_version(fields, query)) as model:
+            note(request, model=model.full_name)
+            made = await reconstruct(model, fields, files, query.preprocess, service)
+            if prefers_png(request):
+                grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
+                return Response(grid, media_type="image/png", headers=VARY)
+            return json_response(await service.in_pool(json_answer, model, made), VARY)
 
 
 @dataclass(frozen=True)
@@ -49,7 +132,7 @@ class Reconstructions:
 
 
 async def reconstruct(
-    served: LoadedModel,
+    model: LoadedModel,
     fields: ReconstructFields,
     files: Sequence[Upload],
     rule: Preprocess,
@@ -58,7 +141,7 @@ async def reconstruct(
     """Decode the pose that was given, or the picture's, as often as the perturbations ask for.
 
     Args:
-        served: the model.
+        model: the model.
         fields: what is asked.
         files: the picture's, one for each view; none where a pose is given.
         rule: for a picture of another size than the model's.
@@ -67,22 +150,21 @@ async def reconstruct(
     Raises:
         ServiceError: what was expected and what came.
     """
-    require_decoder(served)
-    manifest = served.engine.manifest
+    model.require_decoder()
+    manifest = model.engine.manifest
     wanted = _class_index(fields.label, manifest)
     pose = None if fields.pose is None else _given_pose(fields.pose, manifest)
-    variants, columns = plan(fields, pose_size(manifest), service.settings.max_reconstructions)
+    variants, columns = plan_pictures(fields, pose_size(manifest), service.settings.max_reconstructions)
     if pose is None or wanted is None:  # a given pose has a label: the fields were checked
         _check_views(files, manifest)
         pixels = await decode_files(files, manifest.preprocessing, rule, service)
-        probabilities, poses = await served.encode(pixels)  # [1, J], [1, J, D]
+        probabilities, poses = await model.encode(pixels)  # [1, J], [1, J, D]
         wanted = int(probabilities[0].argmax()) if wanted is None else wanted
         pose = poses[0, wanted]
     perturbed = pose + offsets(variants, len(pose))  # [P, D]
-    classes = np.full(len(perturbed), wanted)
     everywhere = np.zeros((len(perturbed), len(manifest.class_names), len(pose)), np.float32)
     everywhere[:, wanted] = perturbed  # [P, J, D]; the mask hides the others
-    pictures = await served.decode(everywhere, one_hot(classes, manifest))
+    pictures = await model.decode_classes(everywhere, np.full(len(perturbed), wanted))
     return Reconstructions(manifest.class_names[wanted], variants, perturbed, pictures, columns)
 
 
@@ -101,7 +183,7 @@ def chosen_version(fields: ReconstructFields, query: ReconstructQuery) -> tuple[
     )
 
 
-def json_answer(served: LoadedModel, made: Reconstructions) -> dict[str, Any]:
+def json_answer(model: LoadedModel, made: Reconstructions) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     entries = [
         {"perturbations": [p.model_dump() for p in perturbations], "pose": pose, "image": image}
@@ -109,52 +191,7 @@ def json_answer(served: LoadedModel, made: Reconstructions) -> dict[str, Any]:
             made.perturbations, made.poses, to_base64_pngs(made.pictures), strict=True
         )
     ]
-    return {**heading(served), "label": made.label, "reconstructions": entries}
-
-
-def plan(fields: ReconstructFields, dimensions: int, limit: int) -> tuple[list[Perturbations], int]:
-    """The perturbations of each picture, dimension-major in a sweep, and the pictures per dimension.
-
-    Raises:
-        InvalidFieldError: a dimension that the pose has not, or has twice.
-        TooManyPicturesError: more than `limit`.
-    """
-    if fields.sweep is None:
-        perturbations = fields.perturbations or []
-        _check_dimensions([p.dimension for p in perturbations], dimensions)
-        return [perturbations], 1
-    rows = list(range(dimensions)) if fields.sweep.dimensions is None else fields.sweep.dimensions
-    _check_dimensions(rows, dimensions)
-    columns = sweep_columns(fields.sweep)
-    if len(rows) * columns > limit:
-        raise TooManyPicturesError(
-            f"the sweep asks for {len(rows)} dimensions x {columns:.6g} deltas; at most {limit} pictures "
-            "(CAPSNET_MAX_RECONSTRUCTIONS): take a larger step, or fewer dimensions"
-        )
-    deltas = sweep_deltas(fields.sweep)
-    return [[Perturbation(dimension=d, delta=delta)] for d in rows for delta in deltas], columns
-
-
-def sweep_columns(sweep: Sweep) -> int:
-    """How many deltas there are from start to stop, stop included."""
-    start, stop, step = (Decimal(repr(number)) for number in (sweep.start, sweep.stop, sweep.step))
-    return int((stop - start) / step + STOP_SLACK) + 1
-
-
-def sweep_deltas(sweep: Sweep) -> list[float]:
-    """The deltas, counted in decimals so that -0.25 to 0.25 by 0.05 has 0 exactly in the middle."""
-    start, step = Decimal(repr(sweep.start)), Decimal(repr(sweep.step))
-    exact = (start + column * step for column in range(sweep_columns(sweep)))
-    return [float(round(delta, DELTA_DIGITS)) + 0.0 for delta in exact]  # + 0.0: no minus zero
-
-
-def offsets(variants: list[Perturbations], dimensions: int) -> Floats:
-    """What is added to the pose for each picture, [P, D]."""
-    added = np.zeros((len(variants), dimensions), np.float32)
-    for row, perturbations in zip(added, variants, strict=True):
-        for perturbation in perturbations:
-            row[perturbation.dimension] = perturbation.delta
-    return added
+    return {**model.heading(), "label": made.label, "reconstructions": entries}
 
 
 def pose_size(manifest: Manifest) -> int:
@@ -186,13 +223,3 @@ def _given_pose(pose: list[float], manifest: Manifest) -> Floats:
             f"a pose of {manifest.model} has {pose_size(manifest)} numbers, got {len(pose)}"
         )
     return np.array(pose, np.float32)
-
-
-def _check_dimensions(asked: list[int], dimensions: int) -> None:
-    seen: set[int] = set()
-    for dimension in asked:
-        if dimension >= dimensions:
-            raise InvalidFieldError(f"dimension must be 0 to {dimensions - 1}, got {shown(dimension)}")
-        if dimension in seen:
-            raise InvalidFieldError(f"dimension {dimension} is given twice")
-        seen.add(dimension)

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from service.errors import shown
+from service.models.loaded_model import MAX_POSE_VALUE
 
-# Vector poses have lengths below 1, the numbers of matrix poses a few units; beyond this bound lie only
-# mistakes, and float32 overflows.
-LARGEST = 1e6
-# More than any pose has; with fail_fast a list of millions of mistakes is told at its first.
-MOST = 4096
+# More than any pose has; with fail_fast a list of millions of mistakes is refused at its first.
+MAX_ITEMS = 4096
 VIEWS = 2  # of a pair
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-MAX_POSE_VALUE, le=MAX_POSE_VALUE, allow_inf_nan=False)]
 Preprocess = Annotated[
     Literal["auto", "off"],
     Field(description="auto: the model's own rule for pictures of other sizes; off: a plain resize"),
@@ -103,7 +101,7 @@ class Sweep(_StrictRequest):
     dimensions: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None,
         min_length=1,
-        max_length=MOST,
+        max_length=MAX_ITEMS,
         fail_fast=True,
         description="indices into the flat pose; default: all",
     )
@@ -129,13 +127,13 @@ class ReconstructFields(_StrictRequest):
     """Fields of /reconstruct beside the picture; in multipart the lists and numbers are JSON."""
 
     pose: Annotated[list[Number] | None, BeforeValidator(_flat)] = Field(
-        default=None, max_length=MOST, fail_fast=True, description="a flat pose; needs a label"
+        default=None, max_length=MAX_ITEMS, fail_fast=True, description="a flat pose; needs a label"
     )
     label: str | None = Field(default=None, description="class to decode; default: the most probable")
     model: ModelChoice = None
     version: VersionChoice = None
     perturbations: list[Perturbation] | None = Field(
-        default=None, max_length=MOST, fail_fast=True, description="applied together"
+        default=None, max_length=MAX_ITEMS, fail_fast=True, description="applied together"
     )
     sweep: Sweep | None = None
 
@@ -343,13 +341,3 @@ class Readiness(BaseModel):
     status: Literal["ready"]
     device: str = Field(description="the device in use, not the one asked for")
     models: list[str] = Field(description="name/version of what is loaded")
-
-
-class Problem(BaseModel):
-    """RFC 9457: what went wrong, what was expected and what came."""
-
-    type: str = Field(examples=["/problems/invalid-field"])
-    title: str
-    status: int
-    detail: str
-    error: str = Field(description="the detail again, by its name in the Open Inference Protocol")

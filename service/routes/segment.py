@@ -1,31 +1,62 @@
-"""What /segment answers: overlapping objects taken apart, as in Sec. 6 of Sabour et al. 2017.
+"""/segment: overlapping objects taken apart, as in Sec. 6 of Sabour et al. 2017.
 
 The longest capsules of an image are decoded one at a time: all others are masked, so each picture shows one
 object alone, also where another one covers it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
 
 from export.contract.confidence import are_blank, reaches, threshold
 from service.errors import InvalidFieldError, TooManyPicturesError
-from service.http.bodies import Images
+from service.http.answers import VARY, json_response, prefers_png
+from service.http.bodies import Images, check_classify, decode_images, read_classify
+from service.http.direct_route import DirectRoute
+from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
+from service.http.request_log import note
 from service.models.loaded_model import LoadedModel
-from service.routes.classify import heading, one_hot, require_decoder
-from service.routes.schemas import SegmentQuery
-from service.state import Service
+from service.routes.images import IMAGES_BODY
+from service.routes.schemas import SegmentAnswer, SegmentQuery
+from service.state import Service, service_of
 
 # N images, K objects of each, J classes, D numbers of a pose, H rows, W columns, C channels
 
 Floats = NDArray[np.float32]
 
+routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
+
 FEWEST_OBJECTS = 2  # by default: who asks to take objects apart has more than one
 # The paper gives an object every pixel that is not zero, but a sigmoid never is; around a stroke it fades.
 MASK_THRESHOLD = 0.5  # of the object's brightest pixel
+
+
+@routes.post(
+    "/segment",
+    summary="Overlapping objects taken apart",
+    response_class=Response,
+    responses={200: {"model": SegmentAnswer, "content": JSON_OR_PNG}, **PROBLEMS},
+    openapi_extra=IMAGES_BODY,
+)
+async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]) -> Response:
+    """The k longest capsules decoded one at a time; for `Accept: image/png` the overlays side by side."""
+    service = service_of(request)
+    body = await read_classify(request)
+    async with service.while_wanted(request):
+        asked = await check_classify(body, service)
+        async with service.repository.use(query.model, query.version) as model:
+            k = object_count(query, model)
+            images = await decode_images(asked, model.engine.manifest, query.preprocess, service)
+            note(request, model=model.full_name, images=len(images.pixels))
+            made = await segment(model, images, k, query.min_probability, service)
+            if prefers_png(request):
+                overlays = await service.in_pool(png_answer, made)
+                return Response(overlays, media_type="image/png", headers=VARY)
+            return json_response(await service.in_pool(json_answer, model, made), VARY)
 
 
 @dataclass(frozen=True)
@@ -51,30 +82,30 @@ class Segments:
     confident: list[list[bool]] | list[list[None]]
 
 
-def object_count(query: SegmentQuery, served: LoadedModel) -> int:
+def object_count(query: SegmentQuery, model: LoadedModel) -> int:
     """K: as many objects as are asked for, else as the model expects and at least two, if it knows two.
 
     Raises:
         InvalidFieldError: k is more than there are classes.
         NoDecoderError: the model cannot reconstruct.
     """
-    require_decoder(served)
-    manifest = served.engine.manifest
+    model.require_decoder()
+    manifest = model.engine.manifest
     classes = len(manifest.class_names)
     if query.k is None:
         return min(classes, max(FEWEST_OBJECTS, manifest.objects_per_image))
     if query.k > classes:
-        raise InvalidFieldError(f"k must be 1 to {classes}, the classes of {served.model}; got {query.k}")
+        raise InvalidFieldError(f"k must be 1 to {classes}, the classes of {model.name}; got {query.k}")
     return query.k
 
 
 async def segment(
-    served: LoadedModel, images: Images, k: int, min_probability: float | None, service: Service
+    model: LoadedModel, images: Images, k: int, min_probability: float | None, service: Service
 ) -> Segments:
     """Decode the k longest capsules of images [N, H, W, C], each with all others masked.
 
     Args:
-        served: the model.
+        model: the model.
         images: what came.
         k: objects of each image.
         min_probability: from which on an object is confident; None: the model's threshold.
@@ -90,15 +121,14 @@ async def segment(
             f"{count} images x {k} objects are {count * k} pictures; at most {limit} "
             "(CAPSNET_MAX_RECONSTRUCTIONS): send fewer images, or a smaller k"
         )
-    manifest = served.engine.manifest
-    probabilities, poses = await served.encode(images.pixels)  # [N, J], [N, J, D]
+    manifest = model.engine.manifest
+    probabilities, poses = await model.encode(images.pixels)  # [N, J], [N, J, D]
     classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]  # [N, K]
     longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
     blank = are_blank(images.pixels)
     least = threshold(manifest, min_probability)
     confident = [[None] * k] * count if least is None else reaches(longest, blank, least).tolist()
-    alone = one_hot(classes.ravel(), manifest)  # [N * K, J]
-    pictures = await served.decode(np.repeat(poses, k, axis=0), alone)  # [N * K, H, W, C]
+    pictures = await model.decode_classes(np.repeat(poses, k, axis=0), classes.ravel())  # [N * K, H, W, C]
     return Segments(
         images.filenames,
         [[manifest.class_names[j] for j in row] for row in classes],
@@ -110,7 +140,7 @@ async def segment(
     )
 
 
-def json_answer(served: LoadedModel, made: Segments) -> dict[str, Any]:
+def json_answer(model: LoadedModel, made: Segments) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     results = []
     for index, (filename, pictures) in enumerate(zip(made.filenames, made.pictures, strict=True)):
@@ -131,7 +161,7 @@ def json_answer(served: LoadedModel, made: Segments) -> dict[str, Any]:
         [overlaid] = to_base64_pngs(overlay(grey)[None])
         blank = bool(made.blank[index])
         results.append({"filename": filename, "blank": blank, "overlay": overlaid, "objects": objects})
-    return {**heading(served), "results": results}
+    return {**model.heading(), "results": results}
 
 
 def png_answer(made: Segments) -> bytes:

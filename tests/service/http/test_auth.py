@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from service.errors import AdministrationOffError, AdminKeyError
 from service.http import auth
+from service.http.request_log import RequestLog
 from service.observability.metrics import Metrics
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for, wait_until
@@ -181,7 +182,7 @@ def test_what_is_no_request_is_a_line_too(process):
 
 def test_a_fault_of_ours_is_a_500_with_an_id_and_a_traceback_in_the_log(caplog):
     app = FastAPI()
-    auth.guard(app, Settings(), Metrics())
+    app.add_middleware(RequestLog, metrics=Metrics())
 
     @app.get("/fault")
     async def fault() -> None:

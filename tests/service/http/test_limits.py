@@ -429,11 +429,11 @@ def refusals_counted(client: httpx.Client, status: int) -> float:
 @pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
 def test_a_refusal_is_counted_and_logged_as_requests_are(patient, caplog, sent, status, slug):
     before = refusals_counted(patient, status)
-    with caplog.at_level(logging.INFO, "service.http.auth"), connected(patient) as connection:
+    with caplog.at_level(logging.INFO, "service.http.request_log"), connected(patient) as connection:
         connection.sendall(sent)
         [(_, headers, _)] = answers(read_to_end(connection))
         assert refusals_counted(patient, status) == before + 1
-    lines = [record.args for record in caplog.records if record.name == "service.http.auth"]
+    lines = [record.args for record in caplog.records if record.name == "service.http.request_log"]
     [line] = [line for line in lines if line["status"] == status]
     assert line["problem"] == f"/problems/{slug}"
     assert line["client"] == "127.0.0.1"

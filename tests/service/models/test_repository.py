@@ -45,7 +45,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def loaded(repository: Repository) -> list[str]:
-    return sorted(f"{one.model}/{one.version}" for one in repository.ready())
+    return sorted(one.full_name for one in repository.ready())
 
 
 async def usable(repository: Repository, model: str) -> bool:
@@ -116,7 +116,7 @@ def test_a_model_that_the_first_scan_has_not_come_to_is_still_loading(tmp_path, 
             await scan
         if model != "missing":
             async with repository.use(model, None) as served:
-                assert served.model == "other"
+                assert served.name == "other"
         else:
             with pytest.raises(UnknownModelError, match="there are first, other"):
                 async with repository.use(model, None):
@@ -247,7 +247,7 @@ def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path
         async with opened(tmp_path) as repository, opened(tmp_path, default_model="absent") as other:
             for one in (repository, other):
                 async with one.use(None, None) as served:
-                    assert served.model == "tiny"
+                    assert served.name == "tiny"
         write_bundle(tmp_path / "other" / "1")
         async with opened(tmp_path) as repository:
             with pytest.raises(ModelRequiredError, match="other, tiny"):
@@ -257,7 +257,7 @@ def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path
             opened(tmp_path, default_model="other") as repository,
             repository.use(None, None) as served,
         ):
-            assert served.model == "other"
+            assert served.name == "other"
 
     run(scenario())
 

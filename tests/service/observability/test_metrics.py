@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.inference.batcher import Batcher
+from service.models.gauges import ModelGauges
 from service.observability.metrics import Metrics
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import write_bundle
@@ -193,8 +194,8 @@ def test_the_depth_of_a_queue_is_told_in_images():
         observer=observer,
     )
     engine = SimpleNamespace(device="cpu", provider="CPUExecutionProvider")
-    served = SimpleNamespace(model="tiny", version=1, batcher=batcher, engine=engine)
-    metrics.watch(SimpleNamespace(loaded=lambda: [served], index=list))
+    served = SimpleNamespace(name="tiny", version=1, batcher=batcher, engine=engine)
+    metrics.register(ModelGauges(SimpleNamespace(loaded=lambda: [served], index=list)))
 
     def depth() -> float | None:
         return value(metrics.scrape().decode(), "capsnet_queue_images", model="tiny", version="1")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from service.app import prefers_png
-from service.routes.reconstruct import sweep_columns, sweep_deltas
+from service.http.answers import rates_png_higher
+from service.routes.perturbations import sweep_columns, sweep_deltas
 from service.routes.schemas import Sweep
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import SIDE, write_bundle
@@ -187,4 +187,4 @@ def test_a_sweep_of_whole_steps_includes_its_stop(steps, step, below):
     ],
 )
 def test_a_png_is_given_to_those_who_prefer_it(accept, png):
-    assert prefers_png(accept) is png
+    assert rates_png_higher(accept) is png

@@ -1,6 +1,6 @@
 """Routes that FastAPI documents and Starlette calls."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from fastapi.routing import APIRoute, APIRouter
@@ -12,17 +12,18 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import InvalidFieldError, invalid_field, shown
 
-# The endpoint of a quick route: the request, its checked query, and the service that the lifespan made.
-Endpoint = Callable[[Request, Any, Any], Awaitable[Response]]
-
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request alone and gives a Response.
+    """A route whose endpoint takes the request, and a model of the query if it names one as `query`.
 
-    FastAPI reads it for the OpenAPI document. Its own way to the endpoint, which solves dependencies and
-    checks types for every request, takes longer than decoding a small picture; this one calls. And as an
-    argument of a function that two paths share, FastAPI would look for a path's parameter in the query.
+    FastAPI reads it for the OpenAPI document. FastAPI's own way to the endpoint, which solves dependencies
+    and checks types for every request, takes longer than decoding a small picture; this one only calls.
     """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self._query: type[BaseModel] | None = get_type_hints(endpoint).get("query")
+        self._no_query = self._query() if self._query else None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for this path."""
@@ -33,35 +34,26 @@ class DirectRoute(APIRoute):
         await response(scope, receive, send)
 
     async def answer(self, request: Request) -> Response:
-        """What the endpoint gives."""
-        response: Response = await self.endpoint(request)
+        """The endpoint's answer.
+
+        Raises:
+            InvalidFieldError: a query parameter is unknown, wrong or given twice.
+        """
+        response: Response
+        if self._query is None:
+            response = await self.endpoint(request)
+        elif request.scope["query_string"]:
+            response = await self.endpoint(request, read_query(self._query, request))
+        else:
+            response = await self.endpoint(request, self._no_query)
         return response
 
 
-class QuickRoute(DirectRoute):
-    """A direct route whose endpoint takes the request, a checked query model and the service."""
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-        self._call: Endpoint = endpoint
-        self._query: type[BaseModel] = get_type_hints(endpoint)["query"]
-        self._no_query = self._query()
-
-    async def answer(self, request: Request) -> Response:
-        """What the endpoint gives for the query.
-
-        Raises:
-            InvalidFieldError: see `read_query`.
-        """
-        query = read_query(self._query, request) if request.scope["query_string"] else self._no_query
-        return await self._call(request, query, request.scope["state"]["service"])
-
-
 def read_query(model: type[BaseModel], request: Request) -> BaseModel:
-    """The query as the model has it.
+    """The checked query.
 
     Raises:
-        InvalidFieldError: a parameter is unknown, wrong, or given twice: half of it would be ignored.
+        InvalidFieldError: a parameter is unknown, wrong, or given twice: one of the two would be ignored.
     """
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
@@ -75,10 +67,10 @@ def read_query(model: type[BaseModel], request: Request) -> BaseModel:
 
 
 def answer_head(routes: APIRouter) -> None:
-    """Let every route of these that answers GET answer HEAD, too, as RFC 9110, 9.1, demands.
+    """Let every route that answers GET also answer HEAD, as RFC 9110, 9.1, requires.
 
-    A twin of the route answers both, so that a 405 lists both; the route itself stays for the documentation,
-    which would have one operation twice. The server leaves the body of an answer to HEAD away.
+    A second route answers both methods, so that a 405 lists both; the first one stays for the documentation,
+    which would otherwise list the operation twice. The server drops the body of an answer to HEAD.
     """
     described = [route for route in routes.routes if isinstance(route, APIRoute)]
     for route in described:
@@ -92,7 +84,7 @@ def answer_head(routes: APIRouter) -> None:
                 response_model=None,
                 route_class_override=type(route),
             )
-    routes.routes.sort(key=_answers_head, reverse=True)  # twins first; stable
+    routes.routes.sort(key=_answers_head, reverse=True)  # second routes first; stable
 
 
 def _answers_head(route: BaseRoute) -> bool:

@@ -1,0 +1,35 @@
+"""Answers: JSON from arrays, and whether a client would rather have a picture."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+VARY = {"Vary": "Accept"}
+QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")  # RFC 9110, 12.4.2
+
+
+def prefers_png(request: Request) -> bool:
+    """Whether the Accept header of a request rates image/png above application/json."""
+    return rates_png_higher(", ".join(request.headers.getlist("accept")))
+
+
+def rates_png_higher(accept: str) -> bool:
+    """Whether an Accept header names image/png, and rates it above application/json."""
+    ratings = dict(_rating(part) for part in accept.split(","))
+    return ratings.get("image/png", 0) > ratings.get("application/json", 0)
+
+
+def json_response(answer: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """The answer as JSON: float32 in as few digits as give back the same float32."""
+    content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, media_type="application/json", headers=headers)
+
+
+def _rating(part: str) -> tuple[str, float]:
+    """("image/png", 0.9) of `image/png;q=0.9`."""
+    kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+    return kind, float(quality) if QUALITY.fullmatch(quality) else 0.0

@@ -1,0 +1,179 @@
+"""An id, one log line and one count for every request."""
+
+import logging
+import re
+import secrets
+from collections.abc import Iterable
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import errors
+from service.observability.metrics import Metrics
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+# Machines ask these every few seconds: they are logged at debug.
+PROBES = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+SAFE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+PATH_SHOWN = 200  # characters
+CLIENT_CLOSED_REQUEST = 499  # nginx's number for it; never sent, since nobody is there
+
+log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """ASGI middleware around everything: an id, a log line and a count for every request.
+
+    The id is the client's X-Request-ID where that is 1 to 128 letters, digits and `._:/+=@-`, else one of
+    ours, and comes back in the answer's header of that name. This runs for every request: microseconds count.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._prefix = secrets.token_hex(8)  # of this process; the rest counts
+        self._count = count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and watch what comes back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        request_id = _given_id(scope["headers"]) or f"{self._prefix}{next(self._count):08x}".encode()
+        noted: dict[str, Any] = {}
+        scope.setdefault("state", {})["noted"] = noted
+        exchange = _Exchange(scope["headers"], receive, send, request_id)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception:
+            if exchange.status:  # half an answer: the server logs this and closes the connection
+                raise
+            log.exception("a request failed", {"id": request_id.decode(), "path": scope["path"][:PATH_SHOWN]})
+            answer = errors.framework_problem(
+                500, "something went wrong on our side; the log has the details"
+            )
+            await answer(scope, receive, exchange.send)
+        finally:
+            seconds = perf_counter() - began
+            status = CLIENT_CLOSED_REQUEST if exchange.is_gone or not exchange.status else exchange.status
+            self._metrics.answered(_template(scope), status, seconds)
+            _log(scope, exchange, status, seconds, noted)
+
+
+class _Exchange:
+    """What goes in and out during one request."""
+
+    __slots__ = (
+        "_headers",
+        "_receive",
+        "_send",
+        "bytes_in",
+        "bytes_out",
+        "is_gone",
+        "is_over",
+        "is_read",
+        "problem",
+        "request_id",
+        "status",
+    )
+
+    def __init__(self, headers: Headers, receive: Receive, send: Send, request_id: bytes) -> None:
+        self._headers = headers
+        self._receive = receive
+        self._send = send
+        self.request_id = request_id
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.problem: str | None = None
+        self.is_read = False
+        self.is_over = False
+        self.is_gone = False
+
+    async def receive(self) -> Message:
+        self.is_read = True  # or begun; the server then tells a client that waits for leave to send
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.bytes_in += len(message.get("body", b""))
+        elif not self.is_over:
+            self.is_gone = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
+            if not self.is_read and expects_continue(self._headers):  # nobody knows whether its body comes
+                message["headers"].append((b"connection", b"close"))
+        elif message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            self.bytes_out += len(body)
+            self.is_over = not message.get("more_body", False)
+            if self.status >= 400:
+                self.problem = _problem_type(body)
+        await self._send(message)
+
+
+def note(request: Request, **facts: str | int) -> None:
+    """Add facts to the request's log line, such as `model="capsnet-mnist/1", images=3`."""
+    request.scope["state"]["noted"].update(facts)
+
+
+def _given_id(headers: Headers) -> bytes | None:
+    """The client's X-Request-ID, where it can be repeated without harm."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            return value if SAFE_ID.fullmatch(value) else None
+    return None
+
+
+def expects_continue(headers: Headers) -> bool:
+    """Whether the client sends its body once it is told to, as `Expect: 100-continue` says.
+
+    Other expectations of the same list are ignored, as they are alone (RFC 9110, 10.1.1).
+    """
+    expected = [value for name, value in headers if name == b"expect"]
+    return any(one.strip().lower() == b"100-continue" for value in expected for one in value.split(b","))
+
+
+def _template(scope: Scope) -> str:
+    """`/models/{name}`; "other" for what matched no route or was refused before it could."""
+    return getattr(scope.get("route"), "path", "other")
+
+
+def _log(scope: Scope, exchange: _Exchange, status: int, seconds: float, noted: dict[str, Any]) -> None:
+    path = scope["path"]
+    level = logging.DEBUG if path in PROBES else logging.WARNING if status >= 500 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    client = scope.get("client")
+    fields = {
+        "id": exchange.request_id.decode(),
+        "method": scope["method"],
+        "path": path if len(path) <= PATH_SHOWN else f"{path[:PATH_SHOWN]}...",
+        "status": status,
+        "duration_ms": round(seconds * 1000, 3),
+        "bytes_in": exchange.bytes_in,
+        "bytes_out": exchange.bytes_out,
+        "client": client[0] if client else None,
+        **noted,
+    }
+    if exchange.problem:
+        fields["problem"] = exchange.problem
+    # What log.info would do, but for walking the stack to find out that it was called here.
+    log.handle(log.makeRecord(log.name, level, __file__, 0, "request", (fields,), None))
+
+
+def _problem_type(body: bytes) -> str | None:
+    """The `type` of a problem+json answer, of which there is no other trace out here."""
+    try:
+        problem = orjson.loads(body)
+    except orjson.JSONDecodeError:  # not every answer of 400 or more is ours to write
+        return None
+    return problem.get("type") if isinstance(problem, dict) else None

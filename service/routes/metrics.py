@@ -1,0 +1,22 @@
+"""/metrics: what Prometheus scrapes."""
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from service.http.direct_route import answer_head
+from service.state import service_of
+
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+routes = APIRouter(tags=["Operations"])
+
+
+@routes.get(
+    "/metrics", summary="Prometheus metrics", response_class=Response, responses={200: {"content": TEXT}}
+)
+async def get_metrics(request: Request) -> Response:
+    """Requests, queues, batches, models and the process, in Prometheus' text format; needs no key."""
+    return Response(service_of(request).metrics.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+answer_head(routes)

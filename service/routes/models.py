@@ -1,0 +1,30 @@
+"""/models: which versions are served, and why others are not."""
+
+from fastapi import APIRouter, Request, Response
+
+from service.http.answers import json_response
+from service.http.direct_route import answer_head
+from service.http.openapi import PROBLEMS
+from service.routes.schemas import ModelAnswer, ModelsAnswer
+from service.state import service_of
+
+routes = APIRouter(tags=["Models"])
+
+
+@routes.get("/models", summary="All models and their versions", responses={200: {"model": ModelsAnswer}})
+async def get_models(request: Request) -> Response:
+    """Which versions are loaded, which are refused and why; without the manifests."""
+    repository = service_of(request).repository
+    listed = [repository.describe(name, manifests=False) for name in repository.names()]
+    return json_response({"models": listed})
+
+
+@routes.get(
+    "/models/{name}", summary="One model, with manifests", responses={200: {"model": ModelAnswer}, **PROBLEMS}
+)
+async def get_model(name: str, request: Request) -> Response:
+    """The versions of a model, newest first, each with its manifest."""
+    return json_response(service_of(request).repository.describe(name, manifests=True))
+
+
+answer_head(routes)
