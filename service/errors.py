@@ -1,6 +1,6 @@
-"""What can go wrong, as exceptions that know their HTTP status, and problem+json (RFC 9457) for all of it.
+"""Errors that clients see: exceptions that know their HTTP status, answered as problem+json (RFC 9457).
 
-The `type` of a problem is stable; programs may rely on it. The classes say when each one comes.
+The `type` of a problem is stable; programs may rely on it. Each class says when it is raised.
 
 | status | type                                                                                         |
 | ------ | -------------------------------------------------------------------------------------------- |
@@ -13,7 +13,7 @@ The `type` of a problem is stable; programs may rely on it. The classes say when
 | 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
 | 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
-| 431    | /problems/head-too-large (see service.connections; with Connection: close)                   |
+| 431    | /problems/head-too-large (see service.http.connections; with Connection: close)                   |
 | 500    | /problems/internal-error                                                                     |
 | 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)                    |
 | 504    | /problems/deadline-exceeded                                                                  |
@@ -32,7 +32,7 @@ SHOWN = 80  # characters of a client's value that a message repeats
 
 
 class ServiceError(Exception):
-    """Something that a client is told; the message says what was expected and what came."""
+    """An error that a client sees; the message says what was expected and what came."""
 
     status: ClassVar[int]
     slug: ClassVar[str]
@@ -47,7 +47,7 @@ class MalformedBodyError(ServiceError):
 
 
 class MalformedRequestError(ServiceError):
-    """What came is no request of HTTP/1.1; the connection is closed."""
+    """The bytes are not an HTTP/1.1 request; the connection is closed."""
 
     status, slug, title = 400, "malformed-request", "The request cannot be read"
 
@@ -59,20 +59,20 @@ class ModelRequiredError(ServiceError):
 
 
 class UnauthorizedError(ServiceError):
-    """No key of CAPSNET_API_KEYS came with the request."""
+    """The request has no key, or none of CAPSNET_API_KEYS."""
 
-    status, slug, title = 401, "key-required", "A key is needed"
+    status, slug, title = 401, "key-required", "API key required"
     headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": 'Bearer realm="capsnet"'}
 
 
 class AdminKeyError(ServiceError):
-    """Administration is asked for without the key of CAPSNET_ADMIN_KEY."""
+    """A request for administration without the key of CAPSNET_ADMIN_KEY."""
 
-    status, slug, title = 403, "admin-key-required", "Only the admin key opens this"
+    status, slug, title = 403, "admin-key-required", "Admin key required"
 
 
 class AdministrationOffError(ServiceError):
-    """Administration is asked for and there is no CAPSNET_ADMIN_KEY."""
+    """A request for administration while CAPSNET_ADMIN_KEY is not set."""
 
     status, slug, title = 404, "administration-off", "Administration is off"
 
@@ -84,22 +84,22 @@ class UnknownModelError(ServiceError):
 
 
 class SlowBodyError(ServiceError):
-    """The body was not here within CAPSNET_RECEIVE_MS."""
+    """The body did not arrive within CAPSNET_RECEIVE_MS."""
 
-    status, slug, title = 408, "slow-body", "The body came too slowly"
+    status, slug, title = 408, "slow-body", "The body arrived too slowly"
     headers: ClassVar[Mapping[str, str]] = {
         "Connection": "close"
     }  # the rest of it would be read as a request
 
 
 class BodyTooLargeError(ServiceError):
-    """The body is over CAPSNET_MAX_BODY_BYTES."""
+    """The body has more than CAPSNET_MAX_BODY_BYTES."""
 
     status, slug, title = 413, "body-too-large", "The body is too large"
 
 
 class PictureTooLargeError(ServiceError):
-    """A picture is over CAPSNET_MAX_PIXELS."""
+    """A picture has more than CAPSNET_MAX_PIXELS."""
 
     status, slug, title = 413, "picture-too-large", "The picture has too many pixels"
 
@@ -111,32 +111,32 @@ class TooManyPicturesError(ServiceError):
 
 
 class TooManyPixelsError(ServiceError):
-    """The pictures of a request are together over CAPSNET_MAX_REQUEST_PIXELS."""
+    """The pictures of a request have more than CAPSNET_MAX_REQUEST_PIXELS together."""
 
     status, slug, title = 413, "too-many-pixels", "The pictures of one request have too many pixels"
 
 
 class UnsupportedBodyError(ServiceError):
-    """A Content-Type that the route does not take."""
+    """A Content-Type that the route does not accept."""
 
-    status, slug, title = 415, "unsupported-body", "This Content-Type is not taken here"
+    status, slug, title = 415, "unsupported-body", "Unsupported Content-Type"
 
 
 class UnsupportedCodingError(ServiceError):
-    """A Content-Encoding that is not unpacked."""
+    """A Content-Encoding that the service cannot decompress."""
 
-    status, slug, title = 415, "unsupported-coding", "This Content-Encoding is not taken here"
+    status, slug, title = 415, "unsupported-coding", "Unsupported Content-Encoding"
     headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "gzip, deflate"}
 
 
-class PackedBodyError(UnsupportedCodingError):
-    """A Content-Encoding where none is unpacked."""
+class CompressedBodyError(UnsupportedCodingError):
+    """A Content-Encoding on a route that accepts none."""
 
     headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "identity"}
 
 
 class UnsupportedPictureError(ServiceError):
-    """A file in a format that is not read, or no picture at all."""
+    """A file in a format that is not supported, or no picture at all."""
 
     status, slug, title = 415, "unsupported-picture", "The picture's format is not supported"
 
@@ -150,7 +150,7 @@ class UnreadablePictureError(ServiceError):
 class NoPairError(ServiceError):
     """Two pictures of different sizes as the views of one pair."""
 
-    status, slug, title = 422, "no-pair", "The pictures are no pair"
+    status, slug, title = 422, "no-pair", "The pictures are not a pair"
 
 
 class WrongArrayError(ServiceError):
@@ -166,7 +166,7 @@ class InvalidFieldError(ServiceError):
 
 
 class NoDecoderError(ServiceError):
-    """A reconstruction is asked of a model without a decoder."""
+    """A request for a reconstruction by a model without a decoder."""
 
     status, slug, title = 422, "no-decoder", "The model has no decoder"
 
@@ -178,7 +178,7 @@ class RefusedModelError(ServiceError):
 
 
 class HeadTooLargeError(ServiceError):
-    """The line and the headers of a request are over what a connection takes; it is closed."""
+    """The request line and headers are larger than a connection accepts; it is closed."""
 
     status, slug, title = 431, "head-too-large", "The head of the request is too large"
 
@@ -198,9 +198,9 @@ class InferenceStoppedError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """The queue or the room for bodies is full, or the model is being taken down."""
+    """The queue or the memory for bodies is full, or the model is being taken down."""
 
-    status, slug, title = 503, "overloaded", "Too much to do at the moment"
+    status, slug, title = 503, "overloaded", "Overloaded"
     headers = RETRY
 
 
@@ -224,7 +224,7 @@ def problem(
 ) -> Response:
     """The answer of an error: one problem+json object."""
     body = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail}
-    # A client's text may hold lone surrogates, which no JSON can carry.
+    # A client's text may hold lone surrogates, which JSON cannot carry.
     body["detail"] = body["error"] = detail.encode("utf-8", "replace").decode()
     return Response(orjson.dumps(body), status, dict(headers or {}), PROBLEM_JSON)
 
@@ -249,7 +249,7 @@ def _describe(fault: Mapping[str, Any], place: str) -> str:
 
 
 def _path(location: Iterable[int | str]) -> str:
-    """("sweep", "dimensions", 3) as sweep.dimensions[3], without end for no name a client can send."""
+    """("sweep", "dimensions", 3) as sweep.dimensions[3]; cut, since a client's names have any length."""
     path = ""
     for step in location:
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -257,7 +257,7 @@ def _path(location: Iterable[int | str]) -> str:
 
 
 def shown(value: object) -> str:
-    """The value as a message repeats it: quoted, cut where it is long."""
+    """The value as a message repeats it: quoted, and cut if it is long."""
     if isinstance(value, list | dict):
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value[: SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)

@@ -39,7 +39,7 @@ Precision = Literal["float32", "half"]
 
 
 class SettingsError(ValueError):
-    """A setting cannot be used, or there is none of its name; one line that names the variable."""
+    """A setting has an invalid value or an unknown name; one line that names the variable."""
 
 
 class Settings(BaseSettings):
@@ -50,38 +50,38 @@ class Settings(BaseSettings):
         port: TCP port; 0 takes a free one.
         models: folders that hold `<model>/<version>/`, separated as in PATH. Versions of a model found in
             several are merged; where two hold the same version, the earlier folder's is taken.
-        default_model: the model of requests that name none, if it is loaded.
+        default_model: the model of requests that name none, if there is such a model.
         versions_kept: how many of the newest versions of each model are served.
         cache: folder for what is derived at load time: faster graphs for CPUs (160 MB for the paper's
             network) and TensorRT engines.
-        device: where graphs run. `auto` is CUDA if it can be had, else the CPU; never TensorRT, whose first
-            start takes minutes. An explicit device that cannot be had stops the start.
+        device: where graphs run. `auto` is CUDA if available, else the CPU; never TensorRT, whose first
+            start takes minutes. Startup fails if an explicit device is not available.
         precision: `half` lets a GPU compute convolutions and votes in float16, checked against the bundle's
-            samples; there it is faster and changes probabilities by less than 0.005. Not for CPUs.
+            samples. It is faster there and changes probabilities by less than 0.005. Not available on CPUs.
         optimize: on a CPU, derive faster graphs from a bundle's encoder when it is first loaded, check them
             against it and keep them in the cache, from which their weights are mapped into memory.
-        max_batch: images per run, at most; 0 is 16 on a CPU, where more are hardly faster, and 64 elsewhere.
-        queue_images: images that may wait for their run, per model version; beyond that requests get 503.
-        deadline_ms: how long a request may wait for its results before it gets 504, in milliseconds.
+        max_batch: maximum images per run; 0 is 16 on a CPU, where more are hardly faster, and 64 elsewhere.
+        queue_images: maximum images that wait for their run, per version; beyond that, requests get 503.
+        deadline_ms: how long a request may take before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
-        uploads_bytes: largest sum of the bodies of all requests under way, in bytes; beyond that requests
+        uploads_bytes: largest sum of the bodies of all current requests, in bytes; beyond that, requests
             get 503. Bodies of more than 1 MiB leave a quarter of it to smaller ones.
-        receive_ms: how long a body may take to arrive, from the end of the request's headers, before it gets
-            408 and its connection is closed, in milliseconds.
-        max_pixels: largest picture, in pixels, judged before it is decoded; at most 178 million.
-        max_request_pixels: pixels of all pictures of one request, at most; no less than `max_pixels`.
-        max_images_per_request: images in one request, at most.
-        max_reconstructions: pictures that one sweep, or one request to /segment, may ask for, at most.
-        threads: threads that one run of a model uses on the CPU; 0 takes as many as there are usable CPUs.
+        receive_ms: how long a body may take to arrive after the request's headers before it gets 408 and
+            its connection is closed, in milliseconds.
+        max_pixels: largest picture, in pixels, checked before it is decoded; at most 178 million.
+        max_request_pixels: maximum pixels of all pictures of one request; no less than `max_pixels`.
+        max_images_per_request: maximum images in one request.
+        max_reconstructions: maximum pictures that one sweep, or one request to /segment, may ask for.
+        threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
         rescan_s: seconds between looks for newly published bundles; 0 never looks again.
-        api_keys: keys, separated by commas, of which every request must bring one; without any, requests
-            need none. Two at once let clients change from one to the next.
-        admin_key: the key that opens administration, such as loading and unloading models, and everything
-            else; without it there is no administration.
-        cors_origins: origins, separated by commas, whose pages may ask from a browser; * for every page.
-        log_format: `json` for one object a line, `text` for people.
-        log_level: least severe message logged; answered requests are `info`, those to probes `debug`.
+        api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
+            two keys at once, clients can change from the old one to the new one.
+        admin_key: the key for administration, such as loading and unloading models; it is also an API key.
+            Without it there is no administration.
+        cors_origins: comma-separated origins whose pages may send requests from a browser; * for all.
+        log_format: `json` for one object a line, `text` for people; `auto` is text on a terminal, else JSON.
+        log_level: minimum level that is logged; answered requests are `info`, those to probes `debug`.
     """
 
     model_config = SettingsConfigDict(
@@ -113,7 +113,7 @@ class Settings(BaseSettings):
     api_keys: SecretStr | None = None
     admin_key: SecretStr | None = None
     cors_origins: str = ""
-    log_format: Literal["json", "text"] = "json"
+    log_format: Literal["auto", "json", "text"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The keys of which a request must bring one: `api_keys` and the admin key. Empty: it needs none."""
+        """`api_keys` and the admin key, of which each request must send one; empty if none is required."""
         if self.api_keys is None:
             return ()
         keys = _keys(self.api_keys) + ([self.admin_key.get_secret_value()] if self.admin_key else [])
@@ -218,11 +218,11 @@ def read_settings(**overrides: object) -> Settings:
 
 
 def check_key_variable(settings: Settings) -> None:
-    """Let nobody believe that a service has a key when its variable is that of clients.
+    """Refuse to start without keys when the client's variable CAPSNET_API_KEY is set by mistake.
 
     Raises:
-        SettingsError: CAPSNET_API_KEY is set and CAPSNET_API_KEYS is not. It may be meant for a client
-            of the same shell, but an error is better than a service that is open to everybody without a word.
+        SettingsError: CAPSNET_API_KEY is set and CAPSNET_API_KEYS is not. It may be meant for a client in
+            the same shell, but an error is better than a service that is silently open to everybody.
     """
     if settings.api_keys is None and _variable("API_KEY"):
         raise SettingsError(

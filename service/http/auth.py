@@ -19,52 +19,52 @@ OPEN = PROBES | PAGES
 
 
 class KeyCheck:
-    """ASGI middleware that answers 401, before a body is read, to requests without one of the keys."""
+    """ASGI middleware that answers 401 to requests without a valid key, before their body is read."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[bytes]) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is open to everybody or brings a key."""
-        if scope["type"] != "http" or scope["path"] in OPEN or _brings_one_of(self._keys, scope["headers"]):
+        """Pass on requests for open paths and those with a key."""
+        if scope["type"] != "http" or scope["path"] in OPEN or _has_one_of(self._keys, scope["headers"]):
             await self._app(scope, receive, send)
             return
-        came = "it is not one of this service's" if _keys_in(scope["headers"]) else "none came"
-        detail = f"a key is needed, as Authorization: Bearer KEY or X-API-Key: KEY; {came}"
+        came = "the one that came is not valid" if _keys_of(scope["headers"]) else "none came"
+        detail = f"API key required, as Authorization: Bearer KEY or X-API-Key: KEY; {came}"
         refusal = UnauthorizedError
         answer = errors.problem(refusal.status, refusal.slug, refusal.title, detail, refusal.headers)
         await answer(scope, receive, send)
 
 
 def check_admin(request: Request, settings: Settings) -> None:
-    """Let only an operator pass.
+    """The request has the admin key.
 
     Raises:
         AdministrationOffError: 404; without CAPSNET_ADMIN_KEY there is no administration.
-        AdminKeyError: 403; the request brings no key, or another.
+        AdminKeyError: 403; the request has no key, or another one.
     """
     if settings.admin_key is None:
         raise AdministrationOffError(
             "administration over HTTP is off; start the service with CAPSNET_ADMIN_KEY to switch it on"
         )
     key = settings.admin_key.get_secret_value().encode()
-    if not _brings_one_of((key,), request.scope["headers"]):
+    if not _has_one_of((key,), request.scope["headers"]):
         raise AdminKeyError(
-            "this route takes the key of CAPSNET_ADMIN_KEY, as Authorization: Bearer KEY or X-API-Key: KEY"
+            "this route requires the key of CAPSNET_ADMIN_KEY, as Authorization: Bearer KEY or X-API-Key: KEY"
         )
 
 
-def _brings_one_of(keys: Sequence[bytes], headers: Headers) -> bool:
-    """Whether a header brings one of the keys, in a time that does not tell which or how nearly."""
+def _has_one_of(keys: Sequence[bytes], headers: Headers) -> bool:
+    """Whether a header holds one of the keys; the time it takes does not tell which, or how close it was."""
     is_known = False
-    for key in _keys_in(headers):
+    for key in _keys_of(headers):
         for known in keys:
             is_known |= hmac.compare_digest(key, known)
     return is_known
 
 
-def _keys_in(headers: Headers) -> list[bytes]:
+def _keys_of(headers: Headers) -> list[bytes]:
     keys = [value for name, value in headers if name == b"x-api-key"]
     given = (value for name, value in headers if name == b"authorization")
     return keys + [value[7:].strip() for value in given if value[:7].lower() == b"bearer "]

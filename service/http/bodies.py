@@ -30,9 +30,9 @@ from export.contract.pictures import (
 from export.contract.preprocess import views_to_input
 from service import errors
 from service.errors import (
+    CompressedBodyError,
     InvalidFieldError,
     MalformedBodyError,
-    PackedBodyError,
     UnsupportedBodyError,
     shown,
 )
@@ -335,11 +335,11 @@ async def _read(request: Request) -> Body:
     """The whole body.
 
     Raises:
-        PackedBodyError: it is packed.
+        CompressedBodyError: it is packed.
     """
     coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
     if coding != "identity":
-        raise PackedBodyError(
+        raise CompressedBodyError(
             f"{request.url.path} takes bodies as they are, since pictures are packed already; got "
             f"Content-Encoding: {shown(coding)}",
         )

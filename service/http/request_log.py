@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class RequestLog:
     """ASGI middleware around everything: an id, a log line and a count for every request.
 
-    The id is the client's X-Request-ID where that is 1 to 128 letters, digits and `._:/+=@-`, else one of
-    ours, and comes back in the answer's header of that name. This runs for every request: microseconds count.
+    The id is the client's X-Request-ID if that is 1 to 128 letters, digits and `._:/+=@-`, else a new one;
+    the answer repeats it in the header of that name. This runs for every request: microseconds count.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -97,7 +97,7 @@ class _Exchange:
         self.is_gone = False
 
     async def receive(self) -> Message:
-        self.is_read = True  # or begun; the server then tells a client that waits for leave to send
+        self.is_read = True  # or begun: the server now tells a client that expects it to continue
         message = await self._receive()
         if message["type"] == "http.request":
             self.bytes_in += len(message.get("body", b""))
@@ -109,7 +109,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
-            if not self.is_read and expects_continue(self._headers):  # nobody knows whether its body comes
+            if not self.is_read and expects_continue(self._headers):  # whether its body will come is unknown
                 message["headers"].append((b"connection", b"close"))
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
@@ -126,7 +126,7 @@ def note(request: Request, **facts: str | int) -> None:
 
 
 def _given_id(headers: Headers) -> bytes | None:
-    """The client's X-Request-ID, where it can be repeated without harm."""
+    """The client's X-Request-ID, if it is safe to repeat."""
     for name, value in headers:
         if name == b"x-request-id":
             return value if SAFE_ID.fullmatch(value) else None
@@ -134,16 +134,16 @@ def _given_id(headers: Headers) -> bytes | None:
 
 
 def expects_continue(headers: Headers) -> bool:
-    """Whether the client sends its body once it is told to, as `Expect: 100-continue` says.
+    """Whether the client sends its body only once it is told to: `Expect: 100-continue`.
 
-    Other expectations of the same list are ignored, as they are alone (RFC 9110, 10.1.1).
+    Other expectations are ignored (RFC 9110, 10.1.1).
     """
     expected = [value for name, value in headers if name == b"expect"]
     return any(one.strip().lower() == b"100-continue" for value in expected for one in value.split(b","))
 
 
 def _template(scope: Scope) -> str:
-    """`/models/{name}`; "other" for what matched no route or was refused before it could."""
+    """`/models/{name}`; "other" where no route matched, or the request was refused before."""
     return getattr(scope.get("route"), "path", "other")
 
 
@@ -166,14 +166,14 @@ def _log(scope: Scope, exchange: _Exchange, status: int, seconds: float, noted: 
     }
     if exchange.problem:
         fields["problem"] = exchange.problem
-    # What log.info would do, but for walking the stack to find out that it was called here.
+    # As log.info does, without walking the stack to find its caller.
     log.handle(log.makeRecord(log.name, level, __file__, 0, "request", (fields,), None))
 
 
 def _problem_type(body: bytes) -> str | None:
-    """The `type` of a problem+json answer, of which there is no other trace out here."""
+    """The `type` of a problem+json answer; middleware sees nothing but its bytes."""
     try:
         problem = orjson.loads(body)
-    except orjson.JSONDecodeError:  # not every answer of 400 or more is ours to write
+    except orjson.JSONDecodeError:  # not every answer of 400 or more is one of ours
         return None
     return problem.get("type") if isinstance(problem, dict) else None

@@ -1,6 +1,5 @@
-"""What the process says on standard error: every record of every logger as one line, JSON or text."""
+"""The log on standard error: every record of every logger as one line, JSON or text."""
 
-import ctypes
 import json
 import logging
 import os
@@ -11,16 +10,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from typing import Literal
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Any, Literal
 
 import orjson
 
-LINES_WAITING = 10_000  # for a slow reader; beyond that lines are lost, and counted
-GATHERED_S = 0.05  # lines that come within this time are written together
-LAST_WORDS_S = 2.0  # for what still waits at the end
+from service.observability.libtiff import silent_libtiff
 
-LogFormat = Literal["json", "text"]
+LINES_WAITING = 10_000  # for a slow reader; further lines are lost, and counted
+BATCH_S = 0.05  # lines that come within this time are written together
+BATCH_BYTES = 2**20  # that are written at once, about
+LAST_LINES_S = 2.0  # for what still waits at the end
+
+LogFormat = Literal["auto", "json", "text"]
 
 
 class JsonLine(logging.Formatter):
@@ -41,99 +44,123 @@ class JsonLine(logging.Formatter):
 
 
 class TextLine(logging.Formatter):
-    """`WARNING: what happened field="value"`, for people; a traceback keeps its lines."""
+    """`2026-11-23 08:05:12 WARNING: what happened field="value"`, for people; a traceback keeps its lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as text, in which only a traceback has more than one line."""
+        time = self.formatTime(record, "%Y-%m-%d %H:%M:%S")
         fields = "".join(f" {name}={_json(value)}" for name, value in _fields(record).items())
-        line = f"{record.levelname}: {_message(record).translate(ESCAPES)}{fields}"
+        line = f"{time} {record.levelname}: {_message(record).translate(ESCAPES)}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class LineWriter(logging.Handler):
-    """Writes lines from a thread of its own, because a reader that stalls must stall nobody else.
-
-    Records that come close together are formatted and written at once, which costs a busy service less than
-    a system call and a lock for each of them. A reader that is gone loses lines, and disturbs no request.
+class LineHandler(QueueHandler):
+    """Queues records for a thread that writes them, because a slow reader must delay nobody else.
 
     Args:
-        descriptor: of an open file. No Python file stands between: at the end of the process Python waits for
-            the lock of one, and a thread that is stuck in a write never gives it back.
+        descriptor: of an open file, written without a Python file: at the end of the process Python waits for
+            that file's lock, and a thread that is stuck in a write never releases it.
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()  # None: the last one
-        self._lost = 0  # in all
-        self._closing = threading.Event()
+        self._records: SimpleQueue[Any] = SimpleQueue()
+        super().__init__(self._records)
+        self.lost = 0  # records, in all
+        self._writer = _Writer(self._records, self, descriptor)
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
-        self._thread.start()
+        self._writer.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record; its arguments are for nobody to change any more."""
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """The record itself; the thread formats it. Nobody may change its arguments any more."""
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue the record, or lose it if too many wait."""
         if self._records.qsize() >= LINES_WAITING:
-            self._lost += 1
+            self.lost += 1
         else:
             self._records.put(record)
 
     def close(self) -> None:
-        """Write what waits, if somebody reads it.
+        """Write what waits, unless nobody reads it.
 
-        `logging.shutdown` holds the handler's lock meanwhile, which the writing thread therefore never takes.
-        It may also be called from the handler of a signal that came during a call of this class: a simple
-        queue allows for that, and the event is set once.
+        `logging.shutdown` holds the handler's lock meanwhile, so the thread must never take it. A signal
+        handler may call this during any other call of this class: a simple queue allows for that.
         """
         if not self._is_closed:
             self._is_closed = True
-            self._records.put(None)
-            self._closing.set()
-        self._thread.join(LAST_WORDS_S)
+            self._writer.enqueue_sentinel()
+            self._writer.closing.set()
+        self._writer.join(LAST_LINES_S)
         super().close()
 
-    def _work(self) -> None:
-        told = 0  # of the lines that were lost
-        is_last = False
-        while not is_last:
-            waiting = [self._records.get()]
-            with suppress(Empty):
-                while True:
-                    waiting.append(self._records.get_nowait())
-            records = [record for record in waiting if record]
-            is_last = len(records) < len(waiting)
-            if lost := self._lost - told:
-                told += lost
-                records.append(_record_of_loss(lost))
-            self._write(records)
-            self._closing.wait(GATHERED_S)
 
-    def _write(self, records: list[logging.LogRecord]) -> None:
-        with suppress(OSError, MemoryError):  # there is nobody to tell, or nothing to tell it with
-            left = b"".join(self._line(record) for record in records)
+class _Writer(QueueListener):
+    """Formats and writes records. Those that come close together share a write, and one change of threads.
+
+    A reader that is gone loses lines, and disturbs no request.
+    """
+
+    def __init__(self, records: SimpleQueue[Any], handler: LineHandler, descriptor: int) -> None:
+        super().__init__(records)
+        self._records = records
+        self.closing = threading.Event()
+        self._handler = handler
+        self._descriptor = descriptor
+        self._lines = bytearray()  # that are not written yet
+        self._lost_told = 0
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread."""
+        if self._thread:
+            self._thread.join(seconds)
+
+    def dequeue(self, block: bool) -> Any:
+        """The next record; before it waits for one, it writes those it had."""
+        if self._records.empty() or len(self._lines) >= BATCH_BYTES:
+            self._write()
+            self.closing.wait(BATCH_S)
+        record = super().dequeue(block)
+        if record is None:  # the sentinel, after which nothing is dequeued
+            self._write()
+        return record
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Format the record."""
+        with suppress(MemoryError):
+            self._lines += f"{self._format(record)}\n".encode(errors="backslashreplace")
+
+    def _format(self, record: logging.LogRecord) -> str:
+        try:
+            return self._handler.format(record)
+        except Exception as error:  # anything: arguments may run any code to become text
+            return self._handler.format(_record_of_a_fault(record, error))
+
+    def _write(self) -> None:
+        if lost := self._handler.lost - self._lost_told:
+            self._lost_told += lost
+            self.handle(_record_of_loss(lost))
+        left = bytes(self._lines)
+        self._lines.clear()
+        with suppress(OSError):  # there is nobody to report it to
             while left:
                 left = left[os.write(self._descriptor, left) :]
-
-    def _line(self, record: logging.LogRecord) -> bytes:
-        try:
-            line = self.format(record)
-        except Exception as error:  # anything, from the text that an argument makes of itself
-            line = self.format(_record_of_a_fault(record, error))
-        return f"{line}\n".encode(errors="backslashreplace")
 
 
 @contextmanager
 def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
-    """Every record of this process, warnings of Python's included, goes to standard error in one format.
+    """Write every record of this process to standard error, warnings of Python included, in one format.
 
-    But for the warnings of Pillow: strangers' files make it warn of whatever they say, each text is another
-    one, and Python keeps them all. What libtiff prints of them, past every logger, is not printed: Pillow
-    raises it, too.
+    Except warnings of Pillow: strangers' files determine their texts, and Python keeps each text it has seen.
+
+    Args:
+        log_format: "auto" is text on a terminal and JSON elsewhere.
+        level: minimum level, in lower case.
     """
-    # A process may be started without one; its number is then that of something else.
+    # A process may be started without standard error; its number then belongs to another file.
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else os.open(os.devnull, os.O_WRONLY)
-    handler = LineWriter(descriptor)
-    handler.setFormatter(JsonLine() if log_format == "json" else TextLine())
+    handler = LineHandler(descriptor)
+    handler.setFormatter(_formatter(log_format, descriptor))
     root = logging.getLogger()
     before = root.level
     root.addHandler(handler)
@@ -141,10 +168,10 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             logging.captureWarnings(True)
-            # No line tells these, and asking for them takes longer than the rest of a record.
+            # No line shows these, and finding them out takes longer than the rest of a record.
             logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            with _libtiff_says_nothing():
+            with silent_libtiff():
                 yield
     finally:
         logging.captureWarnings(False)
@@ -153,33 +180,19 @@ def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
         handler.close()
 
 
-@contextmanager
-def _libtiff_says_nothing() -> Iterator[None]:
-    from PIL import _imaging  # late, so that --help answers at once
-
-    try:
-        # Of the library that Pillow has loaded; where it is a part of Pillow's own, nothing is found.
-        handle_errors_with = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-    except (AttributeError, OSError):
-        yield
-        return
-    handle_errors_with.argtypes = [ctypes.c_void_p]
-    handle_errors_with.restype = ctypes.c_void_p
-    before = handle_errors_with(None)
-    try:
-        yield
-    finally:
-        handle_errors_with(before)
+def _formatter(log_format: LogFormat, descriptor: int) -> logging.Formatter:
+    is_text = os.isatty(descriptor) if log_format == "auto" else log_format == "text"
+    return TextLine() if is_text else JsonLine()
 
 
-# Whatever some reader takes for the end of a line, or a terminal for a command; written as JSON would.
+# Characters that end a line for some reader, or command a terminal; written as in JSON.
 ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError):  # a caller's format does not fit its arguments
+    except (TypeError, ValueError, KeyError):  # the format does not fit its arguments
         return f"{record.msg} {record.args!r}"
 
 
@@ -190,7 +203,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 def _json(value: object) -> str:
     try:
         text = orjson.dumps(value, default=repr, option=orjson.OPT_UTC_Z).decode()
-    except TypeError:  # text with lone surrogates, which are no Unicode
+    except TypeError:  # text with lone surrogates
         return json.dumps(value, default=repr)
     return text if text.isascii() else text.translate(ESCAPES)
 

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import pty
+import re
 import struct
 import subprocess
 import sys
@@ -15,9 +17,10 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from export.contract.pictures import PictureError, read_picture
-from service.observability.logs import LINES_WAITING, JsonLine, LineWriter, TextLine, logging_to_stderr
+from service.observability.logs import LINES_WAITING, JsonLine, LineHandler, TextLine, logging_to_stderr
 from tests.support.live_service import wait_until
 
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 NASTY = 'two\nlines, a "quote", \x1b[31mred\x1b[0m, \u2028 and \x85'
 
 
@@ -27,7 +30,7 @@ def record(message: str, *arguments: object, level: int = logging.INFO) -> loggi
 
 @contextmanager
 def logger_to(descriptor: int) -> Iterator[logging.Logger]:
-    handler = LineWriter(descriptor)
+    handler = LineHandler(descriptor)
     handler.setFormatter(JsonLine())
     logger = logging.Logger("a.logger")  # of no tree: nobody else's handlers see it
     logger.addHandler(handler)
@@ -48,7 +51,8 @@ def test_fields_stand_by_name():
     fields = {"status": 200, "path": "/classify"}
     line = json.loads(JsonLine().format(record("request", fields)))
     assert (line["message"], line["status"], line["path"]) == ("request", 200, "/classify")
-    assert TextLine().format(record("request", fields)) == 'INFO: request status=200 path="/classify"'
+    text = TextLine().format(record("request", fields))
+    assert re.fullmatch(TIME + r' INFO: request status=200 path="/classify"', text)
 
 
 @pytest.mark.parametrize("formatter", [JsonLine(), TextLine()])
@@ -119,7 +123,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         "import logging, os, signal, service.observability.logs\n"
         "from service.stopping import leave, leave_at_signals\n"
     )
-    code = f"{begin}service.observability.logs.LAST_WORDS_S = 3600.0\n{code}"
+    code = f"{begin}service.observability.logs.LAST_LINES_S = 3600.0\n{code}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
 
 
@@ -150,7 +154,7 @@ def test_a_reader_that_stalls_costs_lines_and_nobody_waits_for_it():
     with os.fdopen(reading) as reader, os.fdopen(writing, "w"), logger_to(writing) as logger:
         logger.info("x" * 2**20)  # more than a pipe holds: the writer is stuck from here on
         handler = logger.handlers[0]
-        wait_until(handler._records.empty)
+        wait_until(handler.queue.empty)
         for _ in range(LINES_WAITING + more):
             logger.info("one of many")
         lost = next(line for line in iter(reader.readline, "") if "were lost" in line)
@@ -163,7 +167,7 @@ def test_a_reader_that_went_away_disturbs_nobody():
     with os.fdopen(writing, "w"), logger_to(writing) as logger:
         for _ in range(3):
             logger.info("to nobody")
-            wait_until(logger.handlers[0]._records.empty)
+            wait_until(logger.handlers[0].queue.empty)
 
 
 def test_everything_that_logs_comes_out_in_one_format(capfd):
@@ -200,3 +204,25 @@ def test_what_libtiff_prints_of_a_clients_file_is_no_line_of_the_log(capfd):
         with logging_begun, pytest.raises(PictureError):
             read_picture(bytes(content), max_pixels=1000)
         assert ("ZIPDecode" in capfd.readouterr().err) == said
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "text"),
+    [("auto", True, True), ("auto", False, False), ("json", True, False), ("text", False, True)],
+)
+def test_a_terminal_gets_text_with_times_unless_the_setting_says_otherwise(log_format, terminal, text):
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    code = (
+        "import logging\n"
+        "from service.observability.logs import logging_to_stderr\n"
+        f"with logging_to_stderr({log_format!r}, 'info'):\n"
+        "    logging.info('hello')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], stderr=writing, check=True, timeout=60)
+    line = os.read(reading, 1000).decode().strip()
+    os.close(writing)
+    os.close(reading)
+    if text:
+        assert re.fullmatch(TIME + " INFO: hello", line)
+    else:
+        assert json.loads(line)["message"] == "hello"
