@@ -14,7 +14,7 @@ from training.config import (
     DataConfig,
     LossConfig,
     MatrixCapsNetConfig,
-    OptimiserConfig,
+    OptimizerConfig,
     RunConfig,
     from_dict,
 )
@@ -112,12 +112,12 @@ def _network(config: RunConfig) -> Iterator[str]:
         )
     else:
         yield "It has no decoder."
-    if model.standardise:
+    if model.standardize_per_image:
         yield f"The graph brings each {_input(model)} to zero mean and unit variance first."
-    if config.optimiser.weight_average:
+    if config.optimizer.ema_decay:
         yield (
             "Its weights are a moving average of those that were trained, of which each step kept "
-            f"{config.optimiser.weight_average:g}."
+            f"{config.optimizer.ema_decay:g}."
         )
 
 
@@ -187,7 +187,7 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
     if model.official_routing:
         yield "Routing is the official code's where that is not the paper's."
     here, usual = (
-        (of.inverse_temperature, of.class_temperature_share)
+        (of.inverse_temperature, of.class_temperature_fraction)
         for of in (model, MatrixCapsNetConfig("matrix-capsnet"))
     )
     if here != usual:
@@ -198,16 +198,16 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
 
 
 def _training(manifest: Manifest, config: RunConfig) -> list[str]:
-    training, optimiser = manifest.training, config.optimiser
+    training, optimizer = manifest.training, config.optimizer
     rows = {
         "preset": config.preset,
         "data": _data(config.data),
         "augmentation": _augmentation(config.data),
         "first weights": _first_weights(config),
         "loss": _loss(config),
-        "optimiser": f"Adam, {_rate(optimiser)}",
-        "cooldown": _cooldown(optimiser),
-        "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimiser.epochs} epochs, "
+        "optimizer": f"Adam, {_rate(optimizer)}",
+        "cooldown": _cooldown(optimizer),
+        "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimizer.epochs} epochs, "
         f"{training['train_seconds'] / 3600:.2f} hours",
         "validation error": f"{_percent(training['best_error_percent'])}",
         "seed": config.seed,
@@ -216,8 +216,8 @@ def _training(manifest: Manifest, config: RunConfig) -> list[str]:
         "resumed": "; ".join(training["resumed"]) or "never",
         "source commit": manifest.source_commit,
     }
-    if optimiser.patience_epochs:
-        rows["end"] = f"when {optimiser.patience_epochs} epochs have not improved validation"
+    if optimizer.patience_epochs:
+        rows["end"] = f"when {optimizer.patience_epochs} epochs have not improved validation"
     if "times_measured" in training:  # older versions did not count
         rows["test set"] = _times_measured(training)
     for stage, origin in enumerate(_origins(config.started_from), start=1):
@@ -266,19 +266,21 @@ def _augmentation(data: DataConfig) -> str:
         "half of the images mirrored" if data.flip else "",
         f"shifts of up to {data.max_shift_pixels} pixels" if data.max_shift_pixels else "",
         *_light(data),
-        f"{data.blank_share:.2%} of the images blank, with no class present" if data.blank_share else "",
+        f"{data.blank_fraction:.2%} of the images blank, with no class present"
+        if data.blank_fraction
+        else "",
     ]
     return "; ".join(filter(None, changes)) or "none"
 
 
 def _light(data: DataConfig) -> Iterator[str]:
     """How brightness and contrast are changed."""
-    after = data.light == "standardised"
+    after = data.light == "standardized"
     if data.max_brightness:
-        yield f"brightness +- {data.max_brightness:.2g}{' of the standardised image' if after else ''}"
+        yield f"brightness +- {data.max_brightness:.2g}{' of the standardized image' if after else ''}"
     if data.contrast != (1, 1):
         least, most = data.contrast
-        yield f"contrast times {least:g} to {most:g}{', of the standardised image' if after else ''}"
+        yield f"contrast times {least:g} to {most:g}{', of the standardized image' if after else ''}"
 
 
 def _first_weights(config: RunConfig) -> str:
@@ -289,7 +291,7 @@ def _first_weights(config: RunConfig) -> str:
         if model.official_routing:
             return "of capsule layers as in the official code, all others random, PyTorch's"
         return "matrices the identity and some noise, all others random, PyTorch's"
-    official = isinstance(model, CapsNetConfig) and model.official_initialisation
+    official = isinstance(model, CapsNetConfig) and model.official_initialization
     return "random, as in the official code" if official else "random, PyTorch's"
 
 
@@ -301,8 +303,8 @@ def _loss(config: RunConfig) -> str:
     parts = [f"{weight}{_classification_loss(loss)}"]
     if model.decoder_hidden and loss.reconstruction_weight:
         parts.append(f"{loss.reconstruction_weight:g} x summed squared pixel error")
-    if config.optimiser.weight_decay:
-        parts.append(f"{config.optimiser.weight_decay:g} x half the squared weights")
+    if config.optimizer.weight_decay:
+        parts.append(f"{config.optimizer.weight_decay:g} x half the squared weights")
     return " + ".join(parts)
 
 
@@ -320,16 +322,16 @@ def _classification_loss(loss: LossConfig) -> str:
             return "cross entropy of the probabilities divided by their sum"
 
 
-def _rate(optimiser: OptimiserConfig) -> str:
-    rate, batch = f"rate {optimiser.learning_rate:g}", f"batch {optimiser.batch_size}"
-    if optimiser.decay_rate == 1:
+def _rate(optimizer: OptimizerConfig) -> str:
+    rate, batch = f"rate {optimizer.learning_rate:g}", f"batch {optimizer.batch_size}"
+    if optimizer.decay_rate == 1:
         return f"{rate}, {batch}"
-    decay = f"{optimiser.decay_rate:g}^(step / {optimiser.decay_steps})"
-    return f"{rate} x {decay}, at least {optimiser.min_learning_rate:g}, {batch}"
+    decay = f"{optimizer.decay_rate:g}^(step / {optimizer.decay_steps})"
+    return f"{rate} x {decay}, at least {optimizer.min_learning_rate:g}, {batch}"
 
 
-def _cooldown(optimiser: OptimiserConfig) -> str:
-    epochs = optimiser.cooldown_epochs
+def _cooldown(optimizer: OptimizerConfig) -> str:
+    epochs = optimizer.cooldown_epochs
     if not epochs:
         return "none"
     return f"to 0 over the last {f'{epochs} epochs' if epochs > 1 else 'epoch'}"
@@ -347,7 +349,7 @@ def _stage(origin: dict[str, Any]) -> str:
     config = from_dict(origin["config"])
     return (
         f"{origin['step']} steps, {origin['train_seconds'] / 3600:.2f} hours, "
-        f"{_rate(config.optimiser)}: `{origin['command']}` at commit {origin['source_commit']}"
+        f"{_rate(config.optimizer)}: `{origin['command']}` at commit {origin['source_commit']}"
         f"{', published as ' + origin['bundle'] if 'bundle' in origin else ''}"
     )
 
@@ -408,7 +410,7 @@ def _pose(manifest: Manifest) -> str:
 
 def _limits(config: RunConfig) -> list[str]:
     stages = [config, *(from_dict(origin["config"]) for origin in _origins(config.started_from))]
-    has_seen_blanks = any(stage.data.blank_share for stage in stages)
+    has_seen_blanks = any(stage.data.blank_fraction for stage in stages)
     return [
         "## Limits",
         "",

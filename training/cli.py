@@ -10,7 +10,7 @@ from training.config import RunConfig, load_preset, presets
 from training.data.readers.files import MissingDataError
 from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
-from training.option_types import any_folder, positive, share, whole
+from training.option_types import any_folder, fraction, positive, whole, with_current_names
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
 ALL_EXPERIMENTS = "all"
-CHANGES = ("preset", "seed", "epochs", "weight_average", "start_from")  # what a new run may be asked for
+CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # what a new run may be asked for
 SHORT_PRESET = "mnist-short"  # for those who have no GPU
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
@@ -43,7 +43,7 @@ EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors of the user's end with one line and status 2."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(with_current_names(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.exit(options.run_command(options))
     except ModuleNotFoundError as error:
@@ -94,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
         "--epochs", type=whole(1), help="passes over the training images (default: the preset's)"
     )
     fit.add_argument(
-        "--weight-average",
-        type=share,
-        metavar="SHARE",
-        help="measure and export a moving average of the weights, of which each step keeps this share, "
-        "say 0.999 (default: the preset's)",
+        "--ema-decay",
+        type=fraction,
+        metavar="DECAY",
+        help="measure and export an exponential moving average of the weights with this decay per step, such "
+        "as 0.999; 0 takes the weights themselves (default: the preset's)",
     )
     fit.add_argument("--max-minutes", type=positive, help="stop with a checkpoint after so much training")
     fit.add_argument(
@@ -286,10 +286,10 @@ def _without_preset(config: RunConfig, train: "Examples") -> str:
     """What to expect of the preset that nobody asked for, on a machine that it is not meant for."""
     from training.fit.estimate import hours_of_epoch
 
-    hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimiser.epochs
+    hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimizer.epochs
     return (
-        f"no --preset is named: {config.preset}, whose {config.optimiser.epochs} epochs take about "
-        f"{_duration(config.optimiser.epochs * hours)} on this CPU; --preset {SHORT_PRESET} trains the same "
+        f"no --preset is named: {config.preset}, whose {config.optimizer.epochs} epochs take about "
+        f"{_duration(config.optimizer.epochs * hours)} on this CPU; --preset {SHORT_PRESET} trains the same "
         f"network in {short}, about {_duration(short * hours)}"
     )
 

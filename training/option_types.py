@@ -1,16 +1,24 @@
-"""Values of the command line's options; each is an argparse type."""
+"""Options of the command line: types of their values, each an argparse type, and their earlier names."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+EARLIER_NAMES = {"--weight-average": "--ema-decay"}  # which go on working, and --help does not show
 
-def whole(least: int) -> Callable[[str], int]:
-    """A type for whole numbers from `least` on, of at most 63 bits."""
+
+def with_current_names(arguments: list[str]) -> list[str]:
+    """Arguments of a command line, with each option's earlier name replaced by today's."""
+    split = [argument.partition("=") for argument in arguments]
+    return [EARLIER_NAMES.get(name, name) + equals + value for name, equals, value in split]
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    """A type for whole numbers from `minimum` on, of at most 63 bits."""
 
     def whole_number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 2**63:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text}")
+        if not text.isdecimal() or not minimum <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum}, got {text}")
         return int(text)
 
     return whole_number
@@ -23,7 +31,7 @@ def positive(text: str) -> float:
     return float(text)
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """A number from 0 to below 1."""
     if not 0 <= _number(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a number from 0 to below 1, got {text}")

@@ -199,10 +199,12 @@ def _torch() -> Any:
 def _torch_model(setup: Setup) -> Any:
     """The bundle's network as a torch module, without its decoder, with the graph's weights."""
     from training.config import CapsNetConfig
+    from training.config.renamed import with_current_names
     from training.models.capsnet import CapsNet
 
     torch = _torch()
-    model = CapsNet(CapsNetConfig(**{**setup.manifest.parameters, "decoder_hidden": ()}))
+    parameters = with_current_names(setup.manifest.parameters)
+    model = CapsNet(CapsNetConfig(**{**parameters, "decoder_hidden": ()}))
     weights = {
         weight.name: torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())
         for weight in setup.encoder.graph.initializer

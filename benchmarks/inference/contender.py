@@ -91,10 +91,11 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
 
     from export.graph import EncoderGraph
     from training.config import CapsNetConfig
+    from training.config.renamed import with_current_names
     from training.models.capsnet import CapsNet
 
     torch.set_num_threads(threads)
-    parameters = json.loads((weights.parent / "parameters.json").read_text())
+    parameters = with_current_names(json.loads((weights.parent / "parameters.json").read_text()))
     model = CapsNet(CapsNetConfig(**{**parameters, "decoder_hidden": ()}))
     with np.load(weights, allow_pickle=False) as values:
         missing = sorted(model.state_dict().keys() - set(values.files))

@@ -99,14 +99,14 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
     config = load_preset(contest.preset)
     pixels, present = batch_of(config, images, device)
     torch.manual_seed(0)
-    ours, rate = build(config.model), config.optimiser.learning_rate
+    ours, rate = build(config.model), config.optimizer.learning_rate
     if isinstance(ours, CapsNet) and kind in (STRAIGHTFORWARD, EINSUM):
         model = StraightforwardCapsNet(ours, einsum=kind == EINSUM)
         plain = StraightforwardStep(model.to(device), rate)
         return lambda: plain(pixels, present)
     if isinstance(ours, MatrixCapsNet) and kind in (LOOP, ARRAYS):
         ours = looped(ours) if kind == LOOP else by_array_operations(ours)
-    step = Step(ours.to(device), config.loss, rate, config.optimiser.weight_decay, graphs=kind == OURS)
+    step = Step(ours.to(device), config.loss, rate, config.optimizer.weight_decay, graphs=kind == OURS)
     shown = Batch.of(pixels, present)
 
     def learn() -> Tensor:

@@ -105,16 +105,16 @@ class StraightforwardStep:
 
     def __init__(self, model: StraightforwardCapsNet, learning_rate: float):
         self.model = model
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
 
     def __call__(self, pixels: Tensor, present: Tensor) -> Tensor:
         """Learn from a batch; gives the loss."""
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         v, reconstruction = self.model(pixels, present)
         length = torch.sqrt((v**2).sum(dim=-1))
         margin = present * F.relu(0.9 - length) ** 2 + 0.5 * (1 - present) * F.relu(length - 0.1) ** 2
         error = ((reconstruction - pixels.flatten(1)) ** 2).sum(dim=1)
         loss: Tensor = margin.sum(dim=1).mean() + 0.0005 * error.mean()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
         return loss.detach()

@@ -32,8 +32,8 @@ EPOCHS = 3
 def schedules() -> dict[str, RunConfig]:
     """What is trained, by how its rate falls."""
     quick = narrowed(load_preset("mnist"), IMAGES, EPOCHS)
-    falling = replace(quick, optimiser=replace(quick.optimiser, weight_average=SHARE))
-    steady = replace(falling, optimiser=replace(falling.optimiser, cooldown_epochs=0))
+    falling = replace(quick, optimizer=replace(quick.optimizer, ema_decay=SHARE))
+    steady = replace(falling, optimizer=replace(falling.optimizer, cooldown_epochs=0))
     return {"the paper's decay": steady, "rate falling to 0": falling}
 
 

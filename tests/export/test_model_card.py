@@ -66,7 +66,7 @@ def test_the_papers_network_is_told_without_what_it_does_not_have(tiny):
         "margin loss (m+ 0.9, m- 0.1, lambda 0.5) + 0.0005 x summed squared pixel error"
     )
     assert row(card, "first weights") == "random, PyTorch's"
-    assert row(card, "optimiser") == "Adam, rate 0.001 x 0.96^(step / 2000), at least 1e-06, batch 128"
+    assert row(card, "optimizer") == "Adam, rate 0.001 x 0.96^(step / 2000), at least 1e-06, batch 128"
     assert row(card, "cooldown") == "none"
     for absent in ("average", "unit variance", "none of the above", "bias", "divided", "learned (Sec. 2)"):
         assert absent not in card
@@ -87,7 +87,7 @@ def test_a_stem_and_other_kernels_are_told(tiny):
     assert "Conv1 with 192 channels" in card
     assert "Before Conv1 there is a convolution with 96 channels, kernels of 5x5 and stride 2." in card
     assert "The kernels of Conv1 and PrimaryCapsules are 5x5 (9x9 in the paper)." in card
-    assert row(card, "optimiser") == "Adam, rate 0.003, batch 128"
+    assert row(card, "optimizer") == "Adam, rate 0.003, batch 128"
 
 
 def test_pairs_are_made_of_mnist(tiny):
@@ -120,7 +120,7 @@ def test_a_run_that_may_end_early_is_told_as_such(tiny):
 
 def test_an_average_of_weights_is_told(tiny):
     config = load_preset("mnist")
-    averaged = replace(config, optimiser=replace(config.optimiser, weight_average=0.999))
+    averaged = replace(config, optimizer=replace(config.optimizer, ema_decay=0.999))
     assert "a moving average of those that were trained, of which each step kept 0.999" in card_of(
         tiny, averaged
     )
@@ -226,7 +226,7 @@ def test_held_out_toys_and_the_order_of_light_are_told(tiny):
     card = card_of(tiny, load_preset("toys"))
     assert "one toy of each category held out, 4860 pairs of these validated on" in row(card, "data")
     assert row(card, "augmentation").endswith(
-        "brightness +- 0.25 of the standardised image; contrast times 0.2 to 1.8, of the standardised image"
+        "brightness +- 0.25 of the standardized image; contrast times 0.2 to 1.8, of the standardized image"
     )
 
 

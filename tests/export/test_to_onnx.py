@@ -115,8 +115,8 @@ def test_the_graph_states_its_opset_and_holds_its_weights(encoder):
 
 
 def test_normalisation_is_inside_the_graph():
-    """A standardising model gives the same answer for brighter pixels with less contrast."""
-    encoder = trace_encoder(CapsNet(replace(TINY, standardise=True)))
+    """A standardizing model gives the same answer for brighter pixels with less contrast."""
+    encoder = trace_encoder(CapsNet(replace(TINY, standardize_per_image=True)))
     pixels = torch.rand(2, 28, 28, 1).numpy()
     for found, expected in zip(
         run_onnx(encoder, pixels=0.5 + 0.4 * pixels), run_onnx(encoder, pixels=pixels), strict=True
@@ -129,7 +129,7 @@ def test_normalisation_is_inside_the_graph():
     [
         {"learned_priors": True, "none_of_the_above": True, "capsule_bias": True},
         {"image_size": 24, "image_channels": 3, "primary_dim": 6},
-        {"primary_coupling": True, "official_initialisation": True, "capsule_bias": True},
+        {"primary_coupling": True, "official_initialization": True, "capsule_bias": True},
     ],
 )
 def test_every_variant_exports_and_agrees_with_pytorch(change):

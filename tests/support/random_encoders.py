@@ -27,7 +27,7 @@ SMALL = {
     "decoder_hidden": (),
 }
 PRIORS, NONE, BIAS = {"learned_priors": True}, {"none_of_the_above": True}, {"capsule_bias": True}
-COLOUR = {"image_channels": 3, "standardise": True}
+COLOUR = {"image_channels": 3, "standardize_per_image": True}
 CONFIGURATIONS = {
     "the paper's": {},
     "everything": {"image_size": 25, "routing_iterations": 2, **COLOUR, **PRIORS, **NONE, **BIAS},

@@ -18,8 +18,8 @@ from training.fit.loop import Limits, Trainer
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 
-AVERAGED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, weight_average=0.5))
-UNEVEN = replace(CONFIG, optimiser=replace(CONFIG.optimiser, batch_size=5))
+AVERAGED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, ema_decay=0.5))
+UNEVEN = replace(CONFIG, optimizer=replace(CONFIG.optimizer, batch_size=5))
 MIXING = replace(
     CONFIG,
     model=MatrixCapsNetConfig(
@@ -33,7 +33,7 @@ MIXING = replace(
         mixing_proportions=True,
     ),
 )
-STOPPED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, stop_at_error_percent=100.0))
+STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
 
 
 class Interrupted(Trainer):

@@ -17,6 +17,7 @@ from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.data.batches import training_examples
 from training.models.capsnet import CapsNet
+from training.option_types import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.provenance import command_line
@@ -36,10 +37,10 @@ def stored_run(folder: Path, seed: int = 0) -> Path:
     config = replace(load_preset("drawn"), seed=seed, model=TINY)
     checkpoint.write_config(folder, config)
     model = CapsNet(TINY)
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(2, 1, 28, 28)).sum().backward()
-    optimiser.step()
-    checkpoint.save(folder, model, optimiser, Progress(step=1))
+    optimizer.step()
+    checkpoint.save(folder, model, optimizer, Progress(step=1))
     return folder
 
 
@@ -180,9 +181,19 @@ def test_minutes_must_be_a_positive_number(value, capsys):
 
 
 @pytest.mark.parametrize("value", ["-0.1", "1", "nan", "much"])
-def test_an_average_keeps_a_share_below_1(value, capsys):
-    assert status("fit", "--out", "x", "--weight-average", value) == 2
-    assert "--weight-average" in capsys.readouterr().err
+def test_the_decay_of_an_average_is_below_1(value, capsys):
+    assert status("fit", "--out", "x", "--ema-decay", value) == 2
+    assert "--ema-decay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
+def test_an_option_still_has_its_earlier_name_which_help_does_not_show(name, capsys):
+    today = EARLIER_NAMES[name]
+    assert with_current_names(["fit", name, "1", f"{name}=1"]) == ["fit", today, "1", f"{today}=1"]
+    assert status("fit", "--out", "x", f"{name}=none") == 2
+    assert f"{today}: must be" in capsys.readouterr().err
+    assert status("fit", "--help") == 0
+    assert name not in capsys.readouterr().out
 
 
 WITHOUT_TORCH = """
@@ -228,7 +239,7 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
         (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
         (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
         (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),
-        (["fit", "--out", "new", "--weight-average", "1"], "must be a number from 0 to below 1, got 1"),
+        (["fit", "--out", "new", "--ema-decay", "1"], "must be a number from 0 to below 1, got 1"),
         (["experiment", "table1", "--networks", "pyproject.toml"], "pyproject.toml is a file"),
     ],
 )

@@ -20,7 +20,7 @@ from training.data.seeding import ALL, Draws
 from training.data.transforms import affnist_style
 from training.data.transforms.augment import (
     blank_some,
-    centre_crop,
+    center_crop,
     clamped_brightness,
     clamped_contrast,
     random_crop,
@@ -121,8 +121,8 @@ class SingleObjects:
         repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
         objects = to_pixels(random_shift(images, config.max_shift_pixels, draws, repeat_edges))
         present = F.one_hot(batch.labels, self.classes).float()
-        if config.blank_share:
-            objects, present = blank_some(objects, present, config.blank_share, draws)
+        if config.blank_fraction:
+            objects, present = blank_some(objects, present, config.blank_fraction, draws)
         return self._in_random_light(Batch.of(objects, present), draws)
 
     def _in_random_light(self, batch: Batch, draws: Draws) -> Batch:
@@ -130,7 +130,7 @@ class SingleObjects:
         config = self.config
         if not config.max_brightness and config.contrast == (1, 1):
             return batch
-        if config.light == "standardised":
+        if config.light == "standardized":
             return replace(batch, light=random_light(config.max_brightness, config.contrast, draws))
         pixels = clamped_brightness(batch.pixels, config.max_brightness, draws)
         return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, draws))
@@ -152,7 +152,7 @@ class SingleObjects:
         for start in range(0, len(self.images), batch):
             images = self.images[start : start + batch]
             crop = self.config.crop_pixels
-            yield Images(centre_crop(images.pixels, crop), images.labels) if crop else images
+            yield Images(center_crop(images.pixels, crop), images.labels) if crop else images
 
 
 class OverlaidObjects:

@@ -14,7 +14,7 @@ class Split:
     """Pictures and what they show.
 
     Attributes:
-        images: uint8 [N, H, W, C], 0-255. C is 1 for grey, 3 for RGB, 2 for the views of a stereo pair.
+        images: uint8 [N, H, W, C], 0-255. C is 1 for gray, 3 for RGB, 2 for the views of a stereo pair.
         labels: int64 [N], from 0.
     """
 

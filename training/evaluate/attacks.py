@@ -2,7 +2,7 @@
 
 FGSM (https://arxiv.org/abs/1412.6572) and the basic iterative method, BIM (https://arxiv.org/abs/1607.02533),
 as in Sec. 6 of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018). Both work on pixels as a
-picture has them, 0 to 1: a network that standardises its pictures does so inside, and the gradient goes
+picture has them, 0 to 1: a network that standardizes its pictures does so inside, and the gradient goes
 through that, too.
 
 What they climb is the classification loss that the network was trained with: spread loss, margin loss, or a
@@ -24,7 +24,7 @@ from training.data.batches import Batch
 from training.loss.objective import look_at
 from training.models.build import Network
 
-BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 grey levels
+BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 gray levels
 
 
 def fgsm(
@@ -62,7 +62,7 @@ def bim(
 ) -> Tensor:
     """Several smaller steps, each by the gradient where the one before has led, clipped to epsilon.
 
-    Kurakin takes min(epsilon + 4, 1.25 epsilon) steps of one grey level in 255, with epsilon in grey levels:
+    Kurakin takes min(epsilon + 4, 1.25 epsilon) steps of one gray level in 255, with epsilon in gray levels:
     together 1.25 epsilon for up to 16 of them, beyond that less. Here the number of steps is given, and
     together they go 1.25 epsilon whatever it is. With one step this is FGSM.
 

@@ -40,10 +40,10 @@ def saved(file: Path, columns: int = 1, rows: int = 1, height: float = HEIGHT_IN
 
 
 def legend(axis: Any, entries: dict[str, tuple[str, str]], above: bool = False) -> None:
-    """A legend of markers: from text to (marker, colour); above all axes where it could hide something."""
+    """A legend of markers: from text to (marker, color); above all axes where it could hide something."""
     lines = [
-        Line2D([], [], color=colour, marker=marker, linestyle="", label=text)
-        for text, (marker, colour) in entries.items()
+        Line2D([], [], color=color, marker=marker, linestyle="", label=text)
+        for text, (marker, color) in entries.items()
     ]
     if above:
         axis.figure.legend(handles=lines, loc="outside upper right", ncols=len(lines), frameon=False)

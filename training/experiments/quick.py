@@ -34,14 +34,14 @@ def narrowed(config: RunConfig, training_images: int, epochs: int) -> RunConfig:
         training_images=training_images,
         validation_images=min(config.data.validation_images, VALIDATION_IMAGES),
     )
-    optimiser = replace(
-        config.optimiser,
+    optimizer = replace(
+        config.optimizer,
         batch_size=BATCH_SIZE,
         learning_rate=LEARNING_RATE,
         epochs=epochs,
         cooldown_epochs=epochs - epochs // 2,
     )
-    return replace(config, model=_narrower(config.model), data=data, optimiser=optimiser)
+    return replace(config, model=_narrower(config.model), data=data, optimizer=optimizer)
 
 
 def _narrower(

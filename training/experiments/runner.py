@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimiserConfig, RunConfig, differences
+from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimizerConfig, RunConfig, differences
 from training.data.batches import Batch, Examples, examples, load_images, training_examples
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
@@ -303,10 +303,10 @@ def run_name(config: RunConfig) -> str:
 
 def describe(config: RunConfig) -> str:
     """Preset, width, images, epochs and what ends these early, batch and rate, in a line."""
-    data, epochs = config.data, f"{config.optimiser.epochs} epochs"
+    data, epochs = config.data, f"{config.optimizer.epochs} epochs"
     if data.epoch_images:
         epochs += f" of {data.epoch_images} images"
-    if (enough := config.optimiser.stop_at_error_percent) is not None:
+    if (enough := config.optimizer.stop_at_error_percent) is not None:
         epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
     size = config.model.image_size
     images = f"{data.training_images or 'all'} training images of {data.name}"
@@ -316,7 +316,7 @@ def describe(config: RunConfig) -> str:
         of_toys = ", of one toy of each category," if data.held_out == "toys" else ""
         images += f" but {data.validation_images}{of_toys} held out"
     images += f", shown as {size}x{size} pixels"
-    return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimiser)}"
+    return f"{config.preset} with {_width(config)}, {images}, {epochs}, {_steps(config.optimizer)}"
 
 
 def _width(config: RunConfig) -> str:
@@ -343,7 +343,8 @@ def _width(config: RunConfig) -> str:
 
 def _lambdas(model: MatrixCapsNetConfig) -> str:
     """What lambda grows towards from iteration to iteration, and that of the class capsules."""
-    usual, of_classes = model.inverse_temperature, model.inverse_temperature * model.class_temperature_share
+    usual = model.inverse_temperature
+    of_classes = usual * model.class_temperature_fraction
     return f"lambda growing towards {usual:g} (class capsules {of_classes:g})"
 
 
@@ -369,8 +370,8 @@ def _joined(numbers: Iterable[int]) -> str:
     return "-".join(map(str, numbers))
 
 
-def _steps(optimiser: OptimiserConfig) -> str:
-    text = f"batches of {optimiser.batch_size}, rate {optimiser.learning_rate:g}"
-    if last := optimiser.cooldown_epochs:
+def _steps(optimizer: OptimizerConfig) -> str:
+    text = f"batches of {optimizer.batch_size}, rate {optimizer.learning_rate:g}"
+    if last := optimizer.cooldown_epochs:
         text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
     return text

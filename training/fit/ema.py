@@ -11,7 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from training.models.build import Network
 
 
-class WeightAverage:
+class ExponentialMovingAverage:
     """The average, as a network of its own; nothing in an update waits for a GPU.
 
     Attributes:

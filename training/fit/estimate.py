@@ -21,11 +21,11 @@ def hours_of_epoch(config: RunConfig, train: Examples) -> float:
         config: of the run.
         train: what it learns from, on the CPU.
     """
-    rate, size = config.optimiser.learning_rate, min(config.optimiser.batch_size, len(train))
+    rate, size = config.optimizer.learning_rate, min(config.optimizer.batch_size, len(train))
     learn, seconds = Step(build(config.model), config.loss, rate), []
     for step in range(1 + TIMED):
         batch = train.draw(torch.arange(size), generator_for(config.seed, step))
         begun = time.perf_counter()
         learn(batch, rate)
         seconds.append(time.perf_counter() - begun)
-    return min(seconds[1:]) * steps_per_epoch(config.optimiser, len(train)) / 3600
+    return min(seconds[1:]) * steps_per_epoch(config.optimizer, len(train)) / 3600

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from training.config import OptimiserConfig, RunConfig
+from training.config import OptimizerConfig, RunConfig
 from training.data.batches import Examples
 from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit.distributed import ALONE, Processes
-from training.fit.ema import WeightAverage
+from training.fit.ema import ExponentialMovingAverage
 from training.fit.step import Step
 from training.loss.losses import spread_margin
 from training.loss.objective import total_loss
@@ -52,7 +52,7 @@ class Limits:
     checkpoint_minutes: float = 5.0
 
 
-def learning_rate(config: OptimiserConfig, step: int, per_epoch: int) -> float:
+def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
     """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown."""
     decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
     rate = max(decayed, config.min_learning_rate)
@@ -62,13 +62,13 @@ def learning_rate(config: OptimiserConfig, step: int, per_epoch: int) -> float:
     return rate * min(1.0, left / (config.cooldown_epochs * per_epoch))
 
 
-def steps_per_epoch(config: OptimiserConfig, images: int) -> int:
+def steps_per_epoch(config: OptimizerConfig, images: int) -> int:
     """Batches in a pass over the images; what is left over waits for the next epoch's order."""
     return max(images // config.batch_size, 1)
 
 
 class Trainer:
-    """A run in progress: model, optimiser, and how far they have come."""
+    """A run in progress: model, optimizer, and how far they have come."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class Trainer:
         self._learn = Step(
             self.model,
             config.loss,
-            config.optimiser.learning_rate,
-            config.optimiser.weight_decay,
+            config.optimizer.learning_rate,
+            config.optimizer.weight_decay,
             processes=processes,
         )
-        self.optimiser = self._learn.optimiser
-        share = config.optimiser.weight_average
-        self.average = WeightAverage(self.model, share) if share else None
+        self.optimizer = self._learn.optimizer
+        share = config.optimizer.ema_decay
+        self.average = ExponentialMovingAverage(self.model, share) if share else None
         self.session = self.progress = session
         self.before: Progress | None = None  # at the checkpoint that it goes on from
         self.interrupted = False  # by a signal
         if newest:
-            checkpoint.load_optimiser(newest, self.model, self.optimiser)
+            checkpoint.load_optimizer(newest, self.model, self.optimizer)
             if self.average:
                 checkpoint.load_weights(self.average.model, newest)
             self.before = checkpoint.read_progress(newest)
@@ -130,11 +130,11 @@ class Trainer:
             TrainingDivergedError: the loss or a weight is not finite.
             ValueError: the processes cannot share a batch evenly.
         """
-        self.processes.check_batch(min(self.config.optimiser.batch_size, len(train)))
+        self.processes.check_batch(min(self.config.optimizer.batch_size, len(train)))
         train = train.to(self.device)
         validation = validation.to(self.device) if validation is not None else None
-        per_epoch = steps_per_epoch(self.config.optimiser, len(train))
-        last = per_epoch * self.config.optimiser.epochs
+        per_epoch = steps_per_epoch(self.config.optimizer, len(train))
+        last = per_epoch * self.config.optimizer.epochs
         self._since = started = saved = time.monotonic()
         with self._log() as log, _stop_on_signal() as stop, self._bar(last) as bar:
             losses: list[Tensor] = []
@@ -142,7 +142,7 @@ class Trainer:
             while not stopped and not self._finished(last):
                 losses.append(self._step(train, per_epoch))
                 self._count_step(per_epoch)
-                bar.update(self.config.optimiser.batch_size)
+                bar.update(self.config.optimizer.batch_size)
                 step, now = self.progress.step, time.monotonic()
                 epoch_ends = step % per_epoch == 0
                 out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
@@ -178,31 +178,31 @@ class Trainer:
             return
         average = self.average.model if self.average else None
         try:
-            checkpoint.save(self.run, self.model, self.optimiser, self.progress, average, self.config)
+            checkpoint.save(self.run, self.model, self.optimizer, self.progress, average, self.config)
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
 
     def _finished(self, last: int) -> bool:
         """Whether the last step has been done, or validation is as good as asked for or gets no better."""
-        optimiser, best = self.config.optimiser, self.progress.best_error_percent
+        optimizer, best = self.config.optimizer, self.progress.best_error_percent
         if self.progress.step >= last:
             return True
         if best is None:
             return False
-        enough, patience = optimiser.stop_at_error_percent, optimiser.patience_epochs
+        enough, patience = optimizer.stop_at_error_percent, optimizer.patience_epochs
         in_vain = self.progress.epochs - self.progress.improved_epochs
         return (enough is not None and best <= enough) or (patience is not None and in_vain >= patience)
 
     def _step(self, train: Examples, per_epoch: int) -> Tensor:
-        """One optimiser step; returns classification and reconstruction loss, [2], on the device."""
+        """One optimizer step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
         generator = generator_for(self.config.seed, step, self.device)
         index = self._batch_index(len(train), per_epoch)
         batch = train.draw(index, generator, self.processes.part(len(index)))
         own = step * self.processes.count + self.processes.rank
         torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
-        rate = learning_rate(self.config.optimiser, step, per_epoch)
-        margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimiser.epochs)
+        rate = learning_rate(self.config.optimizer, step, per_epoch)
+        margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimizer.epochs)
         losses = self._learn(batch, rate, margin)
         if self.average:
             self.average.update(self.model, step)
@@ -214,7 +214,7 @@ class Trainer:
         if within == 0 or not hasattr(self, "_order"):
             generator = generator_for(self.config.seed, -1 - epoch)
             self._order = torch.randperm(images, generator=generator).to(self.device)
-        size = self.config.optimiser.batch_size
+        size = self.config.optimizer.batch_size
         return self._order[within * size : (within + 1) * size]
 
     def _count_step(self, per_epoch: int) -> None:
@@ -237,7 +237,7 @@ class Trainer:
             raise self._diverged(f"loss is not finite at step {first + int((~finite).int().argmax())}")
         classification, reconstruction = fetched.mean(dim=0).tolist()
         total = total_loss(classification, reconstruction, self.config.loss)
-        rate = learning_rate(self.config.optimiser, self.progress.step - 1, per_epoch)
+        rate = learning_rate(self.config.optimizer, self.progress.step - 1, per_epoch)
         log.write(
             self.progress,
             "train",
@@ -290,7 +290,7 @@ class Trainer:
 
     def _bar(self, last: int) -> "tqdm[Any]":
         """Progress in images, with rate and remaining time."""
-        size = self.config.optimiser.batch_size
+        size = self.config.optimizer.batch_size
         return tqdm(
             total=last * size,
             initial=self.progress.step * size,

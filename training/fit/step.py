@@ -1,4 +1,4 @@
-"""One optimiser step."""
+"""One optimizer step."""
 
 # B batch, K objects per image, C channels, H and W height and width, J classes
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """An optimiser step: forward, backward, Adam. Nothing in it waits for a GPU.
+    """An optimizer step: forward, backward, Adam. Nothing in it waits for a GPU.
 
     On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
     CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
@@ -47,7 +47,7 @@ class Step:
         on_cuda = next(model.parameters()).is_cuda
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        self.optimiser = torch.optim.Adam(
+        self.optimizer = torch.optim.Adam(
             model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
         self._config = config
@@ -73,13 +73,13 @@ class Step:
         shown = (batch.pixels, batch.present, batch.masks, batch.objects, *light, margin)
         if self._capture_next:
             self._capture(shown)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         # Not to zeros: what a replay leaves in .grad is its own buffer, to which nothing may be added.
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         classification, reconstruction = self._losses(*shown)
         total_loss(classification, reconstruction, self._config).backward()
-        self.optimiser.step()
+        self.optimizer.step()
         return torch.stack([classification, reconstruction]).detach()
 
     def _capture(self, shown: tuple[Tensor, ...]) -> None:

@@ -34,7 +34,7 @@ def spread_loss(activations: Tensor, present: Tensor, margin: float | Tensor) ->
     Args:
         activations: of the class capsules, [B, J].
         present: 1 for the one class that is in the image and 0 elsewhere, [B, J].
-        margin: an absent class is penalised unless it stays so far below the present one.
+        margin: an absent class is penalized unless it stays so far below the present one.
 
     Returns:
         A scalar.

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 def total_loss(classification: Number, reconstruction: Number, config: LossConfig) -> Number:
-    """What is minimised."""
+    """What is minimized."""
     return config.margin_weight * classification + config.reconstruction_weight * reconstruction
 
 

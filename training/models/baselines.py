@@ -42,7 +42,7 @@ class BaselineCnn(nn.Module):
 
     def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to logits [B, J]; with a `light` [B, 2] shown in that, see `relit`."""
-        x = as_shown(pixels, self.config.standardise, light)
+        x = as_shown(pixels, self.config.standardize_per_image, light)
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2

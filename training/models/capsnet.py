@@ -9,7 +9,7 @@ from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.cpu.convolution import Convolution, rectified
 from training.models.decoder import Decoder
-from training.models.official_initialization import initialise_officially
+from training.models.official_initialization import initialize_officially
 from training.models.standardize import as_shown
 
 
@@ -54,15 +54,15 @@ class CapsNet(nn.Module):
             if config.decoder_hidden
             else None
         )
-        if config.official_initialisation:
-            initialise_officially(self)
+        if config.official_initialization:
+            initialize_officially(self)
 
     def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities.
 
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
-        x = as_shown(pixels, self.config.standardise, light)
+        x = as_shown(pixels, self.config.standardize_per_image, light)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
             x = rectified(layer, x)

@@ -57,7 +57,7 @@ class MatrixCapsNet(nn.Module):
             self._routing(config.classes, of_classes=True),
             config.vector_poses,
             shared=True,
-            coordinates=_centres(size, config.image_size) if config.coordinate_addition else None,
+            coordinates=_centers(size, config.image_size) if config.coordinate_addition else None,
             elements=OFFICIAL_COORDINATES if config.official_routing else COORDINATES,
         )
         if config.official_routing:
@@ -75,7 +75,7 @@ class MatrixCapsNet(nn.Module):
 
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
-        x = as_shown(pixels, self.config.standardise, light)
+        x = as_shown(pixels, self.config.standardize_per_image, light)
         features = rectified(self.conv, x)
         capsules = self.primary_caps(features)
         for layer in self.conv_caps:
@@ -92,7 +92,7 @@ class MatrixCapsNet(nn.Module):
     def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config
         official = OFFICIAL_OF_CLASSES if of_classes else OFFICIAL
-        lambda_share = config.class_temperature_share if of_classes else 1.0
+        lambda_share = config.class_temperature_fraction if of_classes else 1.0
         constants = replace(
             official if config.official_routing else EMConstants(),
             inverse_temperature=config.inverse_temperature * lambda_share,
@@ -100,10 +100,10 @@ class MatrixCapsNet(nn.Module):
         return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions)
 
 
-def _centres(size: int, image_size: int) -> Tensor:
-    """Centres of the receptive fields of size x size capsules, in image heights and widths, [size^2, 2]."""
+def _centers(size: int, image_size: int) -> Tensor:
+    """Centers of the receptive fields of size x size capsules, in image heights and widths, [size^2, 2]."""
     first, jump = (CONV_KERNEL - 1) / 2, CONV_STRIDE
     for stride in CAPSULE_STRIDES:
         first, jump = first + jump * (CAPSULE_KERNEL - 1) / 2, jump * stride
-    along = (first + 0.5 + jump * torch.arange(size)) / image_size  # 0.5: the centre of a pixel
+    along = (first + 0.5 + jump * torch.arange(size)) / image_size  # 0.5: the center of a pixel
     return torch.stack(torch.meshgrid(along, along, indexing="ij"), dim=2).flatten(0, 1)

@@ -11,7 +11,7 @@ CUT_AT = 2  # standard deviations: what is beyond is drawn again, as TensorFlow'
 BIAS = 0.1
 
 
-def initialise_officially(model: nn.Module) -> None:
+def initialize_officially(model: nn.Module) -> None:
     """Give a CapsNet new weights, in place, from torch's global generator.
 
     Weights are truncated normal, those of the decoder too; every bias is 0.1, that of the class capsules

@@ -11,11 +11,11 @@ from torch import Tensor
 LEAST = (1 / 255) ** 2  # variance; a flat image stays flat, and has a gradient
 
 
-def standardise(pixels: Tensor) -> Tensor:
+def standardize_per_image(pixels: Tensor) -> Tensor:
     """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
-    centred = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
-    variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
-    return centred / variance.clamp(min=LEAST).sqrt()
+    centered = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
+    variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
+    return centered / variance.clamp(min=LEAST).sqrt()
 
 
 def relit(x: Tensor, light: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def relit(x: Tensor, light: Tensor) -> Tensor:
     return mean + amount + factor * (x - mean)
 
 
-def as_shown(pixels: Tensor, standardised: bool, light: Tensor | None) -> Tensor:
-    """Pixels [B, C, H, W], 0 to 1, standardised if asked for, then in another light [B, 2] if given one."""
-    x = standardise(pixels) if standardised else pixels
+def as_shown(pixels: Tensor, standardized: bool, light: Tensor | None) -> Tensor:
+    """Pixels [B, C, H, W], 0 to 1, standardized if asked for, then in another light [B, 2] if given one."""
+    x = standardize_per_image(pixels) if standardized else pixels
     return x if light is None else relit(x, light)

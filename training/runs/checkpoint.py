@@ -4,7 +4,7 @@ A run is a folder:
 
     config.json                      the run's configuration
     log.jsonl                        one JSON object per logged step and validation
-    checkpoints/step-00000430/       model.safetensors, optimiser.safetensors, progress.json; config.json, of
+    checkpoints/step-00000430/       model.safetensors, optimizer.safetensors, progress.json; config.json, of
                                      that session; raw.safetensors, where model.safetensors is an average of
                                      the weights
     result.json                      test metrics, once `capsnet-train evaluate` has measured them
@@ -34,6 +34,8 @@ from training.models.build import Network, build
 CONFIG = "config.json"
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+FORMER_OPTIMIZER = "optimiser.safetensors"  # its name in checkpoints of earlier versions
 REMEDY = "remove the folder of this checkpoint to go on from the one before"
 KEPT = 2  # newest checkpoints, beside the one with the best validation error
 
@@ -47,7 +49,7 @@ class Progress:
     """How far a run has come, and how it got there.
 
     Attributes:
-        step: optimiser steps done.
+        step: optimizer steps done.
         epochs: complete passes over the training images, a fraction within one.
         best_step: the last step with the lowest validation error so far; 0 before the first validation.
         best_error_percent: validation error at that step; None before the first validation.
@@ -207,7 +209,7 @@ def newest_checkpoint(run: Path) -> Path | None:
 def save(
     run: Path,
     model: Network,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     progress: Progress,
     average: Network | None = None,
     config: RunConfig | None = None,
@@ -217,7 +219,7 @@ def save(
     Args:
         run: the run's folder.
         model: the network that is trained.
-        optimiser: Adam of its weights.
+        optimizer: Adam of its weights.
         progress: of this moment.
         average: has the average of its weights, where that is what the run is to give.
         config: of this session, kept beside the weights: that of the run may be changed before the next one.
@@ -236,7 +238,7 @@ def save(
     save_file(weights, aside / MODEL)
     if average is not None:
         save_file(_weights(model), aside / RAW)
-    save_file(_optimiser_tensors(model, optimiser), aside / "optimiser.safetensors")
+    save_file(_optimizer_tensors(model, optimizer), aside / OPTIMIZER)
     write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
     if config is not None:
         write_config(aside, config)
@@ -337,16 +339,17 @@ def load_trained_weights(model: Network, checkpoint: Path) -> None:
     _load_weights(model, raw if raw.exists() else checkpoint / MODEL)
 
 
-def load_optimiser(checkpoint: Path, model: Network, optimiser: torch.optim.Adam) -> None:
+def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam) -> None:
     """Put Adam's moments, in the order of their parameter in memory, and step counts back."""
-    stored = _load_tensors(checkpoint / "optimiser.safetensors")
+    former = checkpoint / FORMER_OPTIMIZER
+    stored = _load_tensors(former if former.exists() else checkpoint / OPTIMIZER)
     for name, parameter in model.named_parameters():
         step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam wants it
         moments = {
             key: torch.empty_like(parameter, requires_grad=False).copy_(stored[f"{name}.{key}"])
             for key in ("exp_avg", "exp_avg_sq")
         }
-        optimiser.state[parameter] = {"step": step, **moments}
+        optimizer.state[parameter] = {"step": step, **moments}
 
 
 def sync(folder: Path) -> None:
@@ -397,10 +400,10 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged: {error}; {REMEDY}") from None
 
 
-def _optimiser_tensors(model: Network, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(model: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Adam's state, keyed by the parameter's name."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        state: dict[str, Any] = optimiser.state[parameter]
+        state: dict[str, Any] = optimizer.state[parameter]
         tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.items()}
     return tensors

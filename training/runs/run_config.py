@@ -20,7 +20,7 @@ def begin(
     images: Path | None = None,
     seed: int | None = None,
     epochs: int | None = None,
-    weight_average: float | None = None,
+    ema_decay: float | None = None,
     start_from: Path | None = None,
 ) -> RunConfig:
     """The configuration of a new run; what is None is the preset's.
@@ -31,7 +31,7 @@ def begin(
         images: folder of one's own pictures.
         seed: of weights, order and shifts.
         epochs: passes over the training images.
-        weight_average: the share of a moving average of the weights that each step keeps.
+        ema_decay: the share of a moving average of the weights that each step keeps.
         start_from: another run, with whose newest weights this one begins, or a bundle.
 
     Raises:
@@ -47,9 +47,9 @@ def begin(
     if seed is not None:
         config = replace(config, seed=seed)
     if epochs is not None:
-        config = replace(config, optimiser=replace(config.optimiser, epochs=epochs))
-    if weight_average is not None:
-        config = replace(config, optimiser=replace(config.optimiser, weight_average=weight_average))
+        config = replace(config, optimizer=replace(config.optimizer, epochs=epochs))
+    if ema_decay is not None:
+        config = replace(config, optimizer=replace(config.optimizer, ema_decay=ema_decay))
     return replace(config, started_from=_origin(start_from, config)) if start_from else config
 
 

@@ -80,9 +80,9 @@ def test_sizes_and_strides_are_those_of_the_graph():
 
 def test_the_prologue_leads_to_conv1():
     assert [n.op_type for n in read_encoder(random_encoder("the paper's")).prologue] == ["Transpose"]
-    standardised = read_encoder(random_encoder("everything")).prologue
-    assert standardised[0].input[0] == "pixels"
-    assert standardised[-1].output[0] == "x"
+    standardized = read_encoder(random_encoder("everything")).prologue
+    assert standardized[0].input[0] == "pixels"
+    assert standardized[-1].output[0] == "x"
 
 
 def test_of_priors_that_the_exporter_made_a_constant_of_their_softmax_is_kept():

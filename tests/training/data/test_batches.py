@@ -104,16 +104,16 @@ def test_brightness_and_contrast_change_training_images_only(options):
 LIGHT = {"max_brightness": 0.25, "contrast": (0.2, 1.8)}
 
 
-@pytest.mark.parametrize("light", ["pixels", "standardised"])
+@pytest.mark.parametrize("light", ["pixels", "standardized"])
 def test_what_is_to_be_drawn_has_the_light_that_it_was_taken_in(light):
     some = shown(max_shift_pixels=0, **LIGHT, light=light)
     batch = some.draw(torch.arange(40), generator())
     assert torch.equal(batch.objects.squeeze(1), some.images.pixels.float() / 255)
-    assert (light == "standardised") == torch.equal(batch.pixels, batch.objects.squeeze(1))
+    assert (light == "standardized") == torch.equal(batch.pixels, batch.objects.squeeze(1))
 
 
 NETWORKS = (
-    CapsNetConfig(conv_channels=2, primary_types=1, classes=CLASSES, class_dim=2, standardise=True),
+    CapsNetConfig(conv_channels=2, primary_types=1, classes=CLASSES, class_dim=2, standardize_per_image=True),
     MatrixCapsNetConfig(
         "matrix-capsnet",
         image_size=28,
@@ -123,7 +123,7 @@ NETWORKS = (
         conv_caps_types=(1, 1),
         classes=CLASSES,
     ),
-    CnnConfig("cnn", classes=CLASSES, blocks=(Block(channels=2, kernel=3),), standardise=True),
+    CnnConfig("cnn", classes=CLASSES, blocks=(Block(channels=2, kernel=3),), standardize_per_image=True),
 )
 
 
@@ -134,7 +134,7 @@ class Seen(Exception):  # noqa: N818  # no error
 @pytest.mark.parametrize("config", NETWORKS, ids=lambda config: config.architecture)
 def test_a_network_that_standardises_sees_the_light_that_was_changed(config):
     """By the order of Sec. 5, Hinton et al. 2018: the other way round it would see 0.006 deviations of it."""
-    batch = shown(max_shift_pixels=0, **LIGHT, light="standardised").draw(torch.arange(40), generator())
+    batch = shown(max_shift_pixels=0, **LIGHT, light="standardized").draw(torch.arange(40), generator())
     network = build(config)
 
     def stop(_, inputs):
@@ -153,8 +153,8 @@ def test_a_network_that_standardises_sees_the_light_that_was_changed(config):
 
 
 VARIETY = {
-    "mnist": {"max_shift_pixels": 2, "blank_share": 0.3, "crop_pixels": 24, "flip": True, **LIGHT},
-    "images": {"light": "standardised", **LIGHT},
+    "mnist": {"max_shift_pixels": 2, "blank_fraction": 0.3, "crop_pixels": 24, "flip": True, **LIGHT},
+    "images": {"light": "standardized", **LIGHT},
     "multimnist": {"max_shift_pixels": 4},
     "shifted-mnist": {"max_shift_pixels": 1},
 }

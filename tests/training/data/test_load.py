@@ -43,7 +43,7 @@ def test_an_unknown_data_set_lists_those_that_there_are(tmp_path):
         load_split("nmist", "test", tmp_path)
 
 
-def test_drawn_digits_are_grey_with_a_channel_axis(tmp_path):
+def test_drawn_digits_are_gray_with_a_channel_axis(tmp_path):
     drawn = load_split("drawn", "test", tmp_path)
     assert drawn.images.shape == (1000, 28, 28, 1)
 

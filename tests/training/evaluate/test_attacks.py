@@ -10,10 +10,10 @@ from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, MatrixC
 from training.evaluate import attacks
 from training.loss.losses import margin_loss, spread_loss
 from training.models.build import build
-from training.models.standardize import standardise
+from training.models.standardize import standardize_per_image
 
 SIZE, CLASSES = 20, 3
-SHAPE = {"image_size": SIZE, "image_channels": 2, "classes": CLASSES, "standardise": True}
+SHAPE = {"image_size": SIZE, "image_channels": 2, "classes": CLASSES, "standardize_per_image": True}
 CAPSNET = CapsNetConfig(**SHAPE, conv_channels=4, primary_types=2, decoder_hidden=(8,))
 MATRIX = MatrixCapsNetConfig(
     **SHAPE, architecture="matrix-capsnet", conv_channels=8, primary_types=2, conv_caps_types=(3, 2)
@@ -138,7 +138,7 @@ def test_gradients_of_matrix_capsules_on_a_cpu_are_those_of_plain_array_operatio
     torch.nn.init.normal_(model.class_caps.routing.beta_a, std=0.01)
     labels = torch.tensor([0, 2, 1, 1])
     assert model.class_caps._can_be_fused(pixels)
-    capsules = model.primary_caps(torch.relu(model.conv(standardise(pixels))))
+    capsules = model.primary_caps(torch.relu(model.conv(standardize_per_image(pixels))))
     for layer in (*model.conv_caps, model.class_caps):
         seen = layer.fields.seen(capsules.activations)
         capsules = layer.routing(layer.votes(capsules.poses), seen, layer.fields)

@@ -27,8 +27,8 @@ def test_matrix_capsules_have_as_much_less_as_the_report_says(preset):
 @pytest.mark.parametrize("preset", presets())
 def test_batches_rate_and_held_out_images_are_those_that_the_report_names(preset):
     config = narrowed(load_preset(preset), 100, 2)
-    assert f"batches of {config.optimiser.batch_size} images" in QUICK_FORM
-    assert f"learning rate of {config.optimiser.learning_rate}" in QUICK_FORM
+    assert f"batches of {config.optimizer.batch_size} images" in QUICK_FORM
+    assert f"learning rate of {config.optimizer.learning_rate}" in QUICK_FORM
     assert config.data.validation_images <= quick.VALIDATION_IMAGES
 
 

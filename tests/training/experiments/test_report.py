@@ -33,7 +33,7 @@ def tiny(preset, **narrower):
 
 
 def with_epochs(config, epochs):
-    return replace(config, optimiser=replace(config.optimiser, epochs=epochs))
+    return replace(config, optimizer=replace(config.optimizer, epochs=epochs))
 
 
 CAPSNET = tiny("mnist", conv_channels=4, primary_types=1, decoder_hidden=(8,))

@@ -9,7 +9,7 @@ from training.config import RunConfig
 from training.experiments.runner import Lab, describe, networks_of, run_name
 
 CONFIG = RunConfig()
-OTHER = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=7))
+OTHER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=7))
 
 
 @pytest.fixture
@@ -121,5 +121,5 @@ def test_a_setting_names_all_that_the_quick_form_changes():
     for part in ("256 channels", "32 capsule types", "decoder of 512-1024", "batches of 128", "rate 0.001"):
         assert part in text
     assert "3 iterations of routing" in text
-    cooled = replace(CONFIG, optimiser=replace(CONFIG.optimiser, cooldown_epochs=3))
+    cooled = replace(CONFIG, optimizer=replace(CONFIG.optimizer, cooldown_epochs=3))
     assert "falls to 0 over the last 3 epochs" in describe(cooled)

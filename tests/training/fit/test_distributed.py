@@ -67,7 +67,7 @@ def test_the_log_is_that_of_one_process(runs, tmp_path):
 
 
 def test_a_run_that_two_processes_resume_is_to_the_bit_the_one_they_never_stopped(runs):
-    for file in ("model.safetensors", "raw.safetensors", "optimiser.safetensors"):
+    for file in ("model.safetensors", "raw.safetensors", "optimizer.safetensors"):
         found, expected = tensors(runs / "parts", file), tensors(runs / "whole", file)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert checkpoint.read_progress(checkpoint.newest_checkpoint(runs / "parts")).resumed

@@ -20,7 +20,7 @@ from training.config import (
     DataConfig,
     LossConfig,
     MatrixCapsNetConfig,
-    OptimiserConfig,
+    OptimizerConfig,
     RunConfig,
 )
 from training.data.batches import SingleObjects, examples
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 CONFIG = RunConfig(
     model=CapsNetConfig(conv_channels=2, primary_types=1, classes=3, class_dim=2, decoder_hidden=(4,)),
     data=DataConfig(name="drawn", validation_images=8),
-    optimiser=OptimiserConfig(batch_size=4, epochs=2, decay_steps=10),
+    optimizer=OptimizerConfig(batch_size=4, epochs=2, decay_steps=10),
 )
 
 
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
 
 def test_training_lowers_the_loss(tmp_path):
     config = replace(
-        CONFIG, optimiser=replace(CONFIG.optimiser, epochs=30, learning_rate=0.01, decay_steps=1000)
+        CONFIG, optimizer=replace(CONFIG.optimizer, epochs=30, learning_rate=0.01, decay_steps=1000)
     )
     fit(tmp_path, config)
     losses = [row["classification_loss"] for row in log(tmp_path) if row["kind"] == "train"]
@@ -151,11 +151,11 @@ def test_a_resumed_run_of_the_other_networks_has_the_weights_of_the_whole_one_to
     _, finished = fit(tmp_path / "parts", config, limits=Limits(max_minutes=1e-9))
     assert not finished
     fit(tmp_path / "parts", config)
-    for file in ("model.safetensors", "optimiser.safetensors"):
+    for file in ("model.safetensors", "optimizer.safetensors"):
         assert_same(weights(tmp_path / "parts", file), weights(tmp_path / "whole", file))
 
 
-AVERAGED = replace(CONFIG, optimiser=replace(CONFIG.optimiser, weight_average=0.5))
+AVERAGED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, ema_decay=0.5))
 
 
 def test_a_resumed_run_has_the_weights_and_the_average_of_the_whole_one_to_the_bit(tmp_path):
@@ -163,7 +163,7 @@ def test_a_resumed_run_has_the_weights_and_the_average_of_the_whole_one_to_the_b
     _, finished = fit(tmp_path / "parts", AVERAGED, limits=Limits(max_minutes=1e-9))
     assert not finished
     fit(tmp_path / "parts", AVERAGED)
-    for file in ("model.safetensors", "raw.safetensors", "optimiser.safetensors"):
+    for file in ("model.safetensors", "raw.safetensors", "optimizer.safetensors"):
         assert_same(weights(tmp_path / "parts", file), weights(tmp_path / "whole", file))
 
 
@@ -200,13 +200,13 @@ def test_what_is_validated_is_the_average_that_is_saved(tmp_path):
 
 
 def test_a_run_ends_at_the_validation_error_that_was_asked_for_and_resuming_adds_nothing(tmp_path):
-    long = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=12, learning_rate=0.01))
+    long = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=12, learning_rate=0.01))
     fit(tmp_path / "long", long)
     errors = [row["error_percent"] for row in log(tmp_path / "long") if row["kind"] == "validation"]
     enough = min(errors)
     first = errors.index(enough) + 1
     assert 1 < first < 12, "the seed gives a run that is at its best between its first and its last epoch"
-    stopped = replace(long, optimiser=replace(long.optimiser, stop_at_error_percent=enough))
+    stopped = replace(long, optimizer=replace(long.optimizer, stop_at_error_percent=enough))
     for _ in range(2):
         trainer, finished = fit(tmp_path / "stopped", stopped)
         assert finished
@@ -220,13 +220,13 @@ from pathlib import Path
 from tests.training.fit.test_loop import CONFIG, fit
 from training.loop import Limits
 from dataclasses import replace
-config = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=40))
+config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
 fit(Path(sys.argv[1]), config, Limits(checkpoint_minutes=1e-9))
 """
 
 
 def test_a_run_killed_at_a_random_step_resumes_to_the_bit(tmp_path):
-    config = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=40))
+    config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
     fit(tmp_path / "whole", config)
     killed_at = random.SystemRandom().randint(3, 60)
     process = subprocess.Popen(
@@ -345,7 +345,7 @@ def test_evaluation_does_not_depend_on_its_batches(tmp_path, monkeypatch):
 UNSHIFTED = replace(
     CONFIG,
     data=replace(CONFIG.data, max_shift_pixels=0),
-    optimiser=replace(CONFIG.optimiser, epochs=8, learning_rate=0.003, decay_steps=1000),
+    optimizer=replace(CONFIG.optimizer, epochs=8, learning_rate=0.003, decay_steps=1000),
 )
 # Of the way that training moves a tensor. Under bfloat16 on a CPU tensors end up to 0.1 of it apart, after
 # training on other images 0.37 to 1.4.
@@ -393,14 +393,14 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
         return train(step, batch, *rates)
 
     monkeypatch.setattr(Step, "__call__", watched)
-    fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_share=0.5)))
+    fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_fraction=0.5)))
     assert all(torch.equal(empty, absent) for empty, absent in seen)
     assert 0 < sum(int(empty.sum()) for empty, _ in seen) < 40, "of 2 epochs of 20 images"
 
 
 def test_a_step_is_taken_at_the_decayed_rate(tmp_path):
     trainer, _ = fit(tmp_path)
-    assert trainer.optimiser.param_groups[0]["lr"] == loop.learning_rate(CONFIG.optimiser, 9, per_epoch=5)
+    assert trainer.optimizer.param_groups[0]["lr"] == loop.learning_rate(CONFIG.optimizer, 9, per_epoch=5)
 
 
 def test_each_step_is_taken_with_its_margin_also_after_a_resume(tmp_path, monkeypatch):
@@ -449,14 +449,14 @@ def test_a_torn_last_line_of_the_log_does_not_keep_a_run_from_going_on(tmp_path)
 
 
 def with_patience(epochs, patience, learning_rate=0.01) -> RunConfig:
-    optimiser = replace(
-        CONFIG.optimiser,
+    optimizer = replace(
+        CONFIG.optimizer,
         epochs=epochs,
         patience_epochs=patience,
         learning_rate=learning_rate,
         min_learning_rate=0,
     )
-    return replace(CONFIG, optimiser=optimiser)
+    return replace(CONFIG, optimizer=optimizer)
 
 
 def test_a_run_whose_validation_gets_no_better_ends_after_so_many_epochs(tmp_path):
@@ -505,7 +505,7 @@ def test_a_run_that_ends_for_want_of_improvement_resumes_to_the_bit(tmp_path):
     while not finished:
         parts, finished = fit(tmp_path / "parts", config, Limits(max_minutes=1e-9))
     assert parts.progress.step == whole.progress.step
-    for file in ("model.safetensors", "optimiser.safetensors"):
+    for file in ("model.safetensors", "optimizer.safetensors"):
         assert_same(weights(tmp_path / "parts", file), weights(tmp_path / "whole", file))
 
 
@@ -524,5 +524,5 @@ def test_a_run_that_measures_nothing_cannot_stop_at_an_error():
         replace(
             CONFIG,
             data=replace(CONFIG.data, validation_images=0),
-            optimiser=replace(CONFIG.optimiser, stop_at_error_percent=1.0),
+            optimizer=replace(CONFIG.optimizer, stop_at_error_percent=1.0),
         )

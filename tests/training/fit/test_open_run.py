@@ -14,7 +14,7 @@ from training.fit.loop import Limits
 from training.fit.open_run import open_run
 from training.runs import checkpoint
 
-LONGER = replace(CONFIG, optimiser=replace(CONFIG.optimiser, epochs=3, cooldown_epochs=1))
+LONGER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=3, cooldown_epochs=1))
 
 
 def train(run, config=CONFIG, limits=None, **options):
@@ -33,7 +33,7 @@ def stopped(tmp_path):
 
 def test_while_another_process_trains_its_checkpoints_are_not_read(tiny_run, tmp_path, capsys):
     run = shutil.copytree(tiny_run, tmp_path / "run")
-    (checkpoint.newest_checkpoint(run) / "optimiser.safetensors").write_bytes(b"half of it")
+    (checkpoint.newest_checkpoint(run) / "optimizer.safetensors").write_bytes(b"half of it")
     with checkpoint.locked(run):
         assert status("fit", "--out", run, "--resume", "--device", "cpu") == 2
     assert f"another process is training in {run}" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_a_session_that_is_configured_otherwise_says_so(stopped):
     [note] = progress.resumed
     assert note.startswith("from step 1: ")
     assert note.endswith(
-        "configured anew: optimiser.epochs 3 (2 before), optimiser.cooldown_epochs 1 (0 before)"
+        "configured anew: optimizer.epochs 3 (2 before), optimizer.cooldown_epochs 1 (0 before)"
     )
 
 

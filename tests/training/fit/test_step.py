@@ -13,7 +13,7 @@ import torch
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import LoopedCapsules
 from tests.support.places import ROOT
-from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, OptimiserConfig, RunConfig
+from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, OptimizerConfig, RunConfig
 from training.data.batches import Batch, examples
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
@@ -174,9 +174,7 @@ class TestOnCuda:
         assert total(step(shown, RATE)) < first
 
     def test_no_step_waits_for_the_device(self, tmp_path):
-        config = RunConfig(
-            model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1, weight_average=0.9)
-        )
+        config = RunConfig(model=CONFIG, optimizer=OptimizerConfig(batch_size=4, epochs=1, ema_decay=0.9))
         checkpoint.write_config(tmp_path, config)
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)
@@ -191,7 +189,7 @@ class TestOnCuda:
 
     def test_a_resumed_run_goes_on_from_the_moments_it_left(self, tmp_path):
         """Channels-last weights meet moments that were stored in the plain order."""
-        config = RunConfig(model=CONFIG, optimiser=OptimiserConfig(batch_size=4, epochs=1))
+        config = RunConfig(model=CONFIG, optimizer=OptimizerConfig(batch_size=4, epochs=1))
         images = Images(torch.arange(28).repeat(784).view(28, 1, 28, 28).byte(), torch.arange(28) % 3)
         checkpoint.write_config(tmp_path, config)
         shown = examples(config.data, 3, images)

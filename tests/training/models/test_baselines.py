@@ -101,13 +101,13 @@ def _loss_after_training(model: BaselineCnn) -> float:
     pixels, labels = bars(48)
     present = F.one_hot(labels, 3).float()
     loss_of = softmax_loss if model.config.exclusive else sigmoid_loss
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = loss_of(model(pixels), present)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses[-1] / losses[0]
 

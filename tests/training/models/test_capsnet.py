@@ -5,7 +5,7 @@ import torch
 
 from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet, lengths
-from training.models.standardize import standardise
+from training.models.standardize import standardize_per_image
 
 TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
 
@@ -71,8 +71,8 @@ def test_the_smallest_image_has_one_primary_capsule_of_each_type(change, least):
         {"none_of_the_above": True},
         {"capsule_bias": True},
         {"primary_coupling": True},
-        {"official_initialisation": True, "capsule_bias": True, "learned_priors": True},
-        {"standardise": True},
+        {"official_initialization": True, "capsule_bias": True, "learned_priors": True},
+        {"standardize_per_image": True},
         {"decoder_hidden": ()},
         {"kernel": 5},
         {"stem": (StemConvolution(6, 5, 2), StemConvolution(5, 2)), "kernel": 4, "image_channels": 3},
@@ -114,10 +114,10 @@ def test_reconstructed_pixels_lie_between_0_and_1():
 
 
 def test_standardised_images_have_zero_mean_and_unit_variance():
-    found = standardise(0.2 + 0.1 * torch.rand(3, 2, 8, 8))
+    found = standardize_per_image(0.2 + 0.1 * torch.rand(3, 2, 8, 8))
     torch.testing.assert_close(found.mean(dim=(1, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(found.std(dim=(1, 2, 3), unbiased=False), torch.ones(3))
 
 
 def test_standardising_a_flat_image_gives_zeros():
-    torch.testing.assert_close(standardise(torch.full((1, 1, 4, 4), 0.5)), torch.zeros(1, 1, 4, 4))
+    torch.testing.assert_close(standardize_per_image(torch.full((1, 1, 4, 4), 0.5)), torch.zeros(1, 1, 4, 4))

@@ -47,7 +47,7 @@ def test_routing_logits_belong_to_one_example():
     torch.testing.assert_close(together, torch.cat([route(first), route(second)]))
 
 
-def test_routing_favours_the_upper_capsule_whose_predictions_agree():
+def test_routing_favors_the_upper_capsule_whose_predictions_agree():
     u_hat = torch.randn(1, 2, 20, 4, generator=torch.Generator().manual_seed(0))
     u_hat[:, 0] = torch.tensor([0.6, 0.6, 0.0, 0.0])  # all lower capsules predict the same
     summed = 20 * 0.72**0.5 * torch.tensor([1 / 2, 1.0])  # |s| at even coupling, and if all went to it

@@ -195,8 +195,8 @@ def test_a_child_that_no_parent_sees_belongs_to_none():
 
 def test_two_clusters_of_votes_end_in_two_parents():
     generator = torch.Generator().manual_seed(0)
-    centres = torch.tensor([-1.0, 1.0]).repeat_interleave(10)  # of twenty children
-    votes = centres[:, None] + 0.05 * torch.randn(2, 20, 16, generator=generator)
+    centers = torch.tensor([-1.0, 1.0]).repeat_interleave(10)  # of twenty children
+    votes = centers[:, None] + 0.05 * torch.randn(2, 20, 16, generator=generator)
     routing = EMRouting(2, iterations=6, constants=EMConstants(inverse_temperature=1, activation_cost=1))
     tilt = torch.tensor([0.02, -0.02])[:, None, None] * torch.ones(2, 20, 16)  # no two parents are the same
     found = routing((votes + tilt)[None, None], torch.ones(1, 1, 20), ReceptiveFields.everything(20))

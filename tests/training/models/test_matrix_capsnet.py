@@ -8,7 +8,7 @@ from training.config import (
     DataConfig,
     LossConfig,
     MatrixCapsNetConfig,
-    OptimiserConfig,
+    OptimizerConfig,
     RunConfig,
     from_dict,
     load_preset,
@@ -41,8 +41,8 @@ def test_the_presets_are_the_papers_networks_on_pictures_prepared_alike():
     large, small, cnn = map(load_preset, ("matrix-smallnorb", "matrix-smallnorb-small", "smallnorb-cnn"))
     assert (large.model, small.model) == (PAPER, SMALL)
     assert large.data == small.data == cnn.data == load_preset("smallnorb").data
-    assert cnn.model.standardise
-    assert (large.loss.classification, large.optimiser) == ("spread", small.optimiser)
+    assert cnn.model.standardize_per_image
+    assert (large.loss.classification, large.optimizer) == ("spread", small.optimizer)
 
 
 def test_capsules_lie_where_the_paper_has_them():
@@ -60,7 +60,7 @@ def test_any_size_channels_and_classes(size, channels, classes):
     assert ((probabilities >= 0) & (probabilities <= 1)).all()
 
 
-def test_the_places_of_class_capsules_children_are_the_centres_of_their_receptive_fields():
+def test_the_places_of_class_capsules_children_are_the_centers_of_their_receptive_fields():
     """A capsule sees 17 pixels: 5, then 3 every 2, then 3 every 4; the first one those from 0 to 16."""
     offsets = MatrixCapsNet(PAPER).class_caps.offsets.unflatten(0, (4, 4, -1))
     rows, columns = offsets[..., 0, 3], offsets[..., 0, 7]
@@ -71,8 +71,8 @@ def test_the_places_of_class_capsules_children_are_the_centres_of_their_receptiv
 
 
 def test_a_pixel_reaches_the_capsules_whose_receptive_field_it_lies_in_and_no_other():
-    """Which is what the places are the centres of. In one iteration no child asks its other parents."""
-    model = MatrixCapsNet(replace(TINY, standardise=False, routing_iterations=1))
+    """Which is what the places are the centers of. In one iteration no child asks its other parents."""
+    model = MatrixCapsNet(replace(TINY, standardize_per_image=False, routing_iterations=1))
     pixels = torch.rand(1, 2, 32, 32, requires_grad=True)
     capsules = model.primary_caps(torch.relu(model.conv(pixels)))
     seen = capsules
@@ -182,7 +182,7 @@ def test_it_learns_to_tell_bright_bands_with_every_loss_and_in_every_ablation(tm
         model=replace(TINY, image_size=21, conv_channels=8, decoder_hidden=(8,), **change),
         loss=LossConfig(classification=loss),
         data=DataConfig(name="toys", validation_images=10, max_shift_pixels=0),
-        optimiser=OptimiserConfig(batch_size=15, epochs=15, learning_rate=0.01, weight_decay=2e-7),
+        optimizer=OptimizerConfig(batch_size=15, epochs=15, learning_rate=0.01, weight_decay=2e-7),
     )
     checkpoint.write_config(tmp_path, config)
     trainer = Trainer(tmp_path, config, torch.device("cpu"), Progress())

@@ -10,7 +10,7 @@ CONFIG = CapsNetConfig(
     capsule_bias=True,
     learned_priors=True,
     decoder_hidden=(64, 128),
-    official_initialisation=True,
+    official_initialization=True,
 )
 CUT_STD = 0.8796  # of a normal distribution of deviation 1 that is drawn again beyond 2
 
@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_weights():
 
 def test_nothing_but_the_weights_differs_from_a_network_of_pytorchs_own():
     torch.manual_seed(0)
-    plain = CapsNet(CapsNetConfig(**{**CONFIG.__dict__, "official_initialisation": False}))
+    plain = CapsNet(CapsNetConfig(**{**CONFIG.__dict__, "official_initialization": False}))
     shapes = [
         {name: value.shape for name, value in model.state_dict().items()} for model in (plain, official())
     ]

@@ -15,18 +15,18 @@ CONFIG = RunConfig(
 
 
 def trained_once(run):
-    """A model and its optimiser after one step."""
+    """A model and its optimizer after one step."""
     checkpoint.write_config(run, CONFIG)
     model = CapsNet(CONFIG.model)
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(2, 1, 28, 28)).sum().backward()
-    optimiser.step()
-    return model, optimiser
+    optimizer.step()
+    return model, optimizer
 
 
 def test_weights_and_json_rebuild_the_model(tmp_path):
-    model, optimiser = trained_once(tmp_path)
-    saved = checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
     loaded = checkpoint.load_model(tmp_path, saved, torch.device("cpu"))
     for (name, expected), (_, found) in zip(
         model.state_dict().items(), loaded.state_dict().items(), strict=True
@@ -35,19 +35,19 @@ def test_weights_and_json_rebuild_the_model(tmp_path):
 
 
 def test_adams_moments_come_back(tmp_path):
-    model, optimiser = trained_once(tmp_path)
-    saved = checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
     fresh = torch.optim.Adam(model.parameters())
-    checkpoint.load_optimiser(saved, model, fresh)
+    checkpoint.load_optimizer(saved, model, fresh)
     for parameter in model.parameters():
-        for key, value in optimiser.state[parameter].items():
+        for key, value in optimizer.state[parameter].items():
             torch.testing.assert_close(fresh.state[parameter][key], value, rtol=0, atol=0)
 
 
 def test_the_newest_two_and_the_best_are_kept(tmp_path):
-    model, optimiser = trained_once(tmp_path)
+    model, optimizer = trained_once(tmp_path)
     for step in (10, 20, 30, 40):
-        checkpoint.save(tmp_path, model, optimiser, Progress(step=step, best_step=10, best_error_percent=1.0))
+        checkpoint.save(tmp_path, model, optimizer, Progress(step=step, best_step=10, best_error_percent=1.0))
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
         "step-00000010",
         "step-00000030",
@@ -57,31 +57,41 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
 
 
 def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):
-    model, optimiser = trained_once(tmp_path)
-    checkpoint.save(tmp_path, model, optimiser, Progress(step=1))
+    model, optimizer = trained_once(tmp_path)
+    checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
 
     def full_disk(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(checkpoint, "write_atomically", full_disk)
     with pytest.raises(OSError, match="no space"):
-        checkpoint.save(tmp_path, model, optimiser, Progress(step=2))
+        checkpoint.save(tmp_path, model, optimizer, Progress(step=2))
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000001"]
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
-    model, optimiser = trained_once(tmp_path)
+    model, optimizer = trained_once(tmp_path)
     with torch.no_grad():
         model.conv1.weight[0, 0, 0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"not finite at step 7: conv1\.weight"):
-        checkpoint.save(tmp_path, model, optimiser, Progress(step=7))
+        checkpoint.save(tmp_path, model, optimizer, Progress(step=7))
     assert checkpoint.checkpoints(tmp_path) == []
 
 
+def test_the_optimizers_file_is_read_under_its_earlier_name(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    (saved / "optimizer.safetensors").rename(saved / "optimiser.safetensors")
+    again = torch.optim.Adam(model.parameters())
+    checkpoint.load_optimizer(saved, model, again)
+    for parameter in model.parameters():
+        torch.testing.assert_close(again.state[parameter], optimizer.state[parameter])
+
+
 def test_progress_survives_json(tmp_path):
-    model, optimiser = trained_once(tmp_path)
+    model, optimizer = trained_once(tmp_path)
     progress = Progress(step=3, epochs=0.5, best_step=2, best_error_percent=1.25, hardware="a CPU")
-    saved = checkpoint.save(tmp_path, model, optimiser, progress)
+    saved = checkpoint.save(tmp_path, model, optimizer, progress)
     assert checkpoint.read_progress(saved) == progress
 
 

@@ -59,7 +59,7 @@ def test_the_weights_are_those_of_the_run_that_was_exported(trained_bundle, tiny
     [
         {"decoder_hidden": ()},
         {"learned_priors": True},
-        {"none_of_the_above": True, "standardise": True, "capsule_bias": True},
+        {"none_of_the_above": True, "standardize_per_image": True, "capsule_bias": True},
         {"stem": (StemConvolution(3, 5, 2),), "kernel": 3},
     ],
 )

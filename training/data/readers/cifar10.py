@@ -121,7 +121,7 @@ def _parse_pickle(path: Path, content: bytes) -> Split:
 
 
 def _split(path: Path, pictures: NDArray[np.uint8], labels: NDArray[np.int64]) -> Split:
-    """Pictures [N, 3072], colour by colour, as [N, 32, 32, 3]."""
+    """Pictures [N, 3072], color by color, as [N, 32, 32, 3]."""
     refuse_outside(path, "label", labels, 0, len(CLASS_NAMES) - 1)
     images = pictures.reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1)
     return Split(np.ascontiguousarray(images), labels)

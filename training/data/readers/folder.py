@@ -4,7 +4,7 @@
     pictures/cat/2.png
     pictures/dog/a.webp
 
-The folders' names are the classes. Pictures may be of any size, grey or colour, in any format that the
+The folders' names are the classes. Pictures may be of any size, gray or color, in any format that the
 service reads; they become a network's input as a picture that is sent to the service does. Hidden files are
 passed over. Anything else is refused with its name, damaged pictures all together, because a picture that
 silently is not learned from is harder to find than an error.
@@ -50,7 +50,7 @@ def read_folder(
         split: which pictures.
         class_names: the folders that must be there, in the order of the labels.
         size: height and width that the pictures are brought to.
-        channels: 1 makes them grey, 3 RGB.
+        channels: 1 makes them gray, 3 RGB.
 
     Returns:
         Images [N, size, size, channels], class by class, and labels that count the class names.
@@ -123,7 +123,7 @@ def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunCon
 
 
 def channels_of(folder: Path) -> Literal[1, 3]:
-    """How many channels a network needs for these pictures: 1 if all are grey, however stored, else 3.
+    """How many channels a network needs for these pictures: 1 if all are gray, however stored, else 3.
 
     Every picture is read, so that a damaged one is found before anything is trained.
 
@@ -131,8 +131,8 @@ def channels_of(folder: Path) -> Literal[1, 3]:
         FileNotFoundError, ValueError: as `read_folder`.
     """
     paths = (path for paths in _pictures(folder).values() for path in paths)
-    are_grey = [_is_grey(picture) for picture in _read(paths)]  # all of them, even after one in colour
-    return 1 if all(are_grey) else 3
+    are_gray = [_is_gray(picture) for picture in _read(paths)]  # all of them, even after one in color
+    return 1 if all(are_gray) else 3
 
 
 def configure(preset: RunConfig, folder: Path) -> RunConfig:
@@ -237,8 +237,8 @@ def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
         raise ValueError("; ".join(wrong[:MOST_NAMED]) + more)
 
 
-def _is_grey(picture: Image.Image) -> bool:
-    """Whether a picture, L or RGB, has no colour."""
+def _is_gray(picture: Image.Image) -> bool:
+    """Whether a picture, L or RGB, has no color."""
     if picture.mode == "L":
         return True
     red, green, blue = picture.split()

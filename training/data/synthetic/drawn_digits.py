@@ -1,4 +1,4 @@
-"""Digits drawn from pen strokes: a stand-in for MNIST that needs no download and no licence.
+"""Digits drawn from pen strokes: a stand-in for MNIST that needs no download and no license.
 
 A digit is a few strokes, a stroke a few smooth pieces that meet at corners, a piece a spline through a
 handful of points in the unit square (x to the right, y down). A `Hand` says how somebody writes: which
@@ -17,7 +17,7 @@ Piece = tuple[tuple[float, float], ...]
 
 POINT_SPACING = 0.02  # of the unit square; 0.4 pixels in a digit of 20 pixels
 BOX = 20 / 28  # MNIST fits the ink's box into 20 of 28 pixels
-CENTRE = 14.5 / 28  # and puts its centre of mass on the middle of pixel 14
+CENTER = 14.5 / 28  # and puts its center of mass on the middle of pixel 14
 THICKNESS = (2.0, 3.6)  # stroke width in a frame of 28 pixels, about MNIST's range
 
 # Every digit has several forms; a form is a list of strokes, a stroke a list of pieces.
@@ -276,7 +276,7 @@ def draw_strokes(digit: int, hand: Hand, rng: np.random.Generator) -> list[Strok
 
 
 def draw_digits(labels: NDArray[np.integer], rng: np.random.Generator, size: int = 28) -> NDArray[np.uint8]:
-    """Draw digits as MNIST shows them: light ink on black, fitted into 20/28 of the frame, centred by mass.
+    """Draw digits as MNIST shows them: light ink on black, fitted into 20/28 of the frame, centered by mass.
 
     Args:
         labels: the digits to draw, integers [N], each 0 to 9.
@@ -326,11 +326,11 @@ def _written(
 def _ink(points: Stroke, thickness: float, size: int) -> NDArray[np.uint8]:
     """Ink evenly spaced points with a round pen; thickness in pixels. uint8 [size, size]."""
     pixels = points * (BOX * size - thickness) / np.ptp(points, axis=0).max()
-    pixels += CENTRE * size - pixels.mean(axis=0)
+    pixels += CENTER * size - pixels.mean(axis=0)
     first = _coverage(pixels, thickness, size)  # ink on ink weighs nothing: weigh it, move it, draw again
     middles = np.arange(size) + 0.5
-    centre = np.array([first.sum(axis=0) @ middles, first.sum(axis=1) @ middles]) / first.sum()
-    coverage = _coverage(pixels + CENTRE * size - centre, thickness, size)
+    center = np.array([first.sum(axis=0) @ middles, first.sum(axis=1) @ middles]) / first.sum()
+    coverage = _coverage(pixels + CENTER * size - center, thickness, size)
     return np.asarray(np.rint(coverage * 255), np.uint8)
 
 

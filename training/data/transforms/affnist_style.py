@@ -6,7 +6,7 @@ turned, sheared and scaled as well. What is made here follows the description of
 different names, and results on one are none on the other.
 """
 
-# N images, B batch, C channels, H and W height and width; positions are (x, y) from the centre, in pixels
+# N images, B batch, C channels, H and W height and width; positions are (x, y) from the center, in pixels
 
 import math
 from collections.abc import Iterator
@@ -123,12 +123,12 @@ def offsets_within(pixels: Tensor, maps: Tensor, where: Tensor, frame: int) -> T
 
     Returns:
         Translations after the map, [B, 2], pixels. Ink that is too large for the frame is put in its middle,
-        and so is the centre of an image without ink.
+        and so is the center of an image without ink.
     """
-    points = _centres(pixels.shape[2], pixels.shape[3], pixels.device)  # [2, H W]
+    points = _centers(pixels.shape[2], pixels.shape[3], pixels.device)  # [2, H W]
     moved = maps @ points  # [B, 2, H W]
     ink = pixels.amax(dim=1).flatten(1).unsqueeze(1) > 0  # [B, 1, H W]
-    # Interpolated, a pixel of ink reaches as far as the centres of its neighbours.
+    # Interpolated, a pixel of ink reaches as far as the centers of its neighbors.
     reach = maps.abs().sum(dim=2)  # [B, 2]
     low = torch.where(ink, moved, math.inf).amin(dim=2) - reach
     high = torch.where(ink, moved, -math.inf).amax(dim=2) + reach
@@ -151,15 +151,15 @@ def transform(pixels: Tensor, maps: Tensor, offsets: Tensor, frame: int) -> Tens
     """
     height, width = pixels.shape[2:]
     back = torch.linalg.inv(maps)  # for a place in the frame it says where to look in the image
-    source = back @ (_centres(frame, frame, pixels.device) - offsets.unsqueeze(2))  # [B, 2, frame^2]
+    source = back @ (_centers(frame, frame, pixels.device) - offsets.unsqueeze(2))  # [B, 2, frame^2]
     half = torch.tensor([width / 2, height / 2], device=pixels.device)
     grid = (source.transpose(1, 2) / half).unflatten(1, (frame, frame))  # -1 to 1 from edge to edge
     moved = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return moved.round().to(torch.uint8)
 
 
-def _centres(height: int, width: int, device: torch.device) -> Tensor:
-    """Centres of the pixels, row by row, seen from the centre of the image: float32 [2, H W]."""
+def _centers(height: int, width: int, device: torch.device) -> Tensor:
+    """Centers of the pixels, row by row, seen from the center of the image: float32 [2, H W]."""
     y = torch.arange(height, device=device) - (height - 1) / 2
     x = torch.arange(width, device=device) - (width - 1) / 2
     rows, columns = torch.meshgrid(y, x, indexing="ij")

@@ -60,7 +60,7 @@ def random_crop(images: Tensor, size: int, draws: Draws) -> Tensor:
     return _windows(images, torch.stack([top, left]), size, size)
 
 
-def centre_crop(images: Tensor, size: int) -> Tensor:
+def center_crop(images: Tensor, size: int) -> Tensor:
     """Take the square window in the middle of each image; what is over by an odd number is cut lower right.
 
     Args:

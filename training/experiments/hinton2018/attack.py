@@ -392,9 +392,9 @@ whose unit is loss per whole range of a pixel. The paper's figure 3 has curves a
 
 
 PANELS = ((False, False), (False, True), (True, False), (True, True))  # targeted, black box
-COLOURS = {MATRIX: figure.OURS, CAPSNET: "#3a9a6b", CNN: figure.OTHER, OTHER_CNN: "#8a4a9e"}
+COLORS = {MATRIX: figure.OURS, CAPSNET: "#3a9a6b", CNN: figure.OTHER, OTHER_CNN: "#8a4a9e"}
 LINES = {FGSM: "-", BIM: "--"}
-RIGHT, WRONG = "#7dff8a", "#ff7d7d"  # answers, on grey
+RIGHT, WRONG = "#7dff8a", "#ff7d7d"  # answers, on gray
 
 
 def draw(rows: list[Row], file: Path) -> None:
@@ -434,7 +434,7 @@ def _draw_panel(axis: Any, made: list[Row], start: dict[str, float], black: bool
                 continue
             percent = [chance if row["targeted"] else start[victim], *row["percent"][victim]]
             line, label = LINES[row["attack"]], f"{victim}, {row['attack']}"
-            axis.plot(epsilons, percent, line, color=COLOURS[victim], label=label)
+            axis.plot(epsilons, percent, line, color=COLORS[victim], label=label)
     axis.axhline(chance, color=figure.PAPER, linewidth=0.8, linestyle=":", label="chance")
     axis.set_xscale("symlog", linthresh=epsilons[1], linscale=0.4)
     axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
@@ -462,6 +462,6 @@ def _draw_strips(axis: Any, folder: Path, made: list[Row]) -> None:
     axis.xaxis.tick_top()
     for n, row in enumerate(made):
         for c, answer in enumerate(row["answers"]):
-            colour = RIGHT if answer == row["label"] else WRONG
+            color = RIGHT if answer == row["label"] else WRONG
             paper = {"facecolor": "black", "linewidth": 0, "pad": 1}
-            axis.text(width * c, height * (n + 1) - 2, answer, fontsize=6, color=colour, bbox=paper)
+            axis.text(width * c, height * (n + 1) - 2, answer, fontsize=6, color=color, bbox=paper)

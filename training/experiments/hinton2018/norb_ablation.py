@@ -124,7 +124,7 @@ TEXT = f"""In matrix capsules all but what a line names is as in "{FULL_NETWORK}
 spread loss, coordinate addition, activations by eq. 2. The paper's text gives the errors of
 {", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, stand in its table 1, are quoted from memory,
 and have not been checked against it. On {TOYS} every line takes lambda from a preset in which it was chosen
-for 2 iterations, which may favour these. Lambda grows with the iterations (1 - 0.95^t of its limit in the
+for 2 iterations, which may favor these. Lambda grows with the iterations (1 - 0.95^t of its limit in the
 t-th), so that more of them also end with a larger one.
 """
 

@@ -2,7 +2,7 @@
 
 Networks are trained on a third of the azimuths, or of the elevations. By the paper's rule they are matched:
 the CNN is trained first, and the capsules are stopped as soon as they are as good as it is under these
-familiar viewpoints, so that what is left between them is how they generalise. What is looked at for that,
+familiar viewpoints, so that what is left between them is how they generalize. What is looked at for that,
 during training, is other toys than those trained on, those of the test set, but under familiar viewpoints
 alone: the paper matches "on the third of the test set that used the training viewpoints". Pictures from novel
 viewpoints have no part in it. Networks are measured as training left them: to choose an epoch by its error on
@@ -64,8 +64,8 @@ class Plan:
 
 def lasting(config: RunConfig, epochs: int) -> RunConfig:
     """A run of so many epochs, whose rate falls to 0 over the last half of them."""
-    optimiser = replace(config.optimiser, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
-    return replace(config, optimiser=optimiser)
+    optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
+    return replace(config, optimizer=optimizer)
 
 
 def matched_on_all(config: RunConfig) -> RunConfig:
@@ -105,7 +105,7 @@ def knowing(config: RunConfig, along: Along) -> RunConfig:
 
 def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
     """A run that ends as soon as its error under familiar viewpoints is at most so much."""
-    return replace(config, optimiser=replace(config.optimiser, stop_at_error_percent=error_percent))
+    return replace(config, optimizer=replace(config.optimizer, stop_at_error_percent=error_percent))
 
 
 def run(lab: Lab, plan: Plan) -> None:
@@ -168,7 +168,7 @@ def _measure(lab: Lab, config: RunConfig, plan: Plan) -> Row:
         "error_percent_at": [100 * wrong[seen_from == angle].mean() for angle in every],
         "validation_error_percent": matched_by.error_percent,
         "validation_images": matched_by.images,
-        "asked_error_percent": config.optimiser.stop_at_error_percent,
+        "asked_error_percent": config.optimizer.stop_at_error_percent,
         "epochs": trained.progress.epochs,
         **trained.origin,
     }
@@ -308,11 +308,11 @@ SHADE = "#d0d8d0"
 def _draw_on(axis: Any, data: str, along: Along, rows: list[Row]) -> None:
     pairs = _matched(rows, along)
     of_cnns, of_capsules = [pair.cnn for pair in pairs], [pair.capsules for pair in pairs]
-    for colour, of_seeds in ((figure.OTHER, of_cnns), (figure.OURS, of_capsules)):
+    for color, of_seeds in ((figure.OTHER, of_cnns), (figure.OURS, of_capsules)):
         for row in of_seeds:
             places = [_place(angle) for angle in row["degrees"]]
             errors = np.array(row["error_percent_at"])[np.argsort(places)]
-            axis.plot(sorted(places), errors, "o-", color=colour, markersize=3)
+            axis.plot(sorted(places), errors, "o-", color=color, markersize=3)
     known = [_place(angle) for angle in FAMILIAR_DEGREES[along]]
     half = 10 if along == "azimuth" else 2.5  # of the step between two viewpoints
     axis.axvspan(min(known) - half, max(known) + half, color=SHADE, zorder=0)

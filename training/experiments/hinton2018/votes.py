@@ -37,7 +37,7 @@ PAPERS_FAILURE = ("airplane", "car")  # label and answer of its third
 BINS, ZOOMED_BINS = 40, 20
 DISTANCE = "distance to the capsule's mean"
 RIGHT, WRONG = figure.OURS, figure.OTHER
-COLOURS = ("#1f6fb4", "#d9772b", "#3a9a6b", "#8a4a9e", "#8c6d46")  # of the classes
+COLORS = ("#1f6fb4", "#d9772b", "#3a9a6b", "#8a4a9e", "#8c6d46")  # of the classes
 Array = NDArray[np.float64]
 
 
@@ -208,13 +208,13 @@ def _examples(lab: Lab, model: MatrixCapsNet, images: Examples, index: list[int]
                 "label": names[int(labels[b])],
                 "answers": [names[answer] for answer in votes.probabilities[:, b].argmax(dim=1).tolist()],
                 "zoomed": [[histogram(d, a, edges).tolist() for d, a in each] for each in weighted],
-                "picture": lab.keep(f"{images.config.name}-{number}", _grey(batch.pixels[b, 0])),
+                "picture": lab.keep(f"{images.config.name}-{number}", _gray(batch.pixels[b, 0])),
             }
         )
     return rows
 
 
-def _grey(pixels: Tensor) -> NDArray[np.uint8]:
+def _gray(pixels: Tensor) -> NDArray[np.uint8]:
     return (255 * pixels).round().byte().cpu().numpy()
 
 
@@ -285,8 +285,8 @@ def _draw_complete(axis: Any, row: Row, t: int) -> None:
     """Votes for the right class and for a wrong one, at all distances."""
     edges = complete_edges(row["zoom"])
     edges[0], edges[-1] = edges[1] ** 2 / edges[2], edges[-2] ** 2 / edges[-3]  # as wide as the others
-    for shares, colour, name in zip(row["complete"][t], (RIGHT, WRONG), ("right", "each wrong"), strict=True):
-        axis.stairs(100 * np.array(shares), edges, color=colour, label=f"{name} class")
+    for shares, color, name in zip(row["complete"][t], (RIGHT, WRONG), ("right", "each wrong"), strict=True):
+        axis.stairs(100 * np.array(shares), edges, color=color, label=f"{name} class")
     axis.axvline(row["zoom"], color=figure.PAPER, linewidth=0.8, linestyle=":", label="zoom below")
     axis.set_xscale("log")
     axis.set_ylim(0, 105 * np.max(row["complete"]))
@@ -299,9 +299,9 @@ def _draw_complete(axis: Any, row: Row, t: int) -> None:
 def _draw_example(axis: Any, folder: Path, row: Row, example: Row, t: int) -> None:
     """Votes for each class by one image, and what it is taken for by now."""
     names = FACTS[row["data"]].class_names
-    for votes, name, colour in zip(example["zoomed"][t], names, COLOURS, strict=True):
+    for votes, name, color in zip(example["zoomed"][t], names, COLORS, strict=True):
         width = 2.2 if name == example["label"] else 1
-        axis.stairs(votes, zoomed_edges(row["zoom"]), color=colour, linewidth=width, label=name)
+        axis.stairs(votes, zoomed_edges(row["zoom"]), color=color, linewidth=width, label=name)
     axis.set_ylim(0, 1.05 * np.max(example["zoomed"]))
     axis.set_title(f"{example['label']}, taken for {example['answers'][t]}")
     axis.set_xlabel(DISTANCE)

@@ -42,19 +42,19 @@ class Plan:
         networks: CapsNet and the CNN, each to be stopped at the same validation error.
         seeds: of each network.
         versions: of each test digit in the sets that are made.
-        affnist_share: one of so many images of affNIST is measured on.
+        affnist_stride: one of so many images of affNIST is measured on.
     """
 
     networks: dict[str, RunConfig]
     seeds: tuple[int, ...]
     versions: int
-    affnist_share: int
+    affnist_stride: int
 
 
 def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
     """A run that ends as soon as its validation error is at most so much, its rate not lowered at the end."""
-    optimiser = replace(config.optimiser, stop_at_error_percent=error_percent, cooldown_epochs=0)
-    return replace(config, optimiser=optimiser)
+    optimizer = replace(config.optimizer, stop_at_error_percent=error_percent, cooldown_epochs=0)
+    return replace(config, optimizer=optimizer)
 
 
 QUICK_STOP = 8.0  # percent
@@ -63,7 +63,7 @@ FULL = Plan(
     {CAPSNET: load_preset("affnist"), CNN: load_preset("affnist-cnn")},  # which are stopped at the same error
     seeds=(0, 1, 2),
     versions=PAPERS_VERSIONS,
-    affnist_share=1,
+    affnist_stride=1,
 )
 QUICK = Plan(
     {
@@ -72,7 +72,7 @@ QUICK = Plan(
     },
     seeds=(0,),
     versions=1,
-    affnist_share=31,  # 32 are the versions of a digit: every 32nd image might be of few digits
+    affnist_stride=31,  # 32 are the versions of a digit: every 32nd image might be of few digits
 )
 
 
@@ -84,7 +84,7 @@ def run(lab: Lab, plan: Plan) -> None:
             for data in (SHIFTED, STYLE):
                 way = networks_of(seeded) | {"versions": plan.versions}
                 lab.measure(_key(data, method, seed), way, partial(_measure, lab, seeded, data, plan))
-            way = networks_of(seeded) | {"share": plan.affnist_share}
+            way = networks_of(seeded) | {"share": plan.affnist_stride}
             try:
                 lab.measure(_key(AFFNIST, method, seed), way, partial(_measure, lab, seeded, AFFNIST, plan))
             except MissingDataError as missing:
@@ -102,7 +102,7 @@ def _measure(lab: Lab, config: RunConfig, data: str, plan: Plan) -> Row:
         "accuracy_percent": 100 - found.error_percent,
         "images": found.images,
         "validation_error_percent": trained.progress.best_error_percent,
-        "asked_error_percent": config.optimiser.stop_at_error_percent,
+        "asked_error_percent": config.optimizer.stop_at_error_percent,
         "epochs": trained.progress.epochs,
         **trained.origin,
     }
@@ -113,7 +113,7 @@ def _evaluate(lab: Lab, trained: Trained, data: str, plan: Plan) -> Evaluation:
     config, model = trained.config, trained.model
     match data:
         case "affnist" | "affnist-style":
-            share = plan.affnist_share
+            share = plan.affnist_stride
             return evaluate_transformed(model, config, data, lab.root, lab.device, plan.versions, share)
         case _:
             return evaluate(model, lab.evaluation_examples(config), config.loss, plan.versions)
@@ -205,17 +205,17 @@ def _reached(row: Row) -> bool:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Accuracy of every seed of both networks on each set, beside the paper's."""
-    colours = {CAPSNET: figure.OURS, CNN: figure.OTHER}
-    lines = [(data, method) for data in NAMES for method in colours]
+    colors = {CAPSNET: figure.OURS, CNN: figure.OTHER}
+    lines = [(data, method) for data in NAMES for method in colors]
     with figure.saved(file) as [axis]:
         for height, (data, method) in enumerate(reversed(lines)):
             ours = accuracies(rows, data, method)
-            axis.plot(ours, [height] * len(ours), "o", color=colours[method])
+            axis.plot(ours, [height] * len(ours), "o", color=colors[method])
             if paper := PAPER.get((data, method)):
                 axis.plot([paper], [height], "|", color=figure.PAPER, markersize=18)
         axis.set_yticks(range(len(lines)), [f"{NAMES[data]}, {method}" for data, method in reversed(lines)])
         axis.set_ylim(-0.6, len(lines) - 0.4)
         axis.set_xlim(right=101)
         axis.set_xlabel("test accuracy, %")
-        entries = {f"{method}, each seed": ("o", colour) for method, colour in colours.items()}
+        entries = {f"{method}, each seed": ("o", color) for method, color in colors.items()}
         figure.legend(axis, entries | {"paper": ("|", figure.PAPER)})

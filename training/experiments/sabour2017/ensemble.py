@@ -151,36 +151,36 @@ def _said(rows: list[Row], paper: Published) -> str:
 
 def draw(rows: list[Row], file: Path, paper: Published) -> None:
     """Error by the number of networks, and by class."""
-    colours = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
+    colors = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
     with figure.saved(file, columns=2) as (together, by_class):
-        for data, colour in colours.items():
-            _draw_together(together, _errors(rows, data), colour)
-            _draw_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], colour)
+        for data, color in colors.items():
+            _draw_together(together, _errors(rows, data), color)
+            _draw_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], color)
         together.plot(
             [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
         )
-        most = max([paper.networks, *(max(_errors(rows, data)) for data in colours)])
+        most = max([paper.networks, *(max(_errors(rows, data)) for data in colors)])
         together.set(xlim=(0.5, most + 0.5), xlabel="networks together", ylabel="test error, %")
         together.set_xticks(range(1, most + 1))
         together.set_ylim(bottom=0)
-        entries = {data: ("o", colour) for data, colour in colours.items()}
+        entries = {data: ("o", color) for data, color in colors.items()}
         figure.legend(together, entries | {f"paper, {paper.data}": ("_", figure.PAPER)})
 
 
-def _draw_together(axis: Any, errors: dict[int, list[float]], colour: str) -> None:
+def _draw_together(axis: Any, errors: dict[int, list[float]], color: str) -> None:
     """A dot for every choice of networks, a line through the means."""
     for networks, found in errors.items():
-        axis.plot([networks] * len(found), found, "o", color=colour, alpha=0.4, markersize=4)
-    axis.plot(list(errors), [mean(found) for found in errors.values()], color=colour)
+        axis.plot([networks] * len(found), found, "o", color=color, alpha=0.4, markersize=4)
+    axis.plot(list(errors), [mean(found) for found in errors.values()], color=color)
 
 
-def _draw_classes(axis: Any, rows: list[Row], colour: str) -> None:
+def _draw_classes(axis: Any, rows: list[Row], color: str) -> None:
     """A dot for every network, a bar for the mean of a class."""
     names = FACTS[rows[0]["data"]].class_names
     errors = list(zip(*(row["class_error_percent"] for row in rows), strict=True))
-    axis.barh(range(len(names)), [mean(found) for found in errors], color=colour, alpha=0.3)
+    axis.barh(range(len(names)), [mean(found) for found in errors], color=color, alpha=0.3)
     for place, found in enumerate(errors):
-        axis.plot(found, [place] * len(found), "o", color=colour, markersize=3)
+        axis.plot(found, [place] * len(found), "o", color=color, markersize=3)
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")

@@ -230,12 +230,12 @@ def draw(rows: list[Row], file: Path) -> None:
     for block in range(BLOCKS):
         some = list(islice(zip(pictures, row["columns"], strict=True), block * width, (block + 1) * width))
         grid.append([shown[0] if texts else None for shown, texts in some])
-        grid.append([coloured(shown[1:]) if texts else None for shown, texts in some])
+        grid.append([colored(shown[1:]) if texts else None for shown, texts in some])
         captions += [[texts[line] if texts else "" for _, texts in some] for line in (0, 1)]
     titles = [TITLES[kind] for kind in COLUMNS]
     figure.save_grid(file, grid, ["input", "drawn"] * BLOCKS, titles, captions)
 
 
-def coloured(apart: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two grey pictures [2, H, W] over each other, the first in red, the second in green: [H, W, 3]."""
+def colored(apart: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Two gray pictures [2, H, W] over each other, the first in red, the second in green: [H, W, 3]."""
     return np.stack([apart[0], apart[1], np.zeros_like(apart[0])], axis=-1)

@@ -126,7 +126,7 @@ def properties(pictures: Tensor) -> Tensor:
     Returns:
         PROPERTIES, [..., P]: ink, the sum of all pixels; width and height, two standard deviations of the
         ink's place to both sides, pixels; slant, by how many pixels it moves to the right for each pixel
-        upwards; x to the right and y downwards, its centre, pixels.
+        upwards; x to the right and y downwards, its center, pixels.
     """
     pictures = pictures.double()
     ink = pictures.sum(dim=(-2, -1))
@@ -153,7 +153,7 @@ def report(rows: list[Row]) -> str:
 In brackets the dimension that changes the property most, and before it by how much, on its way from
 {-REACH} to {REACH}; 1 is the standard deviation over test images of that digit, moved about as in training.
 Ink is the sum of all pixels, width and height are those of the ink, slant is to the right, x and y are its
-centre. Mean over at least {images} test images of each digit, drawn from the capsule of their label. The
+center. Mean over at least {images} test images of each digit, drawn from the capsule of their label. The
 figure shows the image of which the network is surest, and beside each dimension what it changes most.
 
 The paper shows six dimensions by example, named by eye, and has no numbers. It found that one dimension of

@@ -54,7 +54,7 @@ class Plan:
 
 def _steady(config: RunConfig, epochs: int) -> RunConfig:
     """For so many epochs, without a cooldown."""
-    return replace(config, optimiser=replace(config.optimiser, epochs=epochs, cooldown_epochs=0))
+    return replace(config, optimizer=replace(config.optimizer, epochs=epochs, cooldown_epochs=0))
 
 
 FULL = Plan(
@@ -110,7 +110,7 @@ def stage(lab: Lab, config: RunConfig, epochs: int) -> Trained:
         ValueError: the run has been trained for longer than that.
         KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
     """
-    assert config.optimiser.cooldown_epochs == 0, "the rate would depend on where the training ends"
+    assert config.optimizer.cooldown_epochs == 0, "the rate would depend on where the training ends"
     run = lab.out / "stages" / run_name(config)
     with open_run(run, _steady(config, max(epochs, 1)), lab.device) as trainer:
         if trainer.progress.epochs > epochs:
@@ -167,7 +167,7 @@ def _measure_losses(lab: Lab, config: RunConfig) -> Row:
     size = -(-len(rows) // LOSS_POINTS)
     points = [rows[i : i + size] for i in range(0, len(rows), size)]
     return {
-        "batch_size": config.optimiser.batch_size,
+        "batch_size": config.optimizer.batch_size,
         "at_step": [point[-1]["step"] for point in points],
         "loss": [mean(row["loss"] for row in point) for point in points],
         **trained.origin,
@@ -293,10 +293,10 @@ def _draw_training(axis: Any, stages: list[Row], name: str, label: str) -> None:
     """A line for each iteration, over the stages of training."""
     epochs = [row["epoch"] for row in stages]
     count = len(stages[0][name])
-    colours = mpl.colormaps["viridis"].resampled(ITERATIONS)
+    colors = mpl.colormaps["viridis"].resampled(ITERATIONS)
     for i, iteration in enumerate(range(ITERATIONS - count + 1, ITERATIONS + 1)):
-        values, colour = [row[name][i] for row in stages], colours(iteration - 1)
-        axis.plot(epochs, values, "o-", color=colour, markersize=3, label=str(iteration))
+        values, color = [row[name][i] for row in stages], colors(iteration - 1)
+        axis.plot(epochs, values, "o-", color=color, markersize=3, label=str(iteration))
     axis.set_xlabel("epochs of training")
     axis.set_ylabel(label)
     axis.legend(title="iteration", fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -317,9 +317,9 @@ def _draw_end(axis: Any, last: Row) -> None:
 
 def _draw_losses(axis: Any, losses: dict[int, Row]) -> None:
     """Training loss over the steps."""
-    colours = {1: figure.OTHER, 3: figure.OURS}
+    colors = {1: figure.OTHER, 3: figure.OURS}
     for iterations, row in losses.items():
-        axis.plot(row["at_step"], row["loss"], color=colours[iterations], label=_iterations(iterations))
+        axis.plot(row["at_step"], row["loss"], color=colors[iterations], label=_iterations(iterations))
         axis.set_xlabel(f"steps of {row['batch_size']} images of {row['data']}")
     axis.set_ylabel("training loss")
     if losses:

@@ -1,7 +1,7 @@
 """Error by the number of training examples, CapsNet and baseline CNN, on MNIST.
 
 Sec. 8 of Sabour et al. 2017 hopes that capsules avoid the CNN's need for exponentially more training images;
-the paper does not measure it. Here networks of both kinds take the same number of optimiser steps whatever
+the paper does not measure it. Here networks of both kinds take the same number of optimizer steps whatever
 they are trained on, so that nothing but the images differs.
 """
 
@@ -46,8 +46,8 @@ def repeated(config: RunConfig, epoch_images: int, epochs: int) -> RunConfig:
     Over the last half of the steps the rate falls to 0, so that the last weights are as good as any.
     """
     data = replace(config.data, epoch_images=epoch_images)
-    optimiser = replace(config.optimiser, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
-    return replace(config, data=data, optimiser=optimiser)
+    optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
+    return replace(config, data=data, optimizer=optimizer)
 
 
 def halved(config: RunConfig) -> RunConfig:
@@ -90,13 +90,13 @@ def run(lab: Lab, plan: Plan) -> None:
 
 
 def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
-    """Measure the last weights: to choose the best ones takes more labelled images than were trained on."""
+    """Measure the last weights: to choose the best ones takes more labeled images than were trained on."""
     trained = lab.trained_to_the_end(config)
     found = evaluate(trained.model, lab.evaluation_examples(config, test_images), config.loss)
     return {
         "error_percent": found.error_percent,
         "images": found.images,
-        "batch": config.optimiser.batch_size,
+        "batch": config.optimizer.batch_size,
         **trained.origin,
     }
 
@@ -158,12 +158,12 @@ def _verdict(differences: list[float]) -> str:
 def draw(rows: list[Row], file: Path) -> None:
     """Error of both networks by the number of images: each seed, and the mean."""
     with figure.saved(file) as (axis,):
-        for method, colour in ((CAPSNET, figure.OURS), (CNN, figure.OTHER)):
+        for method, color in ((CAPSNET, figure.OURS), (CNN, figure.OTHER)):
             errors = {images: _errors(rows, method, images) for images in _sizes(rows)}
             errors = {images: found for images, found in errors.items() if found}
             for images, found in errors.items():
-                axis.plot([images] * len(found), found, "o", color=colour, alpha=0.4, markersize=4)
-            axis.plot(list(errors), [mean(found) for found in errors.values()], color=colour)
+                axis.plot([images] * len(found), found, "o", color=color, alpha=0.4, markersize=4)
+            axis.plot(list(errors), [mean(found) for found in errors.values()], color=color)
         axis.set(xscale="log", yscale="log", xlabel="training images", ylabel="test error on MNIST, %")
         axis.set_xticks(_sizes(rows), [f"{images:,}" for images in _sizes(rows)])
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,7 +1,7 @@
 """Section 6 of Sabour et al. 2017: pixels of overlapping digits, assigned to one, the other or both.
 
 The two longest capsules are decoded, each alone, and "any pixel with non-zero intensity" belongs to the
-digit. A sigmoid is never zero, so that has to be said more exactly: at least a grey level of 1 in 255, or
+digit. A sigmoid is never zero, so that has to be said more exactly: at least a gray level of 1 in 255, or
 above a threshold that assigns most of the pixels right on validation pairs.
 """
 
@@ -28,7 +28,7 @@ from training.experiments.sabour2017 import multimnist
 from training.loss.objective import reconstruct
 from training.models.capsnet import CapsNet, lengths
 
-GREY_LEVEL = 0.5 / 255  # what is above it is not 0 in a picture of 8 bits
+GRAY_LEVEL = 0.5 / 255  # what is above it is not 0 in a picture of 8 bits
 EVERYTHING = -1.0  # a threshold that every pixel is above: what no segmentation at all comes to
 THRESHOLDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)  # of 1, white
 RULES = {
@@ -37,7 +37,7 @@ RULES = {
     "everything": "every pixel to both",
 }
 SHOWN = 8  # pairs in the figure
-# Red and green as in Fig. 5, both where a pixel is in both digits; grey where it is in neither.
+# Red and green as in Fig. 5, both where a pixel is in both digits; gray where it is in neither.
 FIRST, SECOND, BOTH, NEITHER = (230, 60, 50), (60, 190, 75), (255, 225, 60), (120, 120, 120)
 
 
@@ -116,7 +116,7 @@ def _measure(lab: Lab, config: RunConfig) -> Row:
     assert validation is not None  # the threshold is chosen on it
     on_validation = measure(model, validation.to(lab.device), THRESHOLDS)
     chosen = max(THRESHOLDS, key=lambda threshold: on_validation[threshold]["right_percent"] or 0)
-    used = {"chosen": chosen, "non-zero": GREY_LEVEL, "everything": EVERYTHING}
+    used = {"chosen": chosen, "non-zero": GRAY_LEVEL, "everything": EVERYTHING}
     on_test = measure(model, test, used.values())
     first = take_apart(model, next(test.fixed(BATCH))[:SHOWN])
     return {
@@ -208,13 +208,13 @@ def _percentages(sums: Sums) -> dict[str, float | None]:
 
 def pictures(apart: Apart, threshold: float) -> NDArray[np.uint8]:
     """Input, true digits and what is assigned to them, of each pair: [B, 3, H, W, 3]."""
-    grey = (255 * apart.objects.sum(dim=1).clamp(max=1)).round().byte()  # clipped, as the image is
-    shown = [grey.unsqueeze(-1).expand(-1, -1, -1, 3), _coloured(apart.true, apart.ink)]
-    return torch.stack([*shown, _coloured(apart.assigned(threshold), apart.ink)], dim=1).cpu().numpy()
+    gray = (255 * apart.objects.sum(dim=1).clamp(max=1)).round().byte()  # clipped, as the image is
+    shown = [gray.unsqueeze(-1).expand(-1, -1, -1, 3), _colored(apart.true, apart.ink)]
+    return torch.stack([*shown, _colored(apart.assigned(threshold), apart.ink)], dim=1).cpu().numpy()
 
 
-def _coloured(belongs: Tensor, ink: Tensor) -> Tensor:
-    """To which of two digits pixels belong, bool [B, 2, H, W], as colours, uint8 [B, H, W, 3]."""
+def _colored(belongs: Tensor, ink: Tensor) -> Tensor:
+    """To which of two digits pixels belong, bool [B, 2, H, W], as colors, uint8 [B, H, W, 3]."""
     palette = torch.tensor([(0, 0, 0), NEITHER, FIRST, SECOND, BOTH], dtype=torch.uint8, device=ink.device)
     index = torch.where(ink, 1 + belongs[:, 0].int() + 2 * belongs[:, 1].int(), 0)
     return palette[index]
@@ -254,7 +254,7 @@ threshold, {thresholds} of white, is the one that assigns most pixels right on {
 pairs. The paper shows pictures and gives no number.
 
 The figure shows the first test pairs: red and green are pixels of the first and of the second digit, yellow
-those of both, grey those assigned to neither. L are the labels, P the two longest capsules.
+those of both, gray those assigned to neither. L are the labels, P the two longest capsules.
 """
 
 

@@ -225,12 +225,12 @@ def _fit(mass: Any, votes: Any, floors: Any, mean: Any, variance: Any) -> Any:
         first = ZERO
         for n in range(len(mass)):
             first += mass[n] * votes[h, n]
-        centre = first * inverse
+        center = first * inverse
         second = ZERO
         for n in range(len(mass)):
-            difference = votes[h, n] - centre
+            difference = votes[h, n] - center
             second += mass[n] * difference * difference
-        mean[h] = centre
+        mean[h] = center
         variance[h] = second * inverse + floors[1]
     return total
 
@@ -248,9 +248,9 @@ def _half_logs(variance: Any) -> Any:
 def _densities(votes: Any, mean: Any, variance: Any, joint: Any) -> None:
     """Take from each child's logarithm its vote's squared distance in deviations, halved."""
     for h in range(H):
-        centre, precision = mean[h], HALF / variance[h]
+        center, precision = mean[h], HALF / variance[h]
         for n in range(len(joint)):
-            difference = votes[h, n] - centre
+            difference = votes[h, n] - center
             joint[n] -= precision * difference * difference
 
 
@@ -312,23 +312,23 @@ def _through_gaussian(
     """Back through the M-step's mean and variance, and through the squared distances of the E-step."""
     of_weight[:] = 0
     for h in range(H):
-        centre, precision = mean[h], HALF / variance[h]
+        center, precision = mean[h], HALF / variance[h]
         through_joint = ZERO
         for n in range(len(weight)):
-            difference = votes[h, n] - centre
+            difference = votes[h, n] - center
             through_joint += of_joint[n] * difference * difference
         of_variance = precision * (2 * precision * through_joint + of_logs)
-        of_centre = of_mean[h]
+        of_center = of_mean[h]
         for n in range(len(weight)):
-            difference = votes[h, n] - centre
+            difference = votes[h, n] - center
             of_weight[n] += of_variance * difference * difference
             change = 2 * difference * (weight[n] * of_variance - of_joint[n] * precision)
             of_votes[h, n] = change
         for n in range(len(weight)):
-            of_centre -= of_votes[h, n]
+            of_center -= of_votes[h, n]
         for n in range(len(weight)):
-            of_weight[n] += of_centre * votes[h, n]
-            of_votes[h, n] += of_centre * weight[n]
+            of_weight[n] += of_center * votes[h, n]
+            of_votes[h, n] += of_center * weight[n]
 
 
 @_jit

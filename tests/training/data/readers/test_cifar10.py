@@ -48,7 +48,7 @@ def python2_pickle(value) -> bytes:
 
 
 def pictures(seed: int, count: int = PER_BATCH) -> np.ndarray:
-    """Images [N, 32, 32, 3], each with colours of its own."""
+    """Images [N, 32, 32, 3], each with colors of its own."""
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
 
 
@@ -56,12 +56,12 @@ def digits(seed: int, count: int = PER_BATCH) -> np.ndarray:
     return (np.arange(count) + 3 * seed) % 10
 
 
-def colour_by_colour(images: np.ndarray) -> np.ndarray:
+def color_by_color(images: np.ndarray) -> np.ndarray:
     return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
 def binary_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
-    return np.concatenate([labels[:, None].astype(np.uint8), colour_by_colour(images)], axis=1).tobytes()
+    return np.concatenate([labels[:, None].astype(np.uint8), color_by_color(images)], axis=1).tobytes()
 
 
 def python_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
@@ -69,7 +69,7 @@ def python_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
         {
             "batch_label": "training batch 1 of 5",
             "labels": labels.tolist(),
-            "data": colour_by_colour(images),
+            "data": color_by_color(images),
             "filenames": ["plane.png"] * len(labels),
         }
     )
@@ -116,7 +116,7 @@ def test_images_and_labels_are_those_in_the_files_in_their_order(tmp_path, form,
 
 def test_a_batch_pickled_anew_is_read_too(tmp_path):
     folder = unpacked(tmp_path / "cifar10", PYTHON)
-    again = {"data": colour_by_colour(pictures(5)), "labels": digits(5).tolist()}
+    again = {"data": color_by_color(pictures(5)), "labels": digits(5).tolist()}
     (folder / PYTHON / "test_batch").write_bytes(pickle.dumps(again, protocol=4))
     np.testing.assert_array_equal(read_split(folder, "test").images, pictures(5))
 

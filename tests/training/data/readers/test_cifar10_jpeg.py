@@ -21,7 +21,7 @@ def as_jpeg(picture: np.ndarray) -> bytes:
 
 
 def arrays(count: int = 4, shape: tuple[int, ...] = (32, 32, 3)) -> dict[str, np.ndarray]:
-    """What a sound file holds: pictures of one grey each, so that JPEG keeps them."""
+    """What a sound file holds: pictures of one gray each, so that JPEG keeps them."""
     files = [as_jpeg(np.full(shape, 40 * i, np.uint8)) for i in range(count)]
     return {
         "jpeg": np.frombuffer(b"".join(files), np.uint8),

@@ -120,7 +120,7 @@ def test_a_picture_is_read_as_the_service_reads_it(pictures, suffix):
 
 
 def test_of_a_moving_picture_the_first_frame_is_read(pictures):
-    frames = [Image.new("RGB", (24, 24), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (24, 24), color) for color in ("red", "blue")]
     for path in (pictures / "cat").iterdir():
         path.unlink()
     for index in range(2):
@@ -129,7 +129,7 @@ def test_of_a_moving_picture_the_first_frame_is_read(pictures):
     assert (read.images[read.labels == 0] == (255, 0, 0)).all()
 
 
-def test_pictures_are_grey_if_all_are_however_they_are_stored(tmp_path):
+def test_pictures_are_gray_if_all_are_however_they_are_stored(tmp_path):
     root = make_folder(tmp_path, channels=1)
     picture(1, channels=1).convert("RGB").save(root / "cat" / "rgb.png")
     picture(2, channels=1).convert("RGB").save(root / "cat" / "rgb.jpg")
@@ -139,9 +139,9 @@ def test_pictures_are_grey_if_all_are_however_they_are_stored(tmp_path):
     assert configure(load_preset("images"), root).model.image_channels == 1
 
 
-def test_one_picture_in_colour_makes_all_of_them_colour(tmp_path):
+def test_one_picture_in_color_makes_all_of_them_color(tmp_path):
     root = make_folder(tmp_path, channels=1)
-    picture(1).save(root / "dog" / "colour.png")
+    picture(1).save(root / "dog" / "color.png")
     assert channels_of(root) == 3
     assert configure(load_preset("images"), root).model.image_channels == 3
 
@@ -295,7 +295,7 @@ def test_a_preset_gets_the_folders_classes_and_whole_pictures(pictures):
     config = configure(preset, pictures)
     assert config.model.classes == 2
     assert config.model.image_size == preset.model.image_size
-    assert config.optimiser == preset.optimiser
+    assert config.optimizer == preset.optimizer
     assert (config.data.name, config.data.folder) == ("images", str(pictures))
     assert (config.data.resize_pixels, config.data.crop_pixels) == (None, None)
 

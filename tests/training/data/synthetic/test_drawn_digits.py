@@ -28,12 +28,12 @@ def test_ink_fits_into_20_of_28_pixels():
 
 
 @pytest.mark.parametrize("size", [28, 36])
-def test_ink_is_centred_by_mass_where_mnists_is(size):
+def test_ink_is_centered_by_mass_where_mnists_is(size):
     digits = samples(size=size).astype(float)
-    centres = np.arange(size) + 0.5
+    centers = np.arange(size) + 0.5
     mass = digits.sum(axis=(1, 2))
     for profile in (digits.sum(axis=1), digits.sum(axis=2)):
-        offset = (profile * centres).sum(axis=1) / mass - 14.5 / 28 * size
+        offset = (profile * centers).sum(axis=1) / mass - 14.5 / 28 * size
         assert np.abs(offset).max() < 0.2
 
 

@@ -55,8 +55,8 @@ def test_a_photographed_blank_page_gets_no_confident_answer(bundle):
 def test_a_photograph_shows_ink_darker_than_paper():
     rng = np.random.default_rng(22)
     for digit in (1, 4, 8):
-        grey = np.asarray(read_picture(photograph(digit, (800, 600), rng), MAX_PIXELS).convert("L"), float)
-        assert np.percentile(grey, 50) - grey.min() > 30
+        gray = np.asarray(read_picture(photograph(digit, (800, 600), rng), MAX_PIXELS).convert("L"), float)
+        assert np.percentile(gray, 50) - gray.min() > 30
 
 
 def test_the_same_seed_takes_the_same_photograph():

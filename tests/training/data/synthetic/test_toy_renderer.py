@@ -84,7 +84,7 @@ def test_normals_stand_upright_on_the_surface_and_point_outwards(name):
     across /= np.linalg.norm(across, axis=-1, keepdims=True)
     agreement = (across * normal[1:-1, 1:-1]).sum(-1)[inner]
     assert inner.sum() > 500
-    assert np.mean(agreement > 0.99) > 0.95  # all but where a neighbour is on another face or at the rim
+    assert np.mean(agreement > 0.99) > 0.95  # all but where a neighbor is on another face or at the rim
 
 
 @pytest.mark.parametrize("name", SOLIDS)

@@ -30,8 +30,8 @@ def together(batches) -> Images:
     return Images(torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts]))
 
 
-def centre_of_mass(pixels: torch.Tensor) -> torch.Tensor:
-    """(x, y) from the centre, pixels, [B, 2]."""
+def center_of_mass(pixels: torch.Tensor) -> torch.Tensor:
+    """(x, y) from the center, pixels, [B, 2]."""
     mass = pixels[:, 0].double()
     along = torch.arange(pixels.shape[3]).double() - (pixels.shape[3] - 1) / 2
     total = mass.sum(dim=(1, 2))
@@ -144,13 +144,13 @@ def test_a_quarter_turn_turns_x_into_y():
     assert torch.equal(found, pixels.rot90(-1, (2, 3)))  # y points down: clockwise to the eye
 
 
-def test_the_centre_of_mass_goes_where_the_map_takes_it():
+def test_the_center_of_mass_goes_where_the_map_takes_it():
     images = digits()
     maps = random_maps(40, generator())
     offsets = offsets_within(images.pixels, maps, torch.rand(40, 2, generator=generator()), 40)
     found = transform(images.pixels, maps, offsets, 40)
-    expected = (maps @ centre_of_mass(images.pixels).float().unsqueeze(2)).squeeze(2) + offsets
-    torch.testing.assert_close(centre_of_mass(found).float(), expected, atol=0.2, rtol=0)
+    expected = (maps @ center_of_mass(images.pixels).float().unsqueeze(2)).squeeze(2) + offsets
+    torch.testing.assert_close(center_of_mass(found).float(), expected, atol=0.2, rtol=0)
 
 
 def test_ink_grows_as_the_area_does():
@@ -196,7 +196,7 @@ def test_shifting_into_a_frame_never_waits_for_the_gpu():
         pytest.skip("needs a CUDA device")
     pixels = digits().pixels.cuda()
     source = Draws(torch.Generator("cuda").manual_seed(0), len(pixels))
-    shifted(pixels, source)  # the first call may allocate and synchronise
+    shifted(pixels, source)  # the first call may allocate and synchronize
     torch.cuda.set_sync_debug_mode("error")
     try:
         shifted(pixels, source)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from training.data.seeding import Draws
 from training.data.transforms.augment import (
     blank_some,
-    centre_crop,
+    center_crop,
     clamped_brightness,
     clamped_contrast,
     random_crop,
@@ -128,7 +128,7 @@ def test_augmentation_on_the_gpu_never_waits_for_it(change):
         pytest.skip("needs a CUDA device")
     images = torch.rand(16, 1, 28, 28, device="cuda")
     source = Draws(torch.Generator("cuda").manual_seed(0), len(images))
-    change(images, source)  # the first call may allocate and synchronise
+    change(images, source)  # the first call may allocate and synchronize
     torch.cuda.set_sync_debug_mode("error")
     try:
         change(images, source)
@@ -172,16 +172,16 @@ def test_all_places_of_a_crop_occur_equally_often():
     assert ((counts - repetitions).square() / repetitions).sum() < 31.3  # 11 degrees of freedom, p = 0.001
 
 
-def test_the_centre_crop_leaves_as_much_on_each_side():
+def test_the_center_crop_leaves_as_much_on_each_side():
     images = torch.arange(2 * 36 * 40).reshape(2, 1, 36, 40)
-    assert torch.equal(centre_crop(images, 24), images[:, :, 6:30, 8:32])
-    assert torch.equal(centre_crop(images, 35), images[:, :, :35, 2:37])
+    assert torch.equal(center_crop(images, 24), images[:, :, 6:30, 8:32])
+    assert torch.equal(center_crop(images, 35), images[:, :, :35, 2:37])
 
 
 def test_a_crop_of_the_whole_image_is_the_image():
     images = torch.rand(4, 3, 8, 8, generator=generator())
     assert torch.equal(random_crop(images, 8, draws(images)), images)
-    assert torch.equal(centre_crop(images, 8), images)
+    assert torch.equal(center_crop(images, 8), images)
 
 
 @pytest.mark.parametrize("size", [0, 9])
@@ -191,7 +191,7 @@ def test_a_crop_that_does_not_fit_is_refused(size):
     with pytest.raises(ValueError, match=message):
         random_crop(images, size, draws(images))
     with pytest.raises(ValueError, match=message):
-        centre_crop(images, size)
+        center_crop(images, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -205,27 +205,27 @@ def test_half_of_the_images_are_mirrored_left_to_right(dtype):
     assert 420 < int(is_mirrored.sum()) < 580
 
 
-def middle_greys(images: int = 500) -> torch.Tensor:
+def middle_grays(images: int = 500) -> torch.Tensor:
     """Images that neither change of the tests below drives out of 0 to 1."""
     return 0.45 + 0.1 * torch.rand(images, 3, 6, 6, generator=generator())
 
 
 def test_brightness_adds_one_amount_to_all_pixels_of_an_image():
-    pixels = middle_greys()
+    pixels = middle_grays()
     added = (clamped_brightness(pixels, 0.25, draws(pixels)) - pixels).flatten(1)
     assert torch.allclose(added, added[:, :1], atol=1e-6)
     assert added.abs().max() <= 0.25 + 1e-6
 
 
 def test_brightness_covers_its_range_evenly():
-    pixels = middle_greys()
+    pixels = middle_grays()
     amounts = (clamped_brightness(pixels, 0.25, draws(pixels)) - pixels)[:, 0, 0, 0]
     counts = torch.histc(amounts, 5, -0.25, 0.25)
     assert ((counts - 100).square() / 100).sum() < 18.5  # 4 degrees of freedom, p = 0.001
 
 
 def test_contrast_scales_the_distance_to_the_mean_of_each_channel():
-    pixels = middle_greys()
+    pixels = middle_grays()
     changed = clamped_contrast(pixels, 0.2, 1.8, draws(pixels))
     before, after = (p - p.mean(dim=(2, 3), keepdim=True) for p in (pixels, changed))
     factors = (before * after).flatten(1).sum(dim=1) / before.square().flatten(1).sum(dim=1)
@@ -262,7 +262,7 @@ def test_a_range_of_contrast_that_is_upside_down_is_refused():
 
 
 def test_light_that_a_network_changes_is_as_bright_and_contrasted_as_in_the_pixels_but_not_clamped():
-    pixels = middle_greys()
+    pixels = middle_grays()
     light = random_light(0.25, (0.2, 1.8), source := draws(pixels))
     source.generator.manual_seed(0)
     brighter = clamped_brightness(pixels, 0.25, source)

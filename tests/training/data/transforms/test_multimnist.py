@@ -221,7 +221,7 @@ def test_pairs_are_made_on_the_gpu_without_waiting_for_it():
         torch.arange(COUNT, device="cuda"),
         generator(0, "cuda"),
     )
-    maker.random(first, source)  # the first call may allocate and synchronise
+    maker.random(first, source)  # the first call may allocate and synchronize
     torch.cuda.set_sync_debug_mode("error")
     try:
         pairs = maker.random(first, source)

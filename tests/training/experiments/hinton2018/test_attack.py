@@ -184,7 +184,7 @@ def test_stopped_after_the_first_row_of_another_plan_the_report_and_the_figure_a
 def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(lab, models, tmp_path):
     """A CNN that is blind on one eye, and capsules that training asks for no margin."""
 
-    cnn = replace(NETWORKS[CNN], model=replace(NETWORKS[CNN].model, standardise=False))
+    cnn = replace(NETWORKS[CNN], model=replace(NETWORKS[CNN].model, standardize_per_image=False))
 
     class Crippled(Lab):
         def trained(self, config):
@@ -267,8 +267,8 @@ def test_the_figure_has_a_line_for_every_network_in_white_and_black_boxes(lab, t
         if "pictures" in row:
             np.save(tmp_path / row["pictures"], np.load(lab.out / row["pictures"]))
     attack.draw(lab.rows(), tmp_path / "figure.png")
-    for colour in attack.COLOURS.values():
-        assert areas(tmp_path / "figure.png", colour) > 2, colour
+    for color in attack.COLORS.values():
+        assert areas(tmp_path / "figure.png", color) > 2, color
 
 
 def test_in_the_full_form_whole_test_sets_are_attacked_by_the_papers_networks():

@@ -189,7 +189,7 @@ def test_a_cnn_that_capsules_cannot_reach_is_stopped_where_these_are_at_their_be
         stopped = rows_of(lab, along)[STOPPED_CNN]
         assert stopped["asked_error_percent"] == 79.0
         assert stopped["validation_error_percent"] <= 79.0
-        assert stopped["epochs"] < CNN_CONFIG.optimiser.epochs
+        assert stopped["epochs"] < CNN_CONFIG.optimizer.epochs
 
 
 def test_capsules_that_are_as_good_are_compared_with_the_cnn_itself(root, tmp_path):
@@ -286,8 +286,8 @@ def test_the_figure_has_a_line_for_both_networks_and_shows_what_is_familiar(tmp_
         for method, novel in ((CNN, 40.0), (CAPSULES, 20.0))
     ]
     viewpoints.draw(rows, tmp_path / "figure.png")
-    for colour in (figure.OURS, figure.OTHER, viewpoints.SHADE):
-        assert areas(tmp_path / "figure.png", colour) >= len(ALONG) + 1  # and the legend
+    for color in (figure.OURS, figure.OTHER, viewpoints.SHADE):
+        assert areas(tmp_path / "figure.png", color) >= len(ALONG) + 1  # and the legend
 
 
 def test_all_of_the_papers_toys_are_measured_in_the_full_form():

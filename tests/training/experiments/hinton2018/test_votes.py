@@ -15,7 +15,7 @@ from training.experiments import figure
 from training.experiments.hinton2018 import votes
 from training.experiments.quick import narrowed
 from training.experiments.runner import Lab
-from training.models.standardize import standardise
+from training.models.standardize import standardize_per_image
 
 
 def tiny():
@@ -76,7 +76,7 @@ def test_distances_are_to_the_mean_that_shares_and_activations_make(found, model
     """Procedure 1, lines 2 and 3, in the last iteration; the network's own poses are these means."""
     with torch.no_grad():
         poses = model.classify(shown.pixels).poses
-        capsules = model.primary_caps(torch.relu(model.conv(standardise(shown.pixels))))
+        capsules = model.primary_caps(torch.relu(model.conv(standardize_per_image(shown.pixels))))
         for layer in model.conv_caps:
             capsules = layer(capsules)
         cast = model.class_caps.votes(capsules.poses)[:, 0]  # [B, J, N, 16]

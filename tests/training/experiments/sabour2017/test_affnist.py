@@ -38,7 +38,7 @@ PLAN = affnist.Plan(
     },
     seeds=(0,),
     versions=2,
-    affnist_share=3,
+    affnist_stride=3,
 )
 
 
@@ -142,7 +142,7 @@ def test_both_networks_are_stopped_when_they_are_good_enough(lab):
 
 def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
     for method, config in affnist.FULL.networks.items():
-        allowed = config.optimiser.stop_at_error_percent
+        allowed = config.optimizer.stop_at_error_percent
         assert allowed == pytest.approx(100 - affnist.PAPER[SHIFTED, method], abs=0.011)
 
 
@@ -171,7 +171,7 @@ def test_the_report_says_where_a_network_was_not_good_enough():
     assert "no fair comparison" in text
 
 
-def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_colour(tmp_path):
+def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_color(tmp_path):
     rows = [
         {"data": data, "method": method, "accuracy_percent": 40.0 + 5 * place}
         for place, (data, method) in enumerate([(SHIFTED, CAPSNET), (STYLE, CAPSNET), (SHIFTED, CNN)])

@@ -145,5 +145,5 @@ def test_the_figure_shows_the_first_digit_in_red_and_the_second_in_green(tmp_pat
     captions = [["L:(1, 2)", "R:(1, 2)"]] * 15 + [None]
     np.save(tmp_path / "figure5.npy", pictures)
     multimnist.draw([{"figure": 5, "pictures": "figure5.npy", "columns": captions}], tmp_path / "figure.png")
-    for colour in ((255, 0, 0), (0, 255, 0)):
-        assert areas(tmp_path / "figure.png", colour) == 15, "a column without a pair stays empty"
+    for color in ((255, 0, 0), (0, 255, 0)):
+        assert areas(tmp_path / "figure.png", color) == 15, "a column without a pair stays empty"

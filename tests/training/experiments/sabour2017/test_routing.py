@@ -140,8 +140,8 @@ def test_what_has_been_measured_is_not_measured_again(lab, plan):
 
 def test_the_plans_networks_are_trained_to_their_last_stage_at_a_steady_rate():
     for plan in (routing.FULL, routing.QUICK):
-        assert plan.network.optimiser.cooldown_epochs == 0
-        assert plan.network.optimiser.epochs == plan.stages[-1]
+        assert plan.network.optimizer.cooldown_epochs == 0
+        assert plan.network.optimizer.epochs == plan.stages[-1]
         assert list(plan.stages) == sorted(plan.stages)
 
 
@@ -165,9 +165,9 @@ def test_losses_on_two_data_sets_are_not_compared():
 
 def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, tmp_path):
     routing.draw(lab.rows(), tmp_path / "figure.png")
-    colours = mpl.colormaps["viridis"].resampled(routing.ITERATIONS)
+    colors = mpl.colormaps["viridis"].resampled(routing.ITERATIONS)
     for iteration in range(routing.ITERATIONS):
-        assert areas(tmp_path / "figure.png", to_hex(colours(iteration))) > 1, "a line, and its legend"
+        assert areas(tmp_path / "figure.png", to_hex(colors(iteration))) > 1, "a line, and its legend"
     legend = 1
     assert areas(tmp_path / "figure.png", figure.PAPER) == len(routing.PAPER_CHANGE) + legend
 

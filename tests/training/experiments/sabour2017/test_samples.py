@@ -119,8 +119,8 @@ def test_the_figure_has_a_line_for_either_network(tmp_path):
     rows += [row | {"training_images": 1000, "error_percent": row["error_percent"] / 4} for row in rows]
     samples.draw(rows, tmp_path / "figure.png")
     legend = 1
-    for colour in (figure.OURS, figure.OTHER):
-        assert areas(tmp_path / "figure.png", colour) > legend
+    for color in (figure.OURS, figure.OTHER):
+        assert areas(tmp_path / "figure.png", color) > legend
 
 
 @pytest.mark.parametrize(("few", "epoch"), [(50, 50), (50, 120), (7, 100)])

@@ -109,9 +109,9 @@ def tiny(plan: Plan, seeds: tuple[int, ...]) -> Plan:
     """A plan's network, as narrow as in its quick form, after two steps."""
     config = plan.network
     data = replace(config.data, training_images=64, validation_images=20)
-    optimiser = replace(config.optimiser, epochs=1, cooldown_epochs=1)
+    optimizer = replace(config.optimizer, epochs=1, cooldown_epochs=1)
     model = replace(config.model, conv_channels=8, primary_types=2)
-    return Plan(replace(config, data=data, optimiser=optimiser, model=model), seeds)
+    return Plan(replace(config, data=data, optimizer=optimizer, model=model), seeds)
 
 
 def lab_in(folder: Path, root: Path) -> Lab:

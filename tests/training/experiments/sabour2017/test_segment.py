@@ -138,7 +138,7 @@ def test_the_threshold_is_chosen_without_the_test_pairs(lab, model):
     assert row["rules"]["chosen"] == on_test[row["threshold"]]
 
 
-def test_colours_say_to_which_digit_a_pixel_is_assigned():
+def test_colors_say_to_which_digit_a_pixel_is_assigned():
     apart = two_strokes()
     apart.drawn[0, 0, 0, 0] = 0
     shown = segment.pictures(apart, 0.5)
@@ -166,9 +166,9 @@ def test_the_report_is_made_of_the_row(lab):
     assert "200 pairs" in text
 
 
-def test_the_figure_has_the_colours_of_either_digit_and_of_both(tmp_path):
+def test_the_figure_has_the_colors_of_either_digit_and_of_both(tmp_path):
     np.save(tmp_path / "pairs.npy", segment.pictures(two_strokes(), 0.5))
     row = {"pictures": "pairs.npy", "captions": [["L:(3, 5)", "P:(3, 5)"]]}
     segment.draw([row], tmp_path / "figure.png")
-    for colour in (segment.FIRST, segment.SECOND, segment.BOTH):
-        assert areas(tmp_path / "figure.png", colour) == 2, "once as it is, once as it is assigned"
+    for color in (segment.FIRST, segment.SECOND, segment.BOTH):
+        assert areas(tmp_path / "figure.png", color) == 2, "once as it is, once as it is assigned"

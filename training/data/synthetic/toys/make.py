@@ -139,7 +139,7 @@ def _carry_out(planned: list[Sitting], part: Path, processes: int) -> None:
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, fresh, _depend_on_the_parent) as pool:
         try:
-            # Not `map`: left early it cancels, and Python 3.11 fails to end a pool of what is cancelled.
+            # Not `map`: left early it cancels, and Python 3.11 fails to end a pool of what is canceled.
             waiting = [pool.submit(sit, sitting, part) for sitting in planned]
             for carried_out in tqdm(waiting, NAME, unit=" views", mininterval=1):
                 carried_out.result()

@@ -40,11 +40,11 @@ def polar(length: float, rise: float) -> tuple[float, float]:
     return length * math.cos(math.radians(rise)), length * math.sin(math.radians(rise))
 
 
-def ball(centre: Place, radii: Place, rise: float = 0.0) -> Ellipsoid:
+def ball(center: Place, radii: Place, rise: float = 0.0) -> Ellipsoid:
     """An ellipsoid whose front is tilted up by so many degrees."""
     ahead, up = polar(1.0, rise)
     u, w = np.array([ahead, 0, up]), np.array([-up, 0, ahead])
-    return Ellipsoid(np.array(centre), u * radii[0], AXES["y"] * radii[1], w * radii[2])
+    return Ellipsoid(np.array(center), u * radii[0], AXES["y"] * radii[1], w * radii[2])
 
 
 def rod(start: Place, end: Place, radius: float, end_radius: float) -> Frustum:
@@ -76,8 +76,8 @@ def block(
     """All between two rectangles.
 
     Args:
-        start: centre of the first one.
-        end: centre of the other one.
+        start: center of the first one.
+        end: center of the other one.
         half: half the sides of the first.
         end_half: of the other; the same if not given.
         plane: the axes along which the sides lie.

@@ -53,9 +53,9 @@ class Solid(Protocol):
 
 @dataclass(frozen=True)
 class Ellipsoid:
-    """All points centre + a * u + b * v + c * w with a, b, c in the unit ball."""
+    """All points center + a * u + b * v + c * w with a, b, c in the unit ball."""
 
-    centre: Vector
+    center: Vector
     u: Vector
     v: Vector
     w: Vector
@@ -63,24 +63,24 @@ class Ellipsoid:
     @cached_property
     def corners(self) -> Vector:
         """Of the box around it."""
-        middle = self.centre + SIGNS[:, :1] * self.u + SIGNS[:, 1:] * self.v
+        middle = self.center + SIGNS[:, :1] * self.u + SIGNS[:, 1:] * self.v
         return np.concatenate([middle - self.w, middle + self.w])
 
     def moved(self, motion: Motion) -> "Ellipsoid":
         """The same solid elsewhere."""
         return Ellipsoid(
-            motion.of_point(self.centre), *(motion.of_vector(axis) for axis in (self.u, self.v, self.w))
+            motion.of_point(self.center), *(motion.of_vector(axis) for axis in (self.u, self.v, self.w))
         )
 
     def met(self, rays: Rays) -> Grid:
         """The nearer root of |start + depth * direction|^2 = 1 in the frame where it is the unit ball."""
-        direction, start = _local(rays, self._rows, self.centre)
+        direction, start = _local(rays, self._rows, self.center)
         a, b = _dot(direction, direction), _dot(direction, start)
         return (-b - np.sqrt(b * b - a * (_dot(start, start) - 1))) / a
 
     def normals(self, points: Points) -> Points:
         """The gradient of |local|^2."""
-        return _unit(_back(self._rows, _places(self._rows, points, self.centre)))
+        return _unit(_back(self._rows, _places(self._rows, points, self.center)))
 
     @cached_property
     def _rows(self) -> Vector:
@@ -93,8 +93,8 @@ class Frustum:
     """A straight or oblique cone cut at both ends; its cross-sections are ellipses.
 
     Attributes:
-        start: centre of the first end, [3].
-        axis: from there to the centre of the other end, [3].
+        start: center of the first end, [3].
+        axis: from there to the center of the other end, [3].
         u: one half axis of the first end, [3].
         v: the other, [3].
         ratio: size of the other end compared with the first; 1 makes a cylinder, 0 a cone.
@@ -159,8 +159,8 @@ class Prismoid:
     """Two parallel rectangles, not of one size, and all that lies between: blocks, wedges, wings.
 
     Attributes:
-        start: centre of the first rectangle, [3].
-        end: centre of the other one, [3].
+        start: center of the first rectangle, [3].
+        end: center of the other one, [3].
         u: half of one side of the first, [3].
         v: half of its other side, [3].
         ratios: what the sides along u and v of the other one are multiplied by.

@@ -40,8 +40,8 @@ LAMP_DISTANCE = 6.0
 # Which lamps are on, and the mean light that the cameras let in then, of 1. They set themselves for each
 # pair, or its brightness would tell how much of it a toy and its shadow cover.
 LIGHTINGS = (((0,), 0.2), ((1,), 0.17), ((0, 1), 0.32), ((3,), 0.2), ((2, 3), 0.32), ((0, 1, 2, 3), 0.5))
-MISEXPOSED = 0.12  # of the grey level at most, either way: the cameras do not set themselves well
-GRAIN = 4.0  # grey levels at most, either way
+MISEXPOSED = 0.12  # of the gray level at most, either way: the cameras do not set themselves well
+GRAIN = 4.0  # gray levels at most, either way
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def toy(category: int, instance: int) -> Toy:
         instance: 0 to 9.
     """
     draw = Draw(SEED, category, instance)
-    centred = _centred(MAKERS[category](draw))
-    share, largest = _frame_shares(centred)
+    centered = _centered(MAKERS[category](draw))
+    share, largest = _frame_shares(centered)
     scale = min(FRAME_SHARE * draw.between(*SIZES) / share, LARGEST_SHARE / largest)
     turn = math.radians(draw.between(-MISTURNED_DEGREES, MISTURNED_DEGREES))
     aside = np.array([draw.between(-MISPLACED, MISPLACED), draw.between(-MISPLACED, MISPLACED), 0.0])
-    solids = [solid.moved(Motion(math.cos(turn), math.sin(turn), scale, aside)) for solid in centred]
+    solids = [solid.moved(Motion(math.cos(turn), math.sin(turn), scale, aside)) for solid in centered]
     middle = _middle(solids)
     radius = np.sqrt(np.square(_corners(solids) - middle).sum(axis=1)).max()
     return Toy(tuple(solids), middle, float(radius))
@@ -103,7 +103,7 @@ def photograph(
 
 
 def taken(pictures: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """What cameras make of pictures: each pair a little too dark or too bright, with grain, in grey levels.
+    """What cameras make of pictures: each pair a little too dark or too bright, with grain, in gray levels.
 
     Args:
         pictures: of `photograph`, float32 [E, L, 2, 96, 96].
@@ -154,7 +154,7 @@ def _lamp(subject: Toy, azimuth_degrees: float, lamp: tuple[float, float, float]
     return hang_lamp(subject.solids, place, subject.middle, subject.radius * 1.1, light * LAMP_DISTANCE**2)
 
 
-def _centred(solids: Sequence[Solid]) -> list[Solid]:
+def _centered(solids: Sequence[Solid]) -> list[Solid]:
     """In the middle of the table, the lowest part on it."""
     corners = _corners(solids)
     least, most = corners.min(axis=0), corners.max(axis=0)

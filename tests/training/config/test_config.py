@@ -8,7 +8,7 @@ from training.config import (
     CapsNetConfig,
     DataConfig,
     LossConfig,
-    OptimiserConfig,
+    OptimizerConfig,
     RunConfig,
     from_dict,
     load_preset,
@@ -38,12 +38,12 @@ def test_the_mnist_preset_is_the_papers():
     assert config.loss.reconstruction_weight == 0.0005
     assert config.data.max_shift_pixels == 2
     assert config.data.validation_images == 5000
-    assert config.optimiser.batch_size == 128
+    assert config.optimizer.batch_size == 128
 
 
 def test_the_short_preset_changes_only_the_schedule():
     paper, short = load_preset("mnist"), load_preset("mnist-short")
-    assert dataclasses.replace(short, preset="mnist", optimiser=paper.optimiser) == paper
+    assert dataclasses.replace(short, preset="mnist", optimizer=paper.optimizer) == paper
 
 
 def test_the_official_preset_scales_the_margin_loss_as_half_a_mean_over_classes():
@@ -56,9 +56,9 @@ def test_the_official_preset_differs_from_the_papers_in_flags_loss_and_length_al
     assert official == dataclasses.replace(
         paper,
         preset="mnist-official",
-        model=CapsNetConfig(capsule_bias=True, primary_coupling=True, official_initialisation=True),
+        model=CapsNetConfig(capsule_bias=True, primary_coupling=True, official_initialization=True),
         loss=LossConfig(margin_weight=0.05),
-        optimiser=dataclasses.replace(paper.optimiser, epochs=700),
+        optimizer=dataclasses.replace(paper.optimizer, epochs=700),
     )
 
 
@@ -68,7 +68,7 @@ def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay():
     assert pairs.model == dataclasses.replace(paper.model, image_size=36)
     assert pairs.loss == paper.loss
     assert pairs.data == dataclasses.replace(paper.data, name="multimnist", max_shift_pixels=4)
-    assert pairs.optimiser == dataclasses.replace(paper.optimiser, decay_steps=20_000, epochs=1000)
+    assert pairs.optimizer == dataclasses.replace(paper.optimizer, decay_steps=20_000, epochs=1000)
 
 
 def test_affnist_is_mnist_on_digits_anywhere_in_40_pixels():
@@ -76,15 +76,15 @@ def test_affnist_is_mnist_on_digits_anywhere_in_40_pixels():
     paper, affnist = load_preset("mnist"), load_preset("affnist")
     assert affnist.model == dataclasses.replace(paper.model, image_size=40)
     assert affnist.data == dataclasses.replace(paper.data, name="shifted-mnist", max_shift_pixels=0)
-    stopped = dataclasses.replace(paper.optimiser, stop_at_error_percent=0.77)
-    assert (affnist.loss, affnist.optimiser) == (paper.loss, stopped)
+    stopped = dataclasses.replace(paper.optimizer, stop_at_error_percent=0.77)
+    assert (affnist.loss, affnist.optimizer) == (paper.loss, stopped)
 
 
-def test_cifar10_has_colour_crops_64_types_and_none_of_the_above():
+def test_cifar10_has_color_crops_64_types_and_none_of_the_above():
     """Sec. 7, and the official code's augmentation."""
     config = load_preset("cifar10")
     assert config.model == CapsNetConfig(
-        image_size=24, image_channels=3, standardise=True, primary_types=64, none_of_the_above=True
+        image_size=24, image_channels=3, standardize_per_image=True, primary_types=64, none_of_the_above=True
     )
     assert config.data == DataConfig(
         name="cifar10",
@@ -93,14 +93,16 @@ def test_cifar10_has_colour_crops_64_types_and_none_of_the_above():
         flip=True,
         max_brightness=0.25,
         contrast=(0.2, 1.8),
-        light="standardised",
+        light="standardized",
     )
 
 
 def test_smallnorb_is_the_same_network_on_crops_of_stereo_pairs():
     """Sec. 7: "the exact same architecture", 48x48, and random 32x32 crops of these."""
     config = load_preset("smallnorb")
-    assert config.model == CapsNetConfig(image_size=32, image_channels=2, standardise=True, classes=5)
+    assert config.model == CapsNetConfig(
+        image_size=32, image_channels=2, standardize_per_image=True, classes=5
+    )
     assert config.data == DataConfig(
         name="smallnorb",
         resize_pixels=48,
@@ -108,7 +110,7 @@ def test_smallnorb_is_the_same_network_on_crops_of_stereo_pairs():
         max_shift_pixels=0,
         max_brightness=0.25,
         contrast=(0.2, 1.8),
-        light="standardised",
+        light="standardized",
         validation_images=4860,
         held_out="toys",
     )
@@ -129,10 +131,10 @@ PAPERS = ("mnist", "mnist-official", "multimnist", "affnist", "cifar10", "smalln
 @pytest.mark.parametrize("name", [*PAPERS, "fashion-mnist", "mnist-cnn", "multimnist-cnn", "affnist-cnn"])
 def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name):
     """Sec. 4 and the official code: no cooldown, no average of the weights; an early end in Sec. 5.2."""
-    paper = OptimiserConfig(
+    paper = OptimizerConfig(
         batch_size=128, learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6
     )
-    found = load_preset(name).optimiser
+    found = load_preset(name).optimizer
     decay = 20_000 if name.startswith("multimnist") else 2000
     stop = 0.77 if name.startswith("affnist") else None
     expected = dataclasses.replace(paper, decay_steps=decay, stop_at_error_percent=stop)
@@ -171,7 +173,7 @@ def test_every_presets_network_takes_the_images_that_it_is_shown(name):
 def test_no_preset_changes_light_that_its_network_would_undo(name):
     config = load_preset(name)
     changed = config.data.max_brightness or config.data.contrast != (1, 1)
-    assert not changed or (config.model.standardise and config.data.light == "standardised")
+    assert not changed or (config.model.standardize_per_image and config.data.light == "standardized")
 
 
 @pytest.mark.parametrize("name", presets())
@@ -208,7 +210,7 @@ def test_a_value_out_of_range_is_an_error_that_names_it():
         ("multimnist", "flip", True),
         ("multimnist", "max_brightness", 0.1),
         ("multimnist", "contrast", [0.5, 1.5]),
-        ("multimnist", "blank_share", 0.1),
+        ("multimnist", "blank_fraction", 0.1),
         ("shifted-mnist", "resize_pixels", 32),
         ("shifted-mnist", "crop_pixels", 24),
     ],
@@ -235,7 +237,7 @@ def test_the_official_matrix_capsules_differ_in_routing_margins_and_rate_alone()
         preset="matrix-smallnorb-official",
         model=dataclasses.replace(paper.model, official_routing=True),
         loss=dataclasses.replace(paper.loss, **margins),
-        optimiser=dataclasses.replace(paper.optimiser, learning_rate=0.01),
+        optimizer=dataclasses.replace(paper.optimizer, learning_rate=0.01),
     )
 
 
@@ -244,8 +246,8 @@ def test_the_official_matrix_capsules_differ_in_routing_margins_and_rate_alone()
     [
         ({"loss": {"spread_margins": [0.9, 0.2]}}, "spread_margins: they grow, got 0.9 and then 0.2"),
         (
-            {"loss": {"classification": "cross-entropy"}, "data": {"blank_share": 0.1}},
-            "blank_share: of an image without an object there is no cross-entropy",
+            {"loss": {"classification": "cross-entropy"}, "data": {"blank_fraction": 0.1}},
+            "blank_fraction: of an image without an object there is no cross-entropy",
         ),
         (
             {
@@ -277,7 +279,7 @@ def test_matrix_capsules_for_other_sets_have_the_architecture_for_smallnorb(name
     if name == "cifar10":
         expected = dataclasses.replace(expected, conv_channels=256)
     assert (other.model, other.loss) == (expected, paper.loss)
-    assert other.optimiser == dataclasses.replace(paper.optimiser, epochs=other.optimiser.epochs)
+    assert other.optimizer == dataclasses.replace(paper.optimizer, epochs=other.optimizer.epochs)
 
 
 def test_configurations_are_frozen():
@@ -286,14 +288,14 @@ def test_configurations_are_frozen():
 
 
 def test_the_rate_decays_exponentially_to_its_floor():
-    config = OptimiserConfig(learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6)
+    config = OptimizerConfig(learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6)
     assert learning_rate(config, 0, 100) == 0.001
     assert learning_rate(config, 4000, 100) == pytest.approx(0.001 * 0.96**2)
     assert learning_rate(config, 10_000_000, 100) == 1e-6
 
 
 def test_the_cooldown_falls_linearly_to_zero_over_the_last_epochs():
-    config = OptimiserConfig(epochs=4, learning_rate=0.001, decay_rate=1.0, cooldown_epochs=2)
+    config = OptimizerConfig(epochs=4, learning_rate=0.001, decay_rate=1.0, cooldown_epochs=2)
     assert learning_rate(config, 199, 100) == 0.001
     assert learning_rate(config, 300, 100) == pytest.approx(0.0005)
     assert learning_rate(config, 399, 100) == pytest.approx(0.001 / 200)

@@ -1,0 +1,35 @@
+"""What can be configured, one frozen dataclass per thing; `training/presets/*.toml` are their values."""
+
+from training.config.data import DataConfig
+from training.config.loss import LossConfig
+from training.config.model import (
+    PRIMARY_STRIDE,
+    Block,
+    CapsNetConfig,
+    CnnConfig,
+    MatrixCapsNetConfig,
+    ModelConfig,
+    StemConvolution,
+)
+from training.config.optimizer import OptimizerConfig
+from training.config.presets import load_preset, presets
+from training.config.run import RunConfig, differences, from_dict, to_dict
+
+__all__ = [
+    "PRIMARY_STRIDE",
+    "Block",
+    "CapsNetConfig",
+    "CnnConfig",
+    "DataConfig",
+    "LossConfig",
+    "MatrixCapsNetConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "StemConvolution",
+    "differences",
+    "from_dict",
+    "load_preset",
+    "presets",
+    "to_dict",
+]

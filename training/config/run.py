@@ -1,0 +1,93 @@
+"""A run's whole configuration, and its form in JSON and TOML."""
+
+from dataclasses import field
+from typing import Any, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from training.config.data import DataConfig
+from training.config.loss import LossConfig
+from training.config.model import CapsNetConfig, ModelConfig
+from training.config.optimizer import OptimizerConfig
+from training.config.renamed import with_current_names, with_original_names
+from training.config.strict import STRICT
+
+
+@dataclass(frozen=True, config=STRICT)
+class RunConfig:
+    """All that determines a training run, saved with its checkpoint.
+
+    Attributes:
+        preset: where the values come from.
+        seed: of the weights, the order of the images and their shifts.
+        started_from: the run or bundle whose weights this one began with, and how they came about; None if
+            random.
+    """
+
+    preset: str = "mnist"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    model: ModelConfig = field(default_factory=CapsNetConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    started_from: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_a_loss_for_one_object_of_several(self) -> Self:
+        loss, objects = self.loss.classification, self.data.objects_per_image
+        if loss != "margin" and objects > 1:
+            raise ValueError(
+                f"loss.classification: {loss} is for images of one object, {self.data.name} shows {objects}; "
+                'take "margin"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_a_stop_that_nothing_measures(self) -> Self:
+        for name in ("stop_at_error_percent", "patience_epochs"):
+            if getattr(self.optimizer, name) is not None and not self.data.validation_images:
+                raise ValueError(
+                    f"optimizer.{name}: there is no validation error, data.validation_images is 0"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_cross_entropy_of_blank_images(self) -> Self:
+        if self.loss.classification == "cross-entropy" and self.data.blank_fraction:
+            raise ValueError("data.blank_fraction: of an image without an object there is no cross-entropy")
+        return self
+
+
+_ADAPTER = TypeAdapter(RunConfig)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Build a configuration from nested dictionaries (TOML or JSON), which may have earlier names of keys.
+
+    Raises:
+        ValueError: an unknown key or a value out of range; names each.
+    """
+    try:
+        return _ADAPTER.validate_python(with_current_names(values))
+    except ValidationError as error:
+        faults = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"configuration: {faults}") from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Where in the nested dictionaries a fault is; pydantic adds the architecture to a model's."""
+    key, *rest = location or ("as a whole",)
+    return ".".join(map(str, (key, *(rest[1:] if key == "model" and rest else rest))))
+
+
+def differences(config: RunConfig) -> dict[str, Any]:
+    """As `to_dict`, without defaults and under original names: the same when options are added or renamed."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json", exclude_defaults=True)
+    return with_original_names(plain)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Nested plain dictionaries, the inverse of `from_dict`."""
+    plain: dict[str, Any] = _ADAPTER.dump_python(config, mode="json")
+    return plain
