@@ -32,7 +32,7 @@ from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
-from training.data.batches import Examples, training_examples
+from training.data.batches import Batches, training_batches
 from training.data.load import facts_of
 from training.data.readers.folder import find_again
 from training.data.synthetic.drawn_digits import draw_digits
@@ -120,7 +120,7 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     best = checkpoint.load_best(run, torch.device("cpu"))
     config, model = best.config, _capsule_network(run, best.model)
     on_images = find_again(config, images, run)
-    train, validation = training_examples(on_images, root)
+    train, validation = training_batches(on_images, root)
     shown = train if validation is None else validation
     graphs = trace(model)
     encoder = graphs.encoder.SerializeToString()
@@ -152,7 +152,7 @@ def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
     return model.eval()
 
 
-def parity_pixels(shown: Examples) -> NDArray[np.float32]:
+def parity_pixels(shown: Batches) -> NDArray[np.float32]:
     """As many of these images as parity needs, [N, H, W, C], 0 to 1."""
     count = max(parity.BATCH_SIZES)
     pixels = next(shown.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()

@@ -13,14 +13,14 @@ from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next
 from training.config import DataConfig
-from training.data.batches import Examples, training_examples
+from training.data.batches import Batches, training_batches
 from training.data.readers.folder import find_again
 from training.evaluate.metrics import most_probable
 
 SHOWS_TOYS = {"toys", "smallnorb"}
 
 
-def measure_confidence(encoder: bytes, held_out: Examples, name: str) -> Confidence | None:
+def measure_confidence(encoder: bytes, held_out: Batches, name: str) -> Confidence | None:
     """The probability that 99 % of the right answers reach; None if not one answer is right.
 
     Args:
@@ -30,7 +30,7 @@ def measure_confidence(encoder: bytes, held_out: Examples, name: str) -> Confide
     """
     objects = held_out.config.objects_per_image
     found = [
-        torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.present, objects)])
+        torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.targets, objects)])
         for probabilities, batch in answers(encoder, held_out)
     ]
     weakest, is_right = torch.cat(found, dim=1)
@@ -63,7 +63,7 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
     """
     manifest = read_manifest(bundle)
     config = find_again(run_config(manifest), images, bundle)
-    _, held_out = training_examples(config, root)
+    _, held_out = training_batches(config, root)
     if held_out is None:
         raise ValueError(f"nothing was held out of the training of {bundle} to measure a threshold on")
     encoder = read_checked(bundle, manifest.graphs["encoder"])
@@ -99,9 +99,9 @@ def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:
     return torch.from_numpy(weakest_named(probabilities.numpy(), objects))
 
 
-def _are_right(probabilities: torch.Tensor, present: torch.Tensor, objects: int) -> torch.Tensor:
+def _are_right(probabilities: torch.Tensor, targets: torch.Tensor, objects: int) -> torch.Tensor:
     """1 where all objects of an image are named, else 0; float32 [B]."""
-    return (most_probable(probabilities, objects) == present.bool()).all(dim=1).float()
+    return (most_probable(probabilities, objects) == targets.bool()).all(dim=1).float()
 
 
 def _described(data: DataConfig, count: int) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
-from training.data.batches import Batch, Examples, evaluation_examples
+from training.data.batches import Batch, Batches, evaluation_batches
 from training.data.readers.folder import find_again
 from training.evaluate.metrics import Errors, exact_errors, object_errors
 
@@ -32,17 +32,17 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
     """
     per_image = config.data.objects_per_image
     images = wrong = missed = 0
-    for probabilities, batch in answers(encoder, evaluation_examples(config, root)):
+    for probabilities, batch in answers(encoder, evaluation_batches(config, root)):
         images += len(batch)
-        wrong += int(exact_errors(probabilities, batch.present, per_image))
-        missed += int(object_errors(probabilities, batch.present, per_image))
+        wrong += int(exact_errors(probabilities, batch.targets, per_image))
+        missed += int(object_errors(probabilities, batch.targets, per_image))
     return Errors(images, wrong, per_image * images, missed)
 
 
-def answers(encoder: bytes, examples: Examples) -> Iterator[tuple[torch.Tensor, Batch]]:
+def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Batch]]:
     """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch."""
     session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
-    for batch in examples.fixed(BATCH):
+    for batch in batches.fixed(BATCH):
         [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
         yield torch.from_numpy(found), batch
 
@@ -62,7 +62,7 @@ def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Err
 
 def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:
     """The test images of a data set as a graph takes them, [up to 32, H, W, C], 0 to 1."""
-    return map(_as_taken, evaluation_examples(config, root).fixed(BATCH))
+    return map(_as_taken, evaluation_batches(config, root).fixed(BATCH))
 
 
 def run_config(manifest: Manifest) -> RunConfig:

@@ -15,7 +15,7 @@ from training.option_types import any_folder, fraction, positive, whole, with_cu
 if TYPE_CHECKING:
     import torch
 
-    from training.data.batches import Examples
+    from training.data.batches import Batches
     from training.fit.distributed import Processes
     from training.fit.loop import Trainer
     from training.runs.checkpoint import Progress
@@ -263,13 +263,13 @@ def _train(
     options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
 ) -> tuple["Trainer", bool]:
     """Train, alone or with others; gives the trainer and whether the run is finished."""
-    from training.data.batches import training_examples
+    from training.data.batches import training_batches
     from training.fit.loop import Limits
     from training.fit.open_run import open_run
     from training.runs.run_config import first_weights
 
     first = first_weights(config, options.start_from) if options.start_from else None
-    train, validation = training_examples(config, data_root(options.data))
+    train, validation = training_batches(config, data_root(options.data))
     none_named = not (options.preset or options.images or options.resume)
     if none_named and device.type == "cpu" and processes.count == 1:
         print(_without_preset(config, train), file=sys.stderr)
@@ -282,7 +282,7 @@ def _train(
         return trainer, trainer.fit(train, validation, limits)
 
 
-def _without_preset(config: RunConfig, train: "Examples") -> str:
+def _without_preset(config: RunConfig, train: "Batches") -> str:
     """What to expect of the preset that nobody asked for, on a machine that it is not meant for."""
     from training.fit.estimate import hours_of_epoch
 
@@ -313,7 +313,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _experiment(options: argparse.Namespace) -> int:
     if options.name != ALL_EXPERIMENTS:
         out = options.out or EXPERIMENTS_FOLDER / _form(options.name, options.quick)
-        _carry_out(options.name, out, options)
+        _run_experiment(options.name, out, options)
         return 0
     if options.on:
         raise ValueError(f"--on {options.on} goes with one experiment, not with {ALL_EXPERIMENTS}")
@@ -323,7 +323,7 @@ def _experiment(options: argparse.Namespace) -> int:
     skipped: list[str] = []
     for name in EXPERIMENTS:
         try:
-            _carry_out(name, (options.out or EXPERIMENTS_FOLDER) / _form(name, options.quick), options)
+            _run_experiment(name, (options.out or EXPERIMENTS_FOLDER) / _form(name, options.quick), options)
         except MissingDataError as error:
             print(f"{name}: {error}", file=sys.stderr)
             (in_part if isinstance(error, MeasuredInPartError) else skipped).append(name)
@@ -343,14 +343,14 @@ def _form(name: str, quick: bool) -> str:
     return f"{name}-quick" if quick else name
 
 
-def _carry_out(name: str, out: Path, options: argparse.Namespace) -> None:
+def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
     """An experiment, its report printed."""
-    from training.experiments.run import carry_out
-    from training.experiments.runner import Lab
+    from training.experiments.run import run_experiment
+    from training.experiments.runner import Runner
 
-    lab = Lab(out, options.networks, data_root(options.data), _device(options.device))
+    runner = Runner(out, options.networks, data_root(options.data), _device(options.device))
     try:
-        report = carry_out(name, lab, options.quick, options.on)
+        report = run_experiment(name, runner, options.quick, options.on)
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on where {name} was")
         raise

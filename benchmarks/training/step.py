@@ -89,25 +89,25 @@ def batch_of(config: RunConfig, images: int, device: torch.device) -> tuple[Tens
     noise = torch.rand(images, model.image_channels, model.image_size, model.image_size, generator=generator)
     pixels = torch.nn.functional.avg_pool2d(noise, 3, stride=1, padding=1)
     labels = torch.arange(images) % model.classes
-    present = torch.nn.functional.one_hot(labels, model.classes).float()
-    return pixels.to(device), present.to(device)
+    targets = torch.nn.functional.one_hot(labels, model.classes).float()
+    return pixels.to(device), targets.to(device)
 
 
 def make_step(network: str, kind: str, images: int, device: torch.device) -> Learn:
     """A network with weights that depend on nothing but the seed, ready to learn from one batch."""
     contest = CONTESTS[network]
     config = load_preset(contest.preset)
-    pixels, present = batch_of(config, images, device)
+    pixels, targets = batch_of(config, images, device)
     torch.manual_seed(0)
     ours, rate = build(config.model), config.optimizer.learning_rate
     if isinstance(ours, CapsNet) and kind in (STRAIGHTFORWARD, EINSUM):
         model = StraightforwardCapsNet(ours, einsum=kind == EINSUM)
         plain = StraightforwardStep(model.to(device), rate)
-        return lambda: plain(pixels, present)
+        return lambda: plain(pixels, targets)
     if isinstance(ours, MatrixCapsNet) and kind in (LOOP, ARRAYS):
         ours = looped(ours) if kind == LOOP else by_array_operations(ours)
     step = Step(ours.to(device), config.loss, rate, config.optimizer.weight_decay, graphs=kind == OURS)
-    shown = Batch.of(pixels, present)
+    shown = Batch.of(pixels, targets)
 
     def learn() -> Tensor:
         return total_loss(*step(shown, rate, contest.spread_margin), config.loss)

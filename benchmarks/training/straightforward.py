@@ -94,10 +94,10 @@ class StraightforwardCapsNet(nn.Module):
         for linear, layer in zip(self.decoder[::2], [*ours.decoder.hidden, ours.decoder.pixels], strict=True):
             linear.load_state_dict(layer.state_dict())
 
-    def forward(self, pixels: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Images [B, C, H, W] and what is present [B, J] to poses [B, J, D] and pictures [B, pixels]."""
         v = self.digit_caps(self.primary_caps(F.relu(self.conv1(pixels))))
-        return v, self.decoder((v * present[:, :, None]).flatten(1))
+        return v, self.decoder((v * targets[:, :, None]).flatten(1))
 
 
 class StraightforwardStep:
@@ -107,12 +107,12 @@ class StraightforwardStep:
         self.model = model
         self.optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
 
-    def __call__(self, pixels: Tensor, present: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, targets: Tensor) -> Tensor:
         """Learn from a batch; gives the loss."""
         self.optimizer.zero_grad()
-        v, reconstruction = self.model(pixels, present)
+        v, reconstruction = self.model(pixels, targets)
         length = torch.sqrt((v**2).sum(dim=-1))
-        margin = present * F.relu(0.9 - length) ** 2 + 0.5 * (1 - present) * F.relu(length - 0.1) ** 2
+        margin = targets * F.relu(0.9 - length) ** 2 + 0.5 * (1 - targets) * F.relu(length - 0.1) ** 2
         error = ((reconstruction - pixels.flatten(1)) ** 2).sum(dim=1)
         loss: Tensor = margin.sum(dim=1).mean() + 0.0005 * error.mean()
         loss.backward()

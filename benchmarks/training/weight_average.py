@@ -15,11 +15,11 @@ from statistics import mean
 import torch
 
 from training.config import RunConfig, load_preset
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.data.sources import data_root
 from training.evaluate.evaluation import evaluate
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, describe
+from training.experiments.runner import Runner, describe
 from training.models.build import build
 from training.runs import checkpoint
 
@@ -37,15 +37,15 @@ def schedules() -> dict[str, RunConfig]:
     return {"the paper's decay": steady, "rate falling to 0": falling}
 
 
-def measure(lab: Lab, config: RunConfig) -> tuple[float, float]:
+def measure(runner: Runner, config: RunConfig) -> tuple[float, float]:
     """Test error of the last weights and of their average, percent."""
-    newest = checkpoint.newest_checkpoint(lab.trained(config).run)
+    newest = checkpoint.newest_checkpoint(runner.trained(config).run)
     assert newest is not None
     weights, average = build(config.model), build(config.model)
     checkpoint.load_trained_weights(weights, newest)
     checkpoint.load_weights(average, newest)
-    test = evaluation_examples(config, lab.root)
-    found = [evaluate(model.to(lab.device), test, config.loss) for model in (weights, average)]
+    test = evaluation_batches(config, runner.root)
+    found = [evaluate(model.to(runner.device), test, config.loss) for model in (weights, average)]
     return found[0].error_percent, found[1].error_percent
 
 
@@ -53,9 +53,9 @@ def main() -> None:
     """Train, measure and print."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(Path(folder), Path(folder), data_root(None), device)
+        runner = Runner(Path(folder), Path(folder), data_root(None), device)
         found = {
-            name: [measure(lab, replace(config, seed=seed)) for seed in SEEDS]
+            name: [measure(runner, replace(config, seed=seed)) for seed in SEEDS]
             for name, config in schedules().items()
         }
     print(f"\n{describe(next(iter(schedules().values())))}; the average keeps {SHARE:g} a step")

@@ -15,7 +15,7 @@ from export.parity import BATCH_SIZES, ROUTING_ITERATIONS
 from tests.support.live_service import live_service, settings_for
 from training.cli import main as train
 from training.config import load_preset
-from training.data.batches import training_examples
+from training.data.batches import training_batches
 from training.data.readers.folder import configure
 
 CLASSES = ("bars", "disc")
@@ -105,7 +105,7 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
         for index in range(5):
             draw(name, np.random.default_rng(index)).save(tmp_path / name / f"{index}.png")
     config = configure(load_preset("images"), tmp_path)
-    _, held_out = training_examples(config, tmp_path)
+    _, held_out = training_batches(config, tmp_path)
     pixels = parity_pixels(held_out)
     assert pixels.shape == (max(BATCH_SIZES), 32, 32, 3)
     [picture] = np.unique(pixels, axis=0)  # 10 pictures, of these 8 to train on, and a tenth is at least 1

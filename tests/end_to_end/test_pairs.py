@@ -16,7 +16,7 @@ from export.parity import ROUTING_ITERATIONS
 from tests.support.live_service import live_service, settings_for
 from training.cli import main
 from training.config import load_preset
-from training.data.batches import evaluation_examples, training_examples
+from training.data.batches import evaluation_batches, training_batches
 from training.experiments.quick import narrowed
 from training.fit.loop import Limits, Trainer
 from training.runs import checkpoint
@@ -30,7 +30,7 @@ def run(tmp_path_factory, drawn_mnist_root):
     run = tmp_path_factory.mktemp("runs") / "pairs"
     checkpoint.write_config(run, config)
     trainer = Trainer(run, config, torch.device("cpu"), Progress())
-    assert trainer.fit(*training_examples(config, drawn_mnist_root), Limits())
+    assert trainer.fit(*training_batches(config, drawn_mnist_root), Limits())
     return run
 
 
@@ -50,7 +50,7 @@ def client(bundle):
 
 def ask(client, route, root):
     """What the service makes of a test image of two digits, posted as PNG."""
-    batch = next(evaluation_examples(load_preset("multimnist"), root).fixed(1))
+    batch = next(evaluation_batches(load_preset("multimnist"), root).fixed(1))
     file = io.BytesIO()
     Image.fromarray((batch.pixels[0, 0] * 255).byte().numpy()).save(file, "PNG")
     answer = client.post(route, content=file.getvalue(), headers={"Content-Type": "image/png"})

@@ -18,7 +18,7 @@ from export.optimize.choice import MAX_ERROR
 from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
 from training.config import CapsNetConfig
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.data.load import load_split
 from training.data.readers.smallnorb import CLASS_NAMES
 from training.data.synthetic.toys.conditions import Conditions
@@ -260,7 +260,7 @@ def rendered_toys(tmp_path_factory) -> Path:
 
 
 def test_of_100_pairs_of_toys_not_trained_on_at_most_15_are_wrong(toys_bundle, rendered_toys):
-    [shown] = evaluation_examples(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
+    [shown] = evaluation_batches(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
     probabilities, _ = encoded(toys_bundle, shown)
     wrong = probabilities.argmax(axis=1) != shown.present.argmax(dim=1).numpy()
     assert len(wrong) == 100
@@ -271,7 +271,7 @@ def test_toys_posted_as_pictures_get_the_answers_of_the_encoder_to_its_data(
     toys_bundle, client, rendered_toys
 ):
     pairs = load_split("toys", "test", rendered_toys).images
-    [shown] = evaluation_examples(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
+    [shown] = evaluation_batches(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
     probabilities, _ = encoded(toys_bundle, shown)
     views = [as_png(pair[..., view]) for pair in pairs for view in (0, 1)]
     files = [("images", (f"{number}.png", view)) for number, view in enumerate(views)]
@@ -306,7 +306,7 @@ def error_percents(manifest) -> dict[str, float]:
 
 def pairs_of(config, root):
     """The fixed test pairs, up to 250 at a time: pixels [N, 36, 36, 1], and both classes of each."""
-    for batch in evaluation_examples(config, root).fixed(PER_REQUEST):
+    for batch in evaluation_batches(config, root).fixed(PER_REQUEST):
         classes = [set(present.nonzero().flatten().tolist()) for present in batch.present]
         yield batch.pixels.permute(0, 2, 3, 1).contiguous().numpy(), classes
 

@@ -28,7 +28,7 @@ from service.score import main as score_main
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import CLASSES, PAIRS, SIDE, run_model, write_bundle
 from training.config import DataConfig
-from training.data.batches import examples
+from training.data.batches import make_batches
 from training.data.images import Images
 
 # H rows, W columns
@@ -119,7 +119,7 @@ def test_a_stereo_pair_becomes_the_pixels_that_a_network_is_measured_on():
     data = DataConfig(name="toys", resize_pixels=48, crop_pixels=32, max_shift_pixels=0)
     views = [noise(seed, 96, 96) for seed in (0, 1)]
     images = Images(torch.from_numpy(np.stack(views)[None]), torch.tensor([0]))
-    (batch,) = examples(data, 5, images).fixed(1)
+    (batch,) = make_batches(data, 5, images).fixed(1)
     measured = batch.pixels[0].permute(1, 2, 0).numpy()  # [H, W, 2]
     served = views_to_input([Image.fromarray(view) for view in views], facts)
     np.testing.assert_array_equal(served, measured)

@@ -12,7 +12,7 @@ from export.contract.confidence import are_blank, are_confident, threshold_of, w
 from export.contract.manifest import read_manifest
 from export.evaluate import answers, run_config
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
-from training.data.batches import training_examples
+from training.data.batches import training_batches
 
 
 def test_the_threshold_is_the_largest_that_99_percent_of_the_right_answers_reach():
@@ -57,14 +57,14 @@ def test_what_is_asked_for_goes_before_the_models_own_threshold(tmp_path, own, a
 
 def test_export_measures_the_threshold_on_the_images_held_out_for_validation(trained_bundle):
     manifest = read_manifest(trained_bundle)
-    _, held_out = training_examples(run_config(manifest), Path("data"))
+    _, held_out = training_batches(run_config(manifest), Path("data"))
     found = manifest.confidence
     assert found.data == f"drawn, {len(held_out)} images held out of training for validation"
     encoder = (trained_bundle / "encoder.onnx").read_bytes()
     best = [
-        (float(one.max()), int(one.argmax()) == int(present.argmax()))
+        (float(one.max()), int(one.argmax()) == int(targets.argmax()))
         for probabilities, batch in answers(encoder, held_out)
-        for one, present in zip(probabilities, batch.present, strict=True)
+        for one, targets in zip(probabilities, batch.targets, strict=True)
     ]
     right = [probability for probability, is_right in best if is_right]
     wrong = [probability for probability, is_right in best if not is_right]

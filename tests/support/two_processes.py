@@ -11,7 +11,7 @@ import torch
 
 from tests.training.fit.test_loop import CONFIG, CPU, images
 from training.config import MatrixCapsNetConfig, RunConfig
-from training.data.batches import examples
+from training.data.batches import make_batches
 from training.data.images import hold_out
 from training.fit.distributed import Processes, together
 from training.fit.loop import Limits, Trainer
@@ -67,7 +67,7 @@ def fit(
     ended = {"error": ""}
     try:
         ended["finished"] = trainer.fit(
-            *(examples(config.data, 3, part) for part in parts), limits or Limits()
+            *(make_batches(config.data, 3, part) for part in parts), limits or Limits()
         )
     except ValueError as error:
         ended["error"] = str(error)

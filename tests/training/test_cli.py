@@ -15,7 +15,7 @@ import torch
 from tests.support.places import ROOT
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
-from training.data.batches import training_examples
+from training.data.batches import training_batches
 from training.models.capsnet import CapsNet
 from training.option_types import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
@@ -63,7 +63,7 @@ def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_
     every = replace(every, data=replace(every.data, validation_images=0), seed=1)
     monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: every)
     config = begin(tmp_path / "run", preset="drawn", start_from=tiny_run)
-    train, validation = training_examples(config, tmp_path)
+    train, validation = training_batches(config, tmp_path)
     assert (len(train), validation) == (4500, None)
 
 

@@ -16,7 +16,7 @@ from training.data.images import Images, hold_out, hold_out_toys
 from training.data.load import load_split
 from training.data.readers.folder import read_folder, refuse_changed
 from training.data.readers.smallnorb import ToySplit
-from training.data.seeding import ALL, Draws
+from training.data.seeding import ALL, RandomChoices
 from training.data.transforms import affnist_style
 from training.data.transforms.augment import (
     blank_some,
@@ -35,11 +35,11 @@ from training.data.viewpoints import are_familiar
 
 @dataclass(frozen=True)
 class Batch:
-    """Images, and what a network shall make of them; all float32.
+    """Images, and what a network is trained to make of them; all float32.
 
     Attributes:
         pixels: the images, [B, C, H, W], 0 to 1.
-        present: 1 where a class is in the image and 0 elsewhere, [B, J].
+        targets: 1 where a class is in the image and 0 elsewhere, [B, J].
         masks: for each object 1 at its class, which is to be drawn, [B, K, J].
         objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1; in
             the light it was taken in, however the brightness and contrast of `pixels` were changed.
@@ -48,7 +48,7 @@ class Batch:
     """
 
     pixels: Tensor
-    present: Tensor
+    targets: Tensor
     masks: Tensor
     objects: Tensor
     light: Tensor | None = None
@@ -57,9 +57,9 @@ class Batch:
         return len(self.pixels)
 
     @staticmethod
-    def of(pixels: Tensor, present: Tensor) -> "Batch":
+    def of(pixels: Tensor, targets: Tensor) -> "Batch":
         """Images that show one object each, or none."""
-        return Batch(pixels, present, present.unsqueeze(1), pixels.unsqueeze(1))
+        return Batch(pixels, targets, targets.unsqueeze(1), pixels.unsqueeze(1))
 
     def to(self, device: torch.device) -> "Batch":
         """The same on the device."""
@@ -71,7 +71,7 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         light = None if self.light is None else change(self.light)
         return Batch(
-            change(self.pixels), change(self.present), change(self.masks), change(self.objects), light
+            change(self.pixels), change(self.targets), change(self.masks), change(self.objects), light
         )
 
 
@@ -102,7 +102,7 @@ class SingleObjects:
         """The same images on the device."""
         return SingleObjects(self.config, self.classes, self.images.to(device))
 
-    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
+    def random(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
         """Augmented images to learn from.
 
         Args:
@@ -111,29 +111,29 @@ class SingleObjects:
             part: which of these are wanted; they are those of the whole batch.
         """
         config, batch = self.config, self.images[index[part]]
-        images, draws = batch.pixels, Draws(generator, len(index), part)
+        images, choices = batch.pixels, RandomChoices(generator, len(index), part)
         if config.name == "shifted-mnist":
-            images = affnist_style.shifted(images, draws)
+            images = affnist_style.shifted(images, choices)
         if config.crop_pixels:
-            images = random_crop(images, config.crop_pixels, draws)
+            images = random_crop(images, config.crop_pixels, choices)
         if config.flip:
-            images = random_flip(images, draws)
+            images = random_flip(images, choices)
         repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
-        objects = to_pixels(random_shift(images, config.max_shift_pixels, draws, repeat_edges))
-        present = F.one_hot(batch.labels, self.classes).float()
+        objects = to_pixels(random_shift(images, config.max_shift_pixels, choices, repeat_edges))
+        targets = F.one_hot(batch.labels, self.classes).float()
         if config.blank_fraction:
-            objects, present = blank_some(objects, present, config.blank_fraction, draws)
-        return self._in_random_light(Batch.of(objects, present), draws)
+            objects, targets = blank_some(objects, targets, config.blank_fraction, choices)
+        return self._in_random_light(Batch.of(objects, targets), choices)
 
-    def _in_random_light(self, batch: Batch, draws: Draws) -> Batch:
+    def _in_random_light(self, batch: Batch, choices: RandomChoices) -> Batch:
         """The same images to look at, with other brightness and contrast; to draw they stay what they are."""
         config = self.config
         if not config.max_brightness and config.contrast == (1, 1):
             return batch
         if config.light == "standardized":
-            return replace(batch, light=random_light(config.max_brightness, config.contrast, draws))
-        pixels = clamped_brightness(batch.pixels, config.max_brightness, draws)
-        return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, draws))
+            return replace(batch, light=random_light(config.max_brightness, config.contrast, choices))
+        pixels = clamped_brightness(batch.pixels, config.max_brightness, choices)
+        return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, choices))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
         """Every image, the same each time.
@@ -175,8 +175,8 @@ class OverlaidObjects:
         """The same images on the device."""
         return OverlaidObjects(self.config, self.classes, self.images.to(device))
 
-    def draw(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
-        """Each image with another one over it; the arguments are those of `SingleObjects.draw`."""
+    def random(self, index: Tensor, generator: torch.Generator, part: slice = ALL) -> Batch:
+        """Each image with another one over it; the arguments are those of `SingleObjects.random`."""
         return self._batch(self._maker.random(index, generator, part))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
@@ -185,14 +185,14 @@ class OverlaidObjects:
             yield self._batch(pairs)
 
     def _batch(self, pairs: Pairs) -> Batch:
-        present, masks = pairs.present(self.classes), pairs.masks(self.classes)
-        return Batch(to_pixels(pairs.pixels), present, masks, to_pixels(pairs.objects))
+        targets, masks = pairs.targets(self.classes), pairs.masks(self.classes)
+        return Batch(to_pixels(pairs.pixels), targets, masks, to_pixels(pairs.objects))
 
 
-Examples = SingleObjects | OverlaidObjects
+Batches = SingleObjects | OverlaidObjects
 
 
-def examples(config: DataConfig, classes: int, images: Images) -> Examples:
+def make_batches(config: DataConfig, classes: int, images: Images) -> Batches:
     """Images as the configuration shows them."""
     kind = OverlaidObjects if config.name == "multimnist" else SingleObjects
     return kind(config, classes, images)
@@ -228,7 +228,7 @@ def _from_viewpoints(data: DataConfig, split: Literal["train", "test"], root: Pa
     return Images.of(found)[torch.from_numpy(are_familiar(found, data.familiar) == familiar)]
 
 
-def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples | None]:
+def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | None]:
     """What a run learns from, and what is held out of it for validation: None if `validation_images` is 0.
 
     Args:
@@ -248,8 +248,8 @@ def training_examples(config: RunConfig, root: Path) -> tuple[Examples, Examples
             )
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
-    held_out = examples(config.data, classes, validation) if len(validation) else None
-    return examples(config.data, classes, train), held_out
+    held_out = make_batches(config.data, classes, validation) if len(validation) else None
+    return make_batches(config.data, classes, train), held_out
 
 
 def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
@@ -275,9 +275,9 @@ def _repeated(images: Images, epoch_images: int | None) -> Images:
     return images[torch.arange(epoch_images) % len(images)]
 
 
-def evaluation_examples(config: RunConfig, root: Path) -> Examples:
-    """What a run is measured on at the end; the arguments are those of `training_examples`."""
-    return examples(config.data, config.model.classes, load_images(config, "test", root))
+def evaluation_batches(config: RunConfig, root: Path) -> Batches:
+    """What a run is measured on at the end; the arguments are those of `training_batches`."""
+    return make_batches(config.data, config.model.classes, load_images(config, "test", root))
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 ALL = slice(None)
 
 
-class Draws(NamedTuple):
+class RandomChoices(NamedTuple):
     """Random choices for each image of a batch, of which a process may learn from a part alone.
 
     All are drawn, and those of the part are given out. So an image is changed in the same way however many
@@ -24,13 +24,13 @@ class Draws(NamedTuple):
     batch: int
     part: slice = ALL
 
-    def whole_numbers(self, below: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> Tensor:
+    def integers(self, below: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> Tensor:
         """Numbers from 0, int64 [*before, B, *after] for the B images of the part."""
         shape, device = (*before, self.batch, *after), self.generator.device
         every = torch.randint(below, shape, generator=self.generator, device=device)
         return every[(ALL,) * len(before) + (self.part,)]
 
-    def shares(self) -> Tensor:
+    def uniform(self) -> Tensor:
         """A number from 0 to 1 for each of the B images of the part, float32 [B]."""
         return torch.rand(self.batch, generator=self.generator, device=self.generator.device)[self.part]
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from training.config import LossConfig
 from training.data.batches import Batch
-from training.loss.objective import look_at
+from training.loss.objective import compute_losses
 from training.models.build import Network
 
 BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 gray levels
@@ -121,8 +121,8 @@ def gradient(model: Network, pixels: Tensor, classes: Tensor, config: LossConfig
     """
     with torch.enable_grad():
         shown = pixels.detach().requires_grad_()
-        present = F.one_hot(classes, model.config.classes).float()
-        loss = look_at(model, Batch.of(shown, present), config).classification  # a mean over images
+        targets = F.one_hot(classes, model.config.classes).float()
+        loss = compute_losses(model, Batch.of(shown, targets), config).classification  # a mean over images
         [found] = torch.autograd.grad(len(pixels) * loss, shown)
     return found
 

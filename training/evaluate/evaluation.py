@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from training.config import LossConfig
-from training.data.batches import Batch, Examples
+from training.data.batches import Batch, Batches
 from training.evaluate.metrics import Errors, exact_errors, object_errors
-from training.loss.objective import look_at
+from training.loss.objective import compute_losses
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
 
@@ -31,16 +31,16 @@ class Evaluation(Errors):
     reconstruction_loss: float
 
 
-def evaluate(model: Network, examples: Examples, config: LossConfig, versions: int = 1) -> Evaluation:
+def evaluate(model: Network, batches: Batches, config: LossConfig, versions: int = 1) -> Evaluation:
     """Classify images and reconstruct each object from the capsule of its true class.
 
     Args:
         model: on any device; it is evaluated with dropout off and left in the mode it was in.
-        examples: what to measure on.
+        batches: what to measure on.
         config: of the losses.
-        versions: how often each image is shown, see `examples.fixed`.
+        versions: how often each image is shown, see `batches.fixed`.
     """
-    return evaluate_batches(model, examples.fixed(BATCH, versions), examples.config.objects_per_image, config)
+    return evaluate_batches(model, batches.fixed(BATCH, versions), batches.config.objects_per_image, config)
 
 
 @torch.no_grad()
@@ -57,11 +57,11 @@ def evaluate_batches(
     try:
         for batch in batches:
             batch = batch.to(device)
-            found = look_at(model, batch, config)
+            found = compute_losses(model, batch, config)
             errors += torch.stack(
                 [
-                    exact_errors(found.probabilities, batch.present, per_image),
-                    object_errors(found.probabilities, batch.present, per_image),
+                    exact_errors(found.probabilities, batch.targets, per_image),
+                    object_errors(found.probabilities, batch.targets, per_image),
                 ]
             )
             images += len(batch)

@@ -48,25 +48,25 @@ def most_probable(probabilities: Tensor, objects: int) -> Tensor:
     return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, chosen, True)
 
 
-def exact_errors(probabilities: Tensor, present: Tensor, objects: int) -> Tensor:
+def exact_errors(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:
     """Images whose classes are not found exactly, all of them: the paper's MultiMNIST error.
 
     Args:
         probabilities: of each class, [B, J].
-        present: 1 at the `objects` classes that are in the image and 0 elsewhere, [B, J].
+        targets: 1 at the `objects` classes that are in the image and 0 elsewhere, [B, J].
         objects: how many an image shows.
 
     Returns:
         A count of at most B, int64 scalar on the device.
     """
-    wrong = most_probable(probabilities, objects) != present.bool()
+    wrong = most_probable(probabilities, objects) != targets.bool()
     return wrong.any(dim=1).sum()
 
 
-def object_errors(probabilities: Tensor, present: Tensor, objects: int) -> Tensor:
+def object_errors(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:
     """Objects that are not found, each counted on its own: what other papers call the MultiMNIST error.
 
     Args and the count are those of `exact_errors`, but of at most B * objects.
     """
-    missed = present.bool() & ~most_probable(probabilities, objects)
+    missed = targets.bool() & ~most_probable(probabilities, objects)
     return missed.sum()

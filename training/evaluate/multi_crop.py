@@ -34,12 +34,12 @@ def windows(size: int, crop: int) -> list[tuple[int, int]]:
     return [(middle + down, middle + right) for down, right in [(0, 0), *corners]]
 
 
-def window_probabilities(model: Network, examples: SingleObjects) -> Tensor:
+def window_probabilities(model: Network, batches: SingleObjects) -> Tensor:
     """What a network makes of each window of each image.
 
     Args:
         model: in evaluation mode.
-        examples: larger than the crops that the network is shown.
+        batches: larger than the crops that the network is shown.
 
     Returns:
         The probability of each class, float32 [W, N, J], on the CPU; of the central window first. Their mean
@@ -48,10 +48,10 @@ def window_probabilities(model: Network, examples: SingleObjects) -> Tensor:
     Raises:
         ValueError: the images are too small for windows beside the central one.
     """
-    crop, pixels = examples.config.crop_pixels or examples.size, examples.images.pixels
+    crop, pixels = batches.config.crop_pixels or batches.size, batches.images.pixels
     found = []
-    for top, left in windows(examples.size, crop):
+    for top, left in windows(batches.size, crop):
         window = pixels[:, :, top : top + crop, left : left + crop]
-        batches = (to_pixels(window[start : start + BATCH]) for start in range(0, len(window), BATCH))
-        found.append(class_probabilities(model, batches))
+        shown = (to_pixels(window[start : start + BATCH]) for start in range(0, len(window), BATCH))
+        found.append(class_probabilities(model, shown))
     return torch.stack(found)

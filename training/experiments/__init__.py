@@ -1,8 +1,8 @@
 """Tables and figures of the papers, each reproduced by name: `capsnet-train experiment NAME`.
 
-A module here is an experiment if its name is in EXPERIMENTS. It has two plans, FULL and QUICK, and
-`run(lab, plan)` measures what is not in the lab's rows yet, `report(rows)` gives the tables as Markdown,
-`draw(rows, file)` the figure.
+A module here is an experiment if its name is in EXPERIMENTS. It has two plans, FULL and QUICK.
+`run(runner, plan)` measures what the runner's rows do not hold yet, `report(rows)` gives the tables as
+Markdown, and `plot(rows, file)` saves the figure.
 """
 
 EXPERIMENTS = {

@@ -20,7 +20,7 @@ from training.data.load import FACTS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, markdown
 from training.experiments.quick import QUICK_FORM
-from training.experiments.runner import ROWS, Lab, Row, read_rows
+from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
 
 LOCK = ".lock"
@@ -46,12 +46,12 @@ class Claim:
     finished: bool = False
 
 
-def carry_out(name: str, lab: Lab, quick: bool, on: str | None = None) -> Path:
+def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None) -> Path:
     """Measure what has not been measured yet, then write the report.
 
     Args:
         name: a key of EXPERIMENTS.
-        lab: where; its `out` may hold rows of the same form of the experiment.
+        runner: where; its `out` may hold rows of the same form of the experiment.
         quick: the form for minutes of a CPU, not the paper's.
         on: a data set that a part of the experiment is for; that part alone. None carries out all.
 
@@ -69,18 +69,18 @@ def carry_out(name: str, lab: Lab, quick: bool, on: str | None = None) -> Path:
     plan = experiment.QUICK if quick else experiment.FULL
     if on is not None:
         plan = _part(name, plan, on)
-    with _locked(lab.out):
-        claim = _claim(lab.out, name, quick)
+    with _locked(runner.out):
+        claim = _claim(runner.out, name, quick)
         try:
-            experiment.run(lab, plan)
+            experiment.run(runner, plan)
         except MissingDataError as missing:
-            if not lab.rows():
-                _give_up(lab.out)
+            if not runner.rows():
+                _give_up(runner.out)
                 raise
-            report = write_report(lab.out)
+            report = write_report(runner.out)
             raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
-        _write_claim(lab.out, replace(claim, finished=on is None))
-        return write_report(lab.out)
+        _write_claim(runner.out, replace(claim, finished=on is None))
+        return write_report(runner.out)
 
 
 def _part(name: str, plan: Any, data: str) -> Any:
@@ -103,7 +103,7 @@ def write_report(out: Path) -> Path:
     try:
         text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
         if rows:
-            _module(claim.experiment).draw(rows, out / "figure.png")
+            _module(claim.experiment).plot(rows, out / "figure.png")
     except KeyError as missing:
         raise ValueError(
             f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
@@ -226,5 +226,5 @@ def _refuse_several_processes() -> None:
 
 
 def _module(name: str) -> Any:
-    """The experiment: FULL and QUICK plans, run(lab, plan), report(rows), draw(rows, file)."""
+    """The experiment: FULL and QUICK plans, run(runner, plan), report(rows), plot(rows, file)."""
     return import_module(f"training.experiments.{name.replace('-', '_')}")

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimizerConfig, RunConfig, differences
-from training.data.batches import Batch, Examples, examples, load_images, training_examples
+from training.data.batches import Batch, Batches, load_images, make_batches, training_batches
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
 from training.fit.loop import Limits
@@ -41,7 +41,7 @@ class Trained:
     Attributes:
         run: its folder.
         config: of the run.
-        model: in evaluation mode, on the lab's device; with which weights, says what returns it.
+        model: in evaluation mode, on the runner's device; with which weights, says what returns it.
         progress: at the end of the run.
     """
 
@@ -67,7 +67,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Runner:
     """Folders and device of an experiment.
 
     Attributes:
@@ -90,37 +90,37 @@ class Lab:
         """
         return read_rows(self.out)
 
-    def measure(self, key: Row, way: Row, find: Callable[[], Row]) -> Row:
-        """The row of a key, measured in this way: the one that is there, or else one that is measured now.
+    def measure(self, key: Row, settings: Row, find: Callable[[], Row]) -> Row:
+        """The row of a key with these settings: the one found before, or else measured now.
 
-        When a row is written, what an older plan left is removed, so that no mean is of two plans: the row of
-        the same key, measured in another way, and all rows of that row's kind (the same network with other
-        seeds, see `networks_of`) that were measured in another way than this.
+        A new row removes what an older plan left, so that no mean mixes two plans: the row of the same key
+        with other settings, and all rows of that row's kind (the same network with other seeds, see
+        `networks_of`) with other settings.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
-            way: how: `networks_of`, and how much it was measured on where the plan says so.
+            settings: how it is measured: `networks_of`, and what the plan says of the test images.
             find: measures it; its values may be numbers, texts, None, and lists and dictionaries of these.
 
         Raises:
             ValueError: a line of what was found before is damaged.
         """
         for row in self.rows():
-            if _has(row, key | way):
+            if _has(row, key | settings):
                 return row
-        row = key | way | find() | {"command": provenance.command_line()}
-        rows = _without_older_plan(self.rows(), key, way)  # as they are now: to find one takes hours
+        row = key | settings | find() | {"command": provenance.command_line()}
+        rows = _without_older_plan(self.rows(), key, settings)  # as they are now: to find one takes hours
         self.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(each) + "\n" for each in [*rows, row])
         checkpoint.write_atomically(self.out / ROWS, lines)
-        self._unfinished(key | way).unlink(missing_ok=True)
+        self._unfinished(key | settings).unlink(missing_ok=True)
         return row
 
     def count(self, what: Row, batches: Iterable[Batch], of_batch: Callable[[Batch], Tensor]) -> Tensor:
         """Counts summed over batches, for what takes hours: an interruption loses a minute of it.
 
         Args:
-            what: key and way of the row that the counts are for; once it is written, they are counted anew.
+            what: key and settings of the row that is counted for; its counts are removed once it is written.
             batches: the same ones each time.
             of_batch: counts of one of them, int64 on the CPU.
 
@@ -157,10 +157,10 @@ class Lab:
 
         Args:
             config: of the network, which is trained if it has not been.
-            versions: how often each image is shown, see `examples.fixed`.
+            versions: how often each image is shown, see `batches.fixed`.
             most: the first so many of the test images; None takes all.
         """
-        shown = self.evaluation_examples(config, most)
+        shown = self.evaluation_batches(config, most)
         trained = self.trained(config)
         found = evaluate(trained.model, shown, config.loss, versions)
         return {
@@ -170,15 +170,15 @@ class Lab:
             **trained.origin,
         }
 
-    def evaluation_examples(self, config: RunConfig, most: int | None = None) -> Examples:
-        """What a configuration's network is measured on, on the lab's device: it is made there, too.
+    def evaluation_batches(self, config: RunConfig, most: int | None = None) -> Batches:
+        """What a configuration's network is measured on, on the runner's device: it is made there, too.
 
         Args:
             config: of the network.
             most: the first so many of the test images; None takes all.
         """
         images = load_images(config, "test", self.root)[:most]
-        return examples(config.data, config.model.classes, images.to(self.device))
+        return make_batches(config.data, config.model.classes, images.to(self.device))
 
     def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
         """Write pictures for a figure into the experiment's folder; returns the file's name, for a row."""
@@ -205,7 +205,7 @@ class Lab:
 
     def _train(self, config: RunConfig) -> tuple[Path, checkpoint.Progress]:
         run = self.networks / run_name(config)
-        train, validation = training_examples(config, self.root)
+        train, validation = training_batches(config, self.root)
         with open_run(run, config, self.device) as trainer:
             tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
             before = trainer.before
@@ -271,17 +271,17 @@ def _has(row: Row, values: Row) -> bool:
     return all(name in row and row[name] == value for name, value in values.items())
 
 
-def _without_older_plan(rows: list[Row], key: Row, way: Row) -> list[Row]:
-    """What stays of some rows when one of this key is measured in this way; see `Lab.measure`."""
+def _without_older_plan(rows: list[Row], key: Row, settings: Row) -> list[Row]:
+    """What stays of some rows when one of this key is measured with these settings; see `Runner.measure`."""
     replaced = [row for row in rows if _has(row, key)]
     kinds = {row.get("kind") for row in replaced}
     others = [row for row in rows if row not in replaced]
-    return [row for row in others if row.get("kind") not in kinds or _agrees(row, way)]
+    return [row for row in others if row.get("kind") not in kinds or _agrees(row, settings)]
 
 
-def _agrees(row: Row, way: Row) -> bool:
-    """Whether a row was measured in no other way; the network may be that of another seed."""
-    return all(row.get(name, value) == value for name, value in way.items() if name != "network")
+def _agrees(row: Row, settings: Row) -> bool:
+    """Whether a row was measured with the same settings; the network may be that of another seed."""
+    return all(row.get(name, value) == value for name, value in settings.items() if name != "network")
 
 
 def networks_of(*configs: RunConfig) -> Row:

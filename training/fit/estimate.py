@@ -5,7 +5,7 @@ import time
 import torch
 
 from training.config import RunConfig
-from training.data.batches import Examples
+from training.data.batches import Batches
 from training.data.seeding import generator_for
 from training.fit.loop import steps_per_epoch
 from training.fit.step import Step
@@ -14,7 +14,7 @@ from training.models.build import build
 TIMED = 2  # steps, the faster counts; one before them compiles and allocates
 
 
-def hours_of_epoch(config: RunConfig, train: Examples) -> float:
+def hours_of_epoch(config: RunConfig, train: Batches) -> float:
     """Time of a pass over the training images on a CPU, without validation; it takes a few steps to find out.
 
     Args:
@@ -24,7 +24,7 @@ def hours_of_epoch(config: RunConfig, train: Examples) -> float:
     rate, size = config.optimizer.learning_rate, min(config.optimizer.batch_size, len(train))
     learn, seconds = Step(build(config.model), config.loss, rate), []
     for step in range(1 + TIMED):
-        batch = train.draw(torch.arange(size), generator_for(config.seed, step))
+        batch = train.random(torch.arange(size), generator_for(config.seed, step))
         begun = time.perf_counter()
         learn(batch, rate)
         seconds.append(time.perf_counter() - begun)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from training.config import OptimizerConfig, RunConfig
-from training.data.batches import Examples
+from training.data.batches import Batches
 from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit.distributed import ALONE, Processes
@@ -117,7 +117,7 @@ class Trainer:
             self.before = checkpoint.read_progress(newest)
             self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
-    def fit(self, train: Examples, validation: Examples | None, limits: Limits) -> bool:
+    def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
         """Train to the last epoch, or to the validation at which the configuration ends the run.
 
         A limit or a signal stops it before that. However it ends, it leaves a checkpoint. Without validation
@@ -193,12 +193,12 @@ class Trainer:
         in_vain = self.progress.epochs - self.progress.improved_epochs
         return (enough is not None and best <= enough) or (patience is not None and in_vain >= patience)
 
-    def _step(self, train: Examples, per_epoch: int) -> Tensor:
+    def _step(self, train: Batches, per_epoch: int) -> Tensor:
         """One optimizer step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
         generator = generator_for(self.config.seed, step, self.device)
         index = self._batch_index(len(train), per_epoch)
-        batch = train.draw(index, generator, self.processes.part(len(index)))
+        batch = train.random(index, generator, self.processes.part(len(index)))
         own = step * self.processes.count + self.processes.rank
         torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
         rate = learning_rate(self.config.optimizer, step, per_epoch)
@@ -253,13 +253,13 @@ class Trainer:
         where = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
         return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
 
-    def _validate(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+    def _validate(self, validation: Batches, log: Log, bar: "tqdm[Any]") -> None:
         """Measure the epoch's result, in the first process; the others hear of it."""
         if self.processes.first:
             self._measure(validation, log, bar)
         self.progress = self.processes.of_first(self.progress)
 
-    def _measure(self, validation: Examples, log: Log, bar: "tqdm[Any]") -> None:
+    def _measure(self, validation: Batches, log: Log, bar: "tqdm[Any]") -> None:
         found = evaluate(self.result, validation, self.config.loss)
         best = self.progress.best_error_percent
         self._count_improvement(found)

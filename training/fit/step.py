@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from training.config import LossConfig
 from training.data.batches import Batch
 from training.fit.distributed import ALONE, Processes
-from training.loss.objective import look_at, total_loss
+from training.loss.objective import compute_losses, total_loss
 from training.models.build import Network
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Step:
             spread_margin = self._config.spread_margins[1]
         margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
         light = () if batch.light is None else (batch.light,)
-        shown = (batch.pixels, batch.present, batch.masks, batch.objects, *light, margin)
+        shown = (batch.pixels, batch.targets, batch.masks, batch.objects, *light, margin)
         if self._capture_next:
             self._capture(shown)
         for group in self.optimizer.param_groups:
@@ -111,5 +111,5 @@ class _Losses(nn.Module):
         device = batch.pixels.device.type
         # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-            found = look_at(self.model, batch, self.config, margin)
+            found = compute_losses(self.model, batch, self.config, margin)
         return found.classification, found.reconstruction

@@ -12,12 +12,12 @@ from training.config import LossConfig
 LEAST = 1e-12  # of an activation: the logarithm of 0 has no gradient
 
 
-def margin_loss(lengths: Tensor, present: Tensor, config: LossConfig) -> Tensor:
+def margin_loss(lengths: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
     """Margin loss for digit existence (Eq. 4), summed over classes, mean over the batch.
 
     Args:
         lengths: of the class capsules, [B, J].
-        present: 1 where a class is in the image and 0 elsewhere, [B, J]; more than one may be.
+        targets: 1 where a class is in the image and 0 elsewhere, [B, J]; more than one may be.
         config: the margins and the weight of absent classes.
 
     Returns:
@@ -25,23 +25,23 @@ def margin_loss(lengths: Tensor, present: Tensor, config: LossConfig) -> Tensor:
     """
     too_short = (config.present_margin - lengths).clamp(min=0).square()
     too_long = (lengths - config.absent_margin).clamp(min=0).square()
-    return (present * too_short + config.absent_weight * (1 - present) * too_long).sum(dim=1).mean()
+    return (targets * too_short + config.absent_weight * (1 - targets) * too_long).sum(dim=1).mean()
 
 
-def spread_loss(activations: Tensor, present: Tensor, margin: float | Tensor) -> Tensor:
+def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor) -> Tensor:
     """Spread loss (Eq. 3, Hinton et al. 2018), summed over the absent classes, mean over the batch.
 
     Args:
         activations: of the class capsules, [B, J].
-        present: 1 for the one class that is in the image and 0 elsewhere, [B, J].
+        targets: 1 for the one class that is in the image and 0 elsewhere, [B, J].
         margin: an absent class is penalized unless it stays so far below the present one.
 
     Returns:
         A scalar.
     """
-    of_present = (present * activations).sum(dim=1, keepdim=True)
-    too_near = (margin - (of_present - activations)).clamp(min=0).square()
-    return ((1 - present) * too_near).sum(dim=1).mean()
+    of_target = (targets * activations).sum(dim=1, keepdim=True)
+    too_near = (margin - (of_target - activations)).clamp(min=0).square()
+    return ((1 - targets) * too_near).sum(dim=1).mean()
 
 
 def spread_margin(config: LossConfig, step: int, steps: int) -> float:
@@ -55,10 +55,10 @@ def spread_margin(config: LossConfig, step: int, steps: int) -> float:
     return first + (last - first) * min(step / max(steps - 1, 1), 1)
 
 
-def proportion_loss(activations: Tensor, present: Tensor) -> Tensor:
+def proportion_loss(activations: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of the activations divided by their sum, mean over the batch; both [B, J]."""
-    of_present, of_all = (present * activations).sum(dim=1), activations.sum(dim=1)
-    return ((of_all + LEAST).log() - (of_present + LEAST).log()).mean()
+    of_target, of_all = (targets * activations).sum(dim=1), activations.sum(dim=1)
+    return ((of_all + LEAST).log() - (of_target + LEAST).log()).mean()
 
 
 def reconstruction_loss(reconstruction: Tensor, pixels: Tensor) -> Tensor:
@@ -69,11 +69,11 @@ def reconstruction_loss(reconstruction: Tensor, pixels: Tensor) -> Tensor:
     return (reconstruction - pixels).square().flatten(1).sum(dim=1).mean()
 
 
-def softmax_loss(logits: Tensor, present: Tensor) -> Tensor:
+def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of a softmax over the classes, mean over the batch; both [B, J], one class present."""
-    return F.cross_entropy(logits, present)
+    return F.cross_entropy(logits, targets)
 
 
-def sigmoid_loss(logits: Tensor, present: Tensor) -> Tensor:
+def sigmoid_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of a sigmoid per class, summed over classes, mean over the batch; both [B, J]."""
-    return F.binary_cross_entropy_with_logits(logits, present, reduction="none").sum(dim=1).mean()
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1).mean()

@@ -23,7 +23,7 @@ from training.models.decoder import Decoder
 Number = TypeVar("Number", float, Tensor)
 
 
-class Outcome(NamedTuple):
+class LossOutput(NamedTuple):
     """What a network makes of a batch.
 
     Attributes:
@@ -43,7 +43,9 @@ def total_loss(classification: Number, reconstruction: Number, config: LossConfi
     return config.margin_weight * classification + config.reconstruction_weight * reconstruction
 
 
-def look_at(model: Network, batch: Batch, config: LossConfig, spread_margin: Tensor | None = None) -> Outcome:
+def compute_losses(
+    model: Network, batch: Batch, config: LossConfig, spread_margin: Tensor | None = None
+) -> LossOutput:
     """Show a batch to a network.
 
     Args:
@@ -55,28 +57,28 @@ def look_at(model: Network, batch: Batch, config: LossConfig, spread_margin: Ten
     if isinstance(model, BaselineCnn):
         logits = model(batch.pixels, batch.light).float()
         cross_entropy = softmax_loss if model.config.exclusive else sigmoid_loss
-        loss = cross_entropy(logits, batch.present)
-        return Outcome(model.probabilities(logits), loss, loss.new_zeros(()))
+        loss = cross_entropy(logits, batch.targets)
+        return LossOutput(model.probabilities(logits), loss, loss.new_zeros(()))
     poses, probabilities = model.classify(batch.pixels, batch.light)
-    loss = _classification_loss(probabilities, batch.present, config, spread_margin)
+    loss = _classification_loss(probabilities, batch.targets, config, spread_margin)
     if model.decoder is None:
-        return Outcome(probabilities, loss, loss.new_zeros(()))
+        return LossOutput(probabilities, loss, loss.new_zeros(()))
     drawn = reconstruct(model.decoder, poses, batch.masks)
-    return Outcome(probabilities, loss, reconstruction_loss(drawn, batch.objects))
+    return LossOutput(probabilities, loss, reconstruction_loss(drawn, batch.objects))
 
 
 def _classification_loss(
-    probabilities: Tensor, present: Tensor, config: LossConfig, spread_margin: Tensor | None
+    probabilities: Tensor, targets: Tensor, config: LossConfig, spread_margin: Tensor | None
 ) -> Tensor:
     """The one that is configured."""
     match config.classification:
         case "margin":
-            return margin_loss(probabilities, present, config)
+            return margin_loss(probabilities, targets, config)
         case "spread":
             margin = config.spread_margins[1] if spread_margin is None else spread_margin
-            return spread_loss(probabilities, present, margin)
+            return spread_loss(probabilities, targets, margin)
         case "cross-entropy":
-            return proportion_loss(probabilities, present)
+            return proportion_loss(probabilities, targets)
 
 
 def reconstruct(decoder: Decoder, poses: Tensor, masks: Tensor) -> Tensor:

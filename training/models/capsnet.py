@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
-from training.models.cpu.convolution import Convolution, rectified
+from training.models.cpu.convolution import Convolution, conv_relu
 from training.models.decoder import Decoder
 from training.models.official_initialization import initialize_officially
 from training.models.standardize import as_shown
@@ -65,8 +65,8 @@ class CapsNet(nn.Module):
         x = as_shown(pixels, self.config.standardize_per_image, light)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
-            x = rectified(layer, x)
-        features = rectified(self.conv1, x)
+            x = conv_relu(layer, x)
+        features = conv_relu(self.conv1, x)
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
         return v

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
-from training.models.cpu.convolution import Convolution, rectified
+from training.models.cpu.convolution import Convolution, conv_relu
 from training.models.decoder import Decoder
 from training.models.em import (
     OFFICIAL,
@@ -76,7 +76,7 @@ class MatrixCapsNet(nn.Module):
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
         x = as_shown(pixels, self.config.standardize_per_image, light)
-        features = rectified(self.conv, x)
+        features = conv_relu(self.conv, x)
         capsules = self.primary_caps(features)
         for layer in self.conv_caps:
             capsules = layer(capsules)

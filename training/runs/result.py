@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from training.config import RunConfig
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.data.readers.folder import find_again
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import Evaluation, evaluate
@@ -48,7 +48,7 @@ def measure(
         raise ValueError(
             f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
         )
-    test = evaluation_examples(config, root).to(device)
+    test = evaluation_batches(config, root).to(device)
     model = best.model
     data: TransformedSet = "affnist" if full else "affnist-style"
     transformed = None

@@ -15,7 +15,7 @@ from training.config import (
     presets,
     to_dict,
 )
-from training.data.batches import examples
+from training.data.batches import make_batches
 from training.data.images import Images
 from training.fit.loop import learning_rate
 from training.models.build import build
@@ -160,8 +160,8 @@ def test_every_presets_network_takes_the_images_that_it_is_shown(name):
     images = Images(
         torch.zeros(classes, *IMAGES.get(config.data.name, DIGITS), dtype=torch.uint8), torch.arange(classes)
     )
-    shown = examples(config.data, classes, images)
-    learned_from = shown.draw(torch.arange(classes), torch.Generator())
+    shown = make_batches(config.data, classes, images)
+    learned_from = shown.random(torch.arange(classes), torch.Generator())
     [measured_on] = shown.fixed(classes)
     with torch.device("meta"):  # no memory
         build(config.model)

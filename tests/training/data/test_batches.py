@@ -13,9 +13,9 @@ from training.config import (
     RunConfig,
     load_preset,
 )
-from training.data.batches import Batch, evaluation_examples, examples, training_examples
+from training.data.batches import Batch, evaluation_batches, make_batches, training_batches
 from training.data.images import Images
-from training.loss.objective import look_at
+from training.loss.objective import compute_losses
 from training.models.build import build
 from training.models.cpu.convolution import Convolution
 
@@ -29,7 +29,7 @@ def images(count=40, channels=1, size=28):
 
 
 def shown(name="mnist", some=None, **options):
-    return examples(DataConfig(name=name, **options), CLASSES, some or images())
+    return make_batches(DataConfig(name=name, **options), CLASSES, some or images())
 
 
 def generator(seed=0):
@@ -43,7 +43,7 @@ def all_fixed(some, batch=16, versions=1):
 def test_training_images_are_shifted_and_test_images_are_not():
     some = shown(max_shift_pixels=2)
     originals = some.images.pixels.float() / 255
-    drawn = some.draw(torch.arange(40), generator())
+    drawn = some.random(torch.arange(40), generator())
     unmoved = (drawn.pixels == originals).flatten(1).all(dim=1)
     assert unmoved.sum() < 10, "one in 25 is moved by nothing"
     assert torch.equal(all_fixed(some), originals)
@@ -51,30 +51,30 @@ def test_training_images_are_shifted_and_test_images_are_not():
 
 def test_the_same_generator_draws_the_same_batch():
     for some in (shown(), shown("multimnist"), shown("shifted-mnist")):
-        first, second = (some.draw(torch.arange(8), generator()) for _ in range(2))
+        first, second = (some.random(torch.arange(8), generator()) for _ in range(2))
         assert torch.equal(first.pixels, second.pixels)
 
 
 def test_one_object_is_what_the_image_shows():
-    batch = shown().draw(torch.arange(8), generator())
+    batch = shown().random(torch.arange(8), generator())
     assert torch.equal(batch.objects.squeeze(1), batch.pixels)
-    assert torch.equal(batch.masks.squeeze(1), batch.present)
-    assert torch.equal(batch.present.argmax(dim=1), torch.arange(8) % CLASSES)
+    assert torch.equal(batch.masks.squeeze(1), batch.targets)
+    assert torch.equal(batch.targets.argmax(dim=1), torch.arange(8) % CLASSES)
 
 
 def test_two_objects_lie_over_each_other_and_each_is_its_own_target():
-    batch = shown("multimnist", max_shift_pixels=4).draw(torch.arange(8), generator())
+    batch = shown("multimnist", max_shift_pixels=4).random(torch.arange(8), generator())
     assert batch.pixels.shape == (8, 1, 36, 36)
     torch.testing.assert_close(batch.objects.sum(dim=1).clamp(max=1), batch.pixels)
-    assert torch.equal(batch.masks.sum(dim=1), batch.present)
-    assert (batch.present.sum(dim=1) == 2).all()
+    assert torch.equal(batch.masks.sum(dim=1), batch.targets)
+    assert (batch.targets.sum(dim=1) == 2).all()
 
 
 def test_a_training_crop_lies_anywhere_and_the_test_crop_in_the_middle():
     some = shown(max_shift_pixels=0, crop_pixels=24)
     originals = some.images.pixels.float() / 255
     assert torch.equal(all_fixed(some), originals[:, :, 2:26, 2:26])
-    drawn = some.draw(torch.arange(40), generator()).pixels
+    drawn = some.random(torch.arange(40), generator()).pixels
     middle = (drawn == originals[:, :, 2:26, 2:26]).flatten(1).all(dim=1)
     assert drawn.shape == (40, 1, 24, 24)
     assert middle.sum() < 10, "one in 25 is the central one"
@@ -83,7 +83,7 @@ def test_a_training_crop_lies_anywhere_and_the_test_crop_in_the_middle():
 def test_half_of_the_training_images_are_mirrored():
     some = shown(max_shift_pixels=0, flip=True)
     originals = some.images.pixels.float() / 255
-    drawn = some.draw(torch.arange(40), generator()).pixels
+    drawn = some.random(torch.arange(40), generator()).pixels
     mirrored = (drawn == originals.flip(3)).flatten(1).all(dim=1)
     as_they_are = (drawn == originals).flatten(1).all(dim=1)
     assert (mirrored ^ as_they_are).all()
@@ -94,7 +94,7 @@ def test_half_of_the_training_images_are_mirrored():
 def test_brightness_and_contrast_change_training_images_only(options):
     some = shown(max_shift_pixels=0, **options)
     originals = some.images.pixels.float() / 255
-    drawn = some.draw(torch.arange(40), generator()).pixels
+    drawn = some.random(torch.arange(40), generator()).pixels
     assert (drawn != originals).flatten(1).any(dim=1).all()
     assert drawn.min() >= 0
     assert drawn.max() <= 1
@@ -107,7 +107,7 @@ LIGHT = {"max_brightness": 0.25, "contrast": (0.2, 1.8)}
 @pytest.mark.parametrize("light", ["pixels", "standardized"])
 def test_what_is_to_be_drawn_has_the_light_that_it_was_taken_in(light):
     some = shown(max_shift_pixels=0, **LIGHT, light=light)
-    batch = some.draw(torch.arange(40), generator())
+    batch = some.random(torch.arange(40), generator())
     assert torch.equal(batch.objects.squeeze(1), some.images.pixels.float() / 255)
     assert (light == "standardized") == torch.equal(batch.pixels, batch.objects.squeeze(1))
 
@@ -134,7 +134,7 @@ class Seen(Exception):  # noqa: N818  # no error
 @pytest.mark.parametrize("config", NETWORKS, ids=lambda config: config.architecture)
 def test_a_network_that_standardises_sees_the_light_that_was_changed(config):
     """By the order of Sec. 5, Hinton et al. 2018: the other way round it would see 0.006 deviations of it."""
-    batch = shown(max_shift_pixels=0, **LIGHT, light="standardized").draw(torch.arange(40), generator())
+    batch = shown(max_shift_pixels=0, **LIGHT, light="standardized").random(torch.arange(40), generator())
     network = build(config)
 
     def stop(_, inputs):
@@ -143,7 +143,7 @@ def test_a_network_that_standardises_sees_the_light_that_was_changed(config):
     first = next(layer for layer in network.modules() if isinstance(layer, Convolution))
     first.register_forward_pre_hook(stop)
     with pytest.raises(Seen) as seen:
-        look_at(network, batch, LossConfig())
+        compute_losses(network, batch, LossConfig())
     deviations, means = torch.std_mean(seen.value.args[0], dim=(1, 2, 3), correction=0)
     assert (means.abs() < 0.25).all()
     assert (deviations > 0.19).all()
@@ -163,8 +163,8 @@ VARIETY = {
 @pytest.mark.parametrize("name", VARIETY)
 def test_a_process_makes_its_part_of_the_batch_as_one_process_would(name):
     some = shown(name, **VARIETY[name])
-    whole = some.draw(torch.arange(24), generator())
-    part = some.draw(torch.arange(24), generator(), slice(8, 16))
+    whole = some.random(torch.arange(24), generator())
+    part = some.random(torch.arange(24), generator(), slice(8, 16))
     for found, expected in zip(astuple(part), astuple(whole[8:16]), strict=True):
         assert found is expected is None or torch.equal(found, expected)
 
@@ -173,7 +173,7 @@ def test_a_process_makes_its_part_of_the_batch_as_one_process_would(name):
 def test_a_process_does_not_touch_the_images_of_the_others(name):
     index = torch.arange(24)
     index[8:] = 10**6  # which there are not
-    assert len(shown(name, **VARIETY[name]).draw(index, generator(), slice(0, 8))) == 8
+    assert len(shown(name, **VARIETY[name]).random(index, generator(), slice(0, 8))) == 8
 
 
 def test_pictures_are_resized_once_for_all():
@@ -203,26 +203,26 @@ def test_each_version_of_the_test_images_is_another(name):
 def test_fewer_training_images_leave_the_held_out_ones_as_they_are(drawn_mnist_root):
     config = RunConfig(data=DataConfig(validation_images=100))
     few = replace(config, data=replace(config.data, training_images=50))
-    train, validation = training_examples(config, drawn_mnist_root)
-    some, same = training_examples(few, drawn_mnist_root)
+    train, validation = training_batches(config, drawn_mnist_root)
+    some, same = training_batches(few, drawn_mnist_root)
     assert (len(train), len(some), len(validation)) == (500, 50, 100)
     assert torch.equal(some.images.pixels, train.images.pixels[:50])
     assert torch.equal(same.images.pixels, validation.images.pixels)
-    assert len(evaluation_examples(config, drawn_mnist_root)) == 200
+    assert len(evaluation_batches(config, drawn_mnist_root)) == 200
 
 
 @pytest.mark.parametrize("name", ["mnist", "multimnist", "affnist"])
 def test_a_presets_images_have_the_size_that_its_network_takes(name, drawn_mnist_root):
     config = load_preset(name)
     config = replace(config, data=replace(config.data, validation_images=100))
-    train, _ = training_examples(config, drawn_mnist_root)
+    train, _ = training_batches(config, drawn_mnist_root)
     size = config.model.image_size
-    assert train.draw(torch.arange(4), generator()).pixels.shape == (4, 1, size, size)
-    assert next(evaluation_examples(config, drawn_mnist_root).fixed(4)).pixels.shape == (4, 1, size, size)
+    assert train.random(torch.arange(4), generator()).pixels.shape == (4, 1, size, size)
+    assert next(evaluation_batches(config, drawn_mnist_root).fixed(4)).pixels.shape == (4, 1, size, size)
 
 
 def test_a_part_of_a_batch_is_a_batch():
-    batch = shown("multimnist").draw(torch.arange(8), generator())
+    batch = shown("multimnist").random(torch.arange(8), generator())
     part = batch[2:5]
     assert isinstance(part, Batch)
     assert len(part) == 3

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.stereo_files import CATEGORIES, PAIRS, store
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import training_examples
+from training.data.batches import training_batches
 from training.data.load import load_split
 from training.data.readers.smallnorb import ToySplit
 from training.runs.run_config import _held_out
@@ -45,7 +45,7 @@ def toys(some, toy_of) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_one_toy_of_each_category_is_validated_on_and_never_trained_on(root, toy_of, seed):
-    train, validation = training_examples(holding_out(HELD_OUT, seed), root)
+    train, validation = training_batches(holding_out(HELD_OUT, seed), root)
     held_out, trained_on = toys(validation, toy_of), toys(train, toy_of)
     assert sorted(category for category, _ in held_out) == list(range(CATEGORIES))
     assert held_out | trained_on == set(toy_of.values())
@@ -55,31 +55,31 @@ def test_one_toy_of_each_category_is_validated_on_and_never_trained_on(root, toy
 
 
 def test_which_toys_are_held_out_depends_on_the_seed_alone(root, toy_of):
-    found = [toys(training_examples(holding_out(HELD_OUT, seed), root)[1], toy_of) for seed in (0, 0, 1)]
+    found = [toys(training_batches(holding_out(HELD_OUT, seed), root)[1], toy_of) for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
 
 
 def test_fewer_validation_images_are_some_of_all_held_out_toys_and_leave_the_training_images_as_they_are(
     root, toy_of
 ):
-    few, all_ = (training_examples(holding_out(count), root) for count in (60, HELD_OUT))
+    few, all_ = (training_batches(holding_out(count), root) for count in (60, HELD_OUT))
     assert len(few[1]) == 60
     assert toys(few[1], toy_of) == toys(all_[1], toy_of)
     assert few[0].images.pixels.equal(all_[0].images.pixels)
 
 
 def test_the_first_training_images_are_of_all_toys(root, toy_of):
-    train, _ = training_examples(holding_out(60, training_images=200), root)
+    train, _ = training_batches(holding_out(60, training_images=200), root)
     assert len(toys(train, toy_of)) == 4 * CATEGORIES
 
 
 def test_more_validation_images_than_the_toys_have_are_refused(root):
     with pytest.raises(ValueError, match=r"200 .* asked for; the toys held out have 16\d pairs"):
-        training_examples(holding_out(200), root)
+        training_batches(holding_out(200), root)
 
 
 def test_without_validation_images_all_toys_are_trained_on(root):
-    train, validation = training_examples(holding_out(0), root)
+    train, validation = training_batches(holding_out(0), root)
     assert (len(train), validation) == (PAIRS, None)
 
 

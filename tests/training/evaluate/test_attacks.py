@@ -118,10 +118,10 @@ def test_attacks_leave_images_and_network_as_they_were(network):
 def test_the_gradient_is_of_each_images_own_loss():
     """Written down for the two losses of capsules and for cross entropy, before any mean."""
     pixels, labels = torch.rand(4, 2, SIZE, SIZE), torch.tensor([0, 2, 1, 1])
-    present = F.one_hot(labels, CLASSES).float()
+    targets = F.one_hot(labels, CLASSES).float()
     of_network = {
-        "matrix": lambda p: 4 * spread_loss(p, present, 0.9),
-        "capsnet": lambda p: 4 * margin_loss(p, present, LossConfig()),
+        "matrix": lambda p: 4 * spread_loss(p, targets, 0.9),
+        "capsnet": lambda p: 4 * margin_loss(p, targets, LossConfig()),
         "cnn": lambda logits: F.cross_entropy(logits, labels, reduction="sum"),
     }
     for name, config in NETWORKS.items():

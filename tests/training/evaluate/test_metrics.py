@@ -34,11 +34,11 @@ def test_how_certain_the_network_is_does_not_matter():
 
 
 def test_errors_of_a_batch_add_up():
-    present = torch.eye(4)[[0, 1, 2]] + torch.eye(4)[3]
+    targets = torch.eye(4)[[0, 1, 2]] + torch.eye(4)[3]
     lengths = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
     each = [slice(i, i + 1) for i in range(3)]
-    assert exact_errors(lengths, present, 2) == sum(exact_errors(lengths[i], present[i], 2) for i in each)
-    assert object_errors(lengths, present, 2) == sum(object_errors(lengths[i], present[i], 2) for i in each)
+    assert exact_errors(lengths, targets, 2) == sum(exact_errors(lengths[i], targets[i], 2) for i in each)
+    assert object_errors(lengths, targets, 2) == sum(object_errors(lengths[i], targets[i], 2) for i in each)
 
 
 def test_with_one_object_both_count_the_usual_errors():

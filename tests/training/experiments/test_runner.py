@@ -1,4 +1,4 @@
-"""What a lab keeps, and when it measures anew."""
+"""What a runner keeps, and when it measures anew."""
 
 from dataclasses import replace
 
@@ -6,78 +6,78 @@ import pytest
 import torch
 
 from training.config import RunConfig
-from training.experiments.runner import Lab, describe, networks_of, run_name
+from training.experiments.runner import Runner, describe, networks_of, run_name
 
 CONFIG = RunConfig()
 OTHER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=7))
 
 
 @pytest.fixture
-def lab(tmp_path):
-    return Lab(tmp_path / "out", tmp_path / "networks", tmp_path / "data", torch.device("cpu"))
+def runner(tmp_path):
+    return Runner(tmp_path / "out", tmp_path / "networks", tmp_path / "data", torch.device("cpu"))
 
 
 def seeded(config, seed):
     return replace(config, seed=seed)
 
 
-def measure(lab, key, config, found, **way):
-    return lab.measure(key, networks_of(config) | way, lambda: {"found": found})["found"]
+def measure(runner, key, config, found, **settings):
+    return runner.measure(key, networks_of(config) | settings, lambda: {"found": found})["found"]
 
 
-def found(lab):
-    return [row["found"] for row in lab.rows()]
+def found(runner):
+    return [row["found"] for row in runner.rows()]
 
 
-def test_what_was_found_on_the_same_network_is_not_measured_again(lab):
-    assert measure(lab, {"method": "a"}, CONFIG, 1) == 1
-    assert measure(lab, {"method": "a"}, CONFIG, 2) == 1
+def test_what_was_found_on_the_same_network_is_not_measured_again(runner):
+    assert measure(runner, {"method": "a"}, CONFIG, 1) == 1
+    assert measure(runner, {"method": "a"}, CONFIG, 2) == 1
 
 
-def test_a_network_that_has_changed_is_measured_anew_and_its_old_row_goes(lab):
-    measure(lab, {"method": "a"}, CONFIG, 1)
-    assert measure(lab, {"method": "a"}, OTHER, 2) == 2
-    assert [(row["found"], row["network"]) for row in lab.rows()] == [(2, run_name(OTHER))]
+def test_a_network_that_has_changed_is_measured_anew_and_its_old_row_goes(runner):
+    measure(runner, {"method": "a"}, CONFIG, 1)
+    assert measure(runner, {"method": "a"}, OTHER, 2) == 2
+    assert [(row["found"], row["network"]) for row in runner.rows()] == [(2, run_name(OTHER))]
 
 
-def test_so_do_all_rows_of_networks_of_its_kind_and_no_others(lab):
+def test_so_do_all_rows_of_networks_of_its_kind_and_no_others(runner):
     for seed in (0, 1):
-        measure(lab, {"method": "a", "seed": seed}, seeded(CONFIG, seed), f"old {seed}")
+        measure(runner, {"method": "a", "seed": seed}, seeded(CONFIG, seed), f"old {seed}")
     cnn = replace(CONFIG, preset="mnist-cnn")
-    measure(lab, {"method": "b", "seed": 0}, cnn, "another")
-    measure(lab, {"method": "a", "seed": 0}, OTHER, "new")
-    assert found(lab) == ["another", "new"], "a mean over seeds would be of two plans"
+    measure(runner, {"method": "b", "seed": 0}, cnn, "another")
+    measure(runner, {"method": "a", "seed": 0}, OTHER, "new")
+    assert found(runner) == ["another", "new"], "a mean over seeds would be of two plans"
 
 
-def test_another_seed_is_not_another_plan(lab):
-    measure(lab, {"method": "a", "seed": 0}, seeded(CONFIG, 0), 1)
-    measure(lab, {"method": "a", "seed": 1}, seeded(CONFIG, 1), 2)
-    assert found(lab) == [1, 2]
+def test_another_seed_is_not_another_plan(runner):
+    measure(runner, {"method": "a", "seed": 0}, seeded(CONFIG, 0), 1)
+    measure(runner, {"method": "a", "seed": 1}, seeded(CONFIG, 1), 2)
+    assert found(runner) == [1, 2]
 
 
-def test_what_is_of_more_networks_together_than_before_is_measured_anew_alone(lab):
+def test_what_is_of_more_networks_together_than_before_is_measured_anew_alone(runner):
     members = [seeded(CONFIG, seed) for seed in range(3)]
     for seed in (0, 1):
-        measure(lab, {"seed": seed}, members[seed], f"seed {seed}")
+        measure(runner, {"seed": seed}, members[seed], f"seed {seed}")
     for count in (2, 3):
-        lab.measure({"networks": 2}, networks_of(*members[:count]), lambda count=count: {"found": count})
-    assert found(lab) == ["seed 0", "seed 1", 3]
+        runner.measure({"networks": 2}, networks_of(*members[:count]), lambda count=count: {"found": count})
+    assert found(runner) == ["seed 0", "seed 1", 3]
 
 
-def test_what_is_measured_on_more_images_is_measured_anew(lab):
-    measure(lab, {"method": "a"}, CONFIG, 1, versions=1)
-    assert measure(lab, {"method": "a"}, CONFIG, 2, versions=32) == 2
-    assert found(lab) == [2]
+def test_what_is_measured_on_more_images_is_measured_anew(runner):
+    measure(runner, {"method": "a"}, CONFIG, 1, versions=1)
+    assert measure(runner, {"method": "a"}, CONFIG, 2, versions=32) == 2
+    assert found(runner) == [2]
 
 
-def test_so_are_all_rows_that_were_measured_on_fewer_with_the_same_network(lab):
+def test_so_are_all_rows_that_were_measured_on_fewer_with_the_same_network(runner):
     for method in "abc":
-        measure(lab, {"method": method}, CONFIG, f"{method} of 1", images=1)
-    measure(lab, {"method": "a"}, CONFIG, "a of 2", images=2)
-    assert found(lab) == ["a of 2"], "stopped here, the report would be of two plans"
+        measure(runner, {"method": method}, CONFIG, f"{method} of 1", images=1)
+    measure(runner, {"method": "a"}, CONFIG, "a of 2", images=2)
+    assert found(runner) == ["a of 2"], "stopped here, the report would be of two plans"
 
 
-def test_counts_go_on_after_an_interruption(lab, monkeypatch):
+def test_counts_go_on_after_an_interruption(runner, monkeypatch):
     monkeypatch.setattr("training.experiments.runner.COUNTS_KEPT_S", -1.0)
     counted = []
 
@@ -91,28 +91,28 @@ def test_counts_go_on_after_an_interruption(lab, monkeypatch):
         return of_batch
 
     with pytest.raises(KeyboardInterrupt):
-        lab.count({"row": "a"}, range(5), count_until(3))
-    assert lab.count({"row": "another"}, range(2), count_until(None)).tolist() == [2, 1]
-    assert lab.count({"row": "a"}, range(5), count_until(None)).tolist() == [5, 10]
+        runner.count({"row": "a"}, range(5), count_until(3))
+    assert runner.count({"row": "another"}, range(2), count_until(None)).tolist() == [2, 1]
+    assert runner.count({"row": "a"}, range(5), count_until(None)).tolist() == [5, 10]
     assert counted == [0, 1, 2, 0, 1, 3, 4], "what was counted before is not counted again"
-    lab.measure(
-        {"row": "a"}, {}, lambda: {"found": lab.count({"row": "a"}, range(5), count_until(4)).tolist()}
+    runner.measure(
+        {"row": "a"}, {}, lambda: {"found": runner.count({"row": "a"}, range(5), count_until(4)).tolist()}
     )
     assert counted == [0, 1, 2, 0, 1, 3, 4], "nor before the row has been written"
-    assert [row["found"] for row in lab.rows()] == [[5, 10]]
-    [of_the_other] = lab.out.glob("unfinished-*")
+    assert [row["found"] for row in runner.rows()] == [[5, 10]]
+    [of_the_other] = runner.out.glob("unfinished-*")
     of_the_other.write_text('{"batches": 1')
     with pytest.raises(ValueError, match=f"{of_the_other.name} is damaged.*remove it"):
-        lab.count({"row": "another"}, range(2), count_until(None))
+        runner.count({"row": "another"}, range(2), count_until(None))
 
 
-def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(lab):
-    measure(lab, {"method": "a"}, CONFIG, 1)
-    file = lab.out / "rows.jsonl"
+def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(runner):
+    measure(runner, {"method": "a"}, CONFIG, 1)
+    file = runner.out / "rows.jsonl"
     damaged = file.read_bytes() + b'{"method": "b", "fou'
     file.write_bytes(damaged)
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is damaged"):
-        measure(lab, {"method": "c"}, CONFIG, 3)
+        measure(runner, {"method": "c"}, CONFIG, 3)
     assert file.read_bytes() == damaged
 
 

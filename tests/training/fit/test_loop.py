@@ -23,7 +23,7 @@ from training.config import (
     OptimizerConfig,
     RunConfig,
 )
-from training.data.batches import SingleObjects, examples
+from training.data.batches import SingleObjects, make_batches
 from training.data.images import Images, hold_out
 from training.evaluate.evaluation import evaluate
 from training.fit import loop
@@ -52,12 +52,12 @@ def fit(run, config=CONFIG, limits=None):
         checkpoint.write_config(run, config)
     trainer = Trainer(run, config, CPU, Progress())
     train, validation = hold_out(images(), config.data.validation_images, config.seed)
-    shown = [examples(config.data, 3, some) for some in (train, validation)]
+    shown = [make_batches(config.data, 3, some) for some in (train, validation)]
     return trainer, trainer.fit(*shown, limits or Limits())
 
 
 def shown(count=28):
-    return examples(CONFIG.data, 3, images(count))
+    return make_batches(CONFIG.data, 3, images(count))
 
 
 def weights(run, file="model.safetensors"):
@@ -193,7 +193,7 @@ def test_what_is_validated_is_the_average_that_is_saved(tmp_path):
     saved = checkpoint.load_model(tmp_path, checkpoint.newest_checkpoint(tmp_path), CPU)
     measured = [row for row in log(tmp_path) if row["kind"] == "validation"][-1]["reconstruction_loss"]
     by_average, by_weights = (
-        evaluate(model, examples(CONFIG.data, 3, validation), CONFIG.loss).reconstruction_loss
+        evaluate(model, make_batches(CONFIG.data, 3, validation), CONFIG.loss).reconstruction_loss
         for model in (saved, trainer.model)
     )
     assert measured == by_average != by_weights
@@ -304,9 +304,9 @@ class Clock(SingleObjects):
     def to(self, device):
         return self
 
-    def draw(self, index, generator, part):
+    def random(self, index, generator, part):
         Clock.seconds += 1
-        return super().draw(index, generator, part)
+        return super().random(index, generator, part)
 
     def fixed(self, batch, versions=1):
         Clock.seconds += 3600
@@ -357,7 +357,7 @@ def trained_on(seed, run, device=CPU):
     checkpoint.write_config(run, UNSHIFTED)
     trainer = Trainer(run, UNSHIFTED, device, Progress())
     start = {name: tensor.cpu().clone() for name, tensor in trainer.model.state_dict().items()}
-    assert trainer.fit(*(examples(UNSHIFTED.data, 3, images(n, seed)) for n in (28, 8)), Limits())
+    assert trainer.fit(*(make_batches(UNSHIFTED.data, 3, images(n, seed)) for n in (28, 8)), Limits())
     return start, weights(run)
 
 
@@ -389,7 +389,7 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     train = Step.__call__
 
     def watched(step, batch, *rates):
-        seen.append((batch.pixels.amax(dim=(1, 2, 3)) == 0, batch.present.sum(dim=1) == 0))
+        seen.append((batch.pixels.amax(dim=(1, 2, 3)) == 0, batch.targets.sum(dim=1) == 0))
         return train(step, batch, *rates)
 
     monkeypatch.setattr(Step, "__call__", watched)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.training.fit.test_loop import CONFIG, CPU, examples, hold_out, images
+from tests.training.fit.test_loop import CONFIG, CPU, hold_out, images, make_batches
 from tests.training.test_cli import status
-from training.experiments.runner import Lab, run_name
+from training.experiments.runner import Runner, run_name
 from training.fit.loop import Limits
 from training.fit.open_run import open_run
 from training.runs import checkpoint
@@ -20,7 +20,7 @@ LONGER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=3, cooldown_
 def train(run, config=CONFIG, limits=None, **options):
     parts = hold_out(images(), config.data.validation_images, config.seed)
     with open_run(run, config, CPU, **options) as trainer:
-        trainer.fit(*(examples(config.data, 3, part) for part in parts), limits or Limits())
+        trainer.fit(*(make_batches(config.data, 3, part) for part in parts), limits or Limits())
     return checkpoint.read_progress(checkpoint.newest_checkpoint(run))
 
 
@@ -55,11 +55,11 @@ def test_an_open_run_is_locked(tmp_path):
 
 
 def test_experiments_open_their_runs_alike(tmp_path):
-    lab = Lab(tmp_path / "out", tmp_path / "networks", tmp_path, CPU)
+    runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path, CPU)
     drawn = replace(CONFIG, model=replace(CONFIG.model, classes=10))
-    run = lab.networks / run_name(drawn)
+    run = runner.networks / run_name(drawn)
     with checkpoint.locked(run), pytest.raises(ValueError, match=f"another process is training in {run}"):
-        lab.trained(drawn)
+        runner.trained(drawn)
 
 
 def test_a_session_that_is_configured_otherwise_says_so(stopped):

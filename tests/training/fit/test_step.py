@@ -14,7 +14,7 @@ from benchmarks.training.straightforward import StraightforwardCapsNet, Straight
 from benchmarks.training.straightforward_em import LoopedCapsules
 from tests.support.places import ROOT
 from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, OptimizerConfig, RunConfig
-from training.data.batches import Batch, examples
+from training.data.batches import Batch, make_batches
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
 from training.fit.step import Step
@@ -55,7 +55,7 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
     shown = batch()
     step = Step(ours, LossConfig(), learning_rate=0.0)  # so that the gradients stay those of these weights
     loss = total(step(shown, 0.0))
-    expected = StraightforwardStep(plain, 0.0)(shown.pixels.double(), shown.present.double()).item()
+    expected = StraightforwardStep(plain, 0.0)(shown.pixels.double(), shown.targets.double()).item()
     assert loss == pytest.approx(expected, rel=1e-6)
     pairs = [
         (ours.conv1.weight, plain.conv1.weight),
@@ -76,7 +76,7 @@ def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation(
     plain = StraightforwardStep(StraightforwardCapsNet(ours), RATE)
     step = Step(ours, LossConfig(), RATE)
     losses = [total(step(shown, RATE)) for _ in range(5)]
-    assert losses == pytest.approx([plain(shown.pixels, shown.present).item() for _ in range(5)], rel=1e-4)
+    assert losses == pytest.approx([plain(shown.pixels, shown.targets).item() for _ in range(5)], rel=1e-4)
     assert losses[-1] < losses[0]
 
 
@@ -169,7 +169,7 @@ class TestOnCuda:
         shown = batch(device="cuda")
         step = Step(network(device="cuda"), LossConfig(), RATE)
         first = total(step(shown, 0.0))
-        assert total(step(Batch.of(1 - shown.pixels, shown.present), 0.0)) != pytest.approx(first, rel=1e-3)
+        assert total(step(Batch.of(1 - shown.pixels, shown.targets), 0.0)) != pytest.approx(first, rel=1e-3)
         assert total(step(shown, RATE)) == pytest.approx(first, rel=1e-3)
         assert total(step(shown, RATE)) < first
 
@@ -178,7 +178,7 @@ class TestOnCuda:
         checkpoint.write_config(tmp_path, config)
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         images = Images(torch.zeros(28, 1, 28, 28, dtype=torch.uint8), torch.arange(28) % 3)
-        shown = examples(config.data, 3, images).to(torch.device("cuda"))
+        shown = make_batches(config.data, 3, images).to(torch.device("cuda"))
         trainer._step(shown, per_epoch=7)  # captures, and fetches the epoch's order
         trainer._count_step(7)
         torch.cuda.set_sync_debug_mode("error")
@@ -192,7 +192,7 @@ class TestOnCuda:
         config = RunConfig(model=CONFIG, optimizer=OptimizerConfig(batch_size=4, epochs=1))
         images = Images(torch.arange(28).repeat(784).view(28, 1, 28, 28).byte(), torch.arange(28) % 3)
         checkpoint.write_config(tmp_path, config)
-        shown = examples(config.data, 3, images)
+        shown = make_batches(config.data, 3, images)
         Trainer(tmp_path, config, torch.device("cuda"), Progress()).fit(shown, shown, Limits(max_minutes=0))
         trainer = Trainer(tmp_path, config, torch.device("cuda"), Progress())
         assert trainer.progress.step == 1

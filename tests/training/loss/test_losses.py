@@ -6,15 +6,15 @@ from training.loss.losses import margin_loss, reconstruction_loss, sigmoid_loss,
 
 def test_margin_loss_is_equation_4_summed_over_classes():
     lengths = torch.tensor([[0.5, 0.3, 0.05]])
-    present = torch.tensor([[1.0, 0.0, 0.0]])
+    targets = torch.tensor([[1.0, 0.0, 0.0]])
     expected = (0.9 - 0.5) ** 2 + 0.5 * (0.3 - 0.1) ** 2 + 0.0
-    torch.testing.assert_close(margin_loss(lengths, present, LossConfig()), torch.tensor(expected))
+    torch.testing.assert_close(margin_loss(lengths, targets, LossConfig()), torch.tensor(expected))
 
 
 def test_margin_loss_is_the_mean_over_the_batch():
-    lengths, present = torch.rand(4, 3), torch.eye(3)[[0, 1, 2, 0]]
-    each = [margin_loss(lengths[i : i + 1], present[i : i + 1], LossConfig()) for i in range(4)]
-    torch.testing.assert_close(margin_loss(lengths, present, LossConfig()), torch.stack(each).mean())
+    lengths, targets = torch.rand(4, 3), torch.eye(3)[[0, 1, 2, 0]]
+    each = [margin_loss(lengths[i : i + 1], targets[i : i + 1], LossConfig()) for i in range(4)]
+    torch.testing.assert_close(margin_loss(lengths, targets, LossConfig()), torch.stack(each).mean())
 
 
 def test_margins_that_are_kept_cost_nothing():
@@ -47,7 +47,7 @@ def test_softmax_loss_is_minus_the_log_of_the_present_classs_probability():
 
 
 def test_sigmoid_loss_is_summed_over_classes_of_which_several_may_be_present():
-    logits, present = torch.randn(6, 4), torch.eye(4)[[0, 1, 2, 0, 1, 2]] + torch.eye(4)[3]
+    logits, targets = torch.randn(6, 4), torch.eye(4)[[0, 1, 2, 0, 1, 2]] + torch.eye(4)[3]
     p = logits.sigmoid()
-    expected = -(present * p.log() + (1 - present) * (1 - p).log()).sum(dim=1).mean()
-    torch.testing.assert_close(sigmoid_loss(logits, present), expected)
+    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(dim=1).mean()
+    torch.testing.assert_close(sigmoid_loss(logits, targets), expected)

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from training.config import Block, CapsNetConfig, CnnConfig, DataConfig, LossConfig
-from training.data.batches import Batch, examples
+from training.data.batches import Batch, make_batches
 from training.data.images import Images
 from training.evaluate.evaluation import evaluate
-from training.loss.objective import look_at, reconstruct, total_loss
+from training.loss.objective import compute_losses, reconstruct, total_loss
 from training.models.build import build
 from training.models.capsnet import lengths
 
@@ -21,7 +21,7 @@ def images(count=24):
 
 
 def pairs():
-    return examples(PAIRS, 4, images())
+    return make_batches(PAIRS, 4, images())
 
 
 def batch_of_pairs():
@@ -39,11 +39,11 @@ def test_each_object_is_drawn_from_its_own_capsule_alone():
 
 def test_the_reconstruction_loss_is_the_sum_over_both_objects():
     model, batch = build(CAPSNET), batch_of_pairs()
-    both = look_at(model, batch, LossConfig()).reconstruction
+    both = compute_losses(model, batch, LossConfig()).reconstruction
     each = [
-        look_at(
+        compute_losses(
             model,
-            Batch(batch.pixels, batch.present, batch.masks[:, k : k + 1], batch.objects[:, k : k + 1]),
+            Batch(batch.pixels, batch.targets, batch.masks[:, k : k + 1], batch.objects[:, k : k + 1]),
             LossConfig(),
         )
         for k in range(2)
@@ -55,7 +55,7 @@ def test_a_network_without_a_decoder_has_no_reconstruction_loss():
     model = build(
         CapsNetConfig(image_size=20, conv_channels=4, primary_types=2, classes=4, decoder_hidden=())
     )
-    assert look_at(model, batch_of_pairs(), LossConfig()).reconstruction == 0
+    assert compute_losses(model, batch_of_pairs(), LossConfig()).reconstruction == 0
 
 
 def test_the_margin_loss_is_weighted():
@@ -66,12 +66,12 @@ def test_the_margin_loss_is_weighted():
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_a_cnn_is_trained_by_the_cross_entropy_of_its_probabilities(exclusive):
     model = build(CnnConfig("cnn", image_size=20, classes=4, blocks=CNN.blocks, exclusive=exclusive))
-    present = torch.eye(4) if exclusive else torch.eye(4) + torch.eye(4).roll(1, 0)
-    found = look_at(model, Batch.of(torch.rand(4, 1, 20, 20), present), LossConfig())
+    targets = torch.eye(4) if exclusive else torch.eye(4) + torch.eye(4).roll(1, 0)
+    found = compute_losses(model, Batch.of(torch.rand(4, 1, 20, 20), targets), LossConfig())
     p = found.probabilities.double()
-    expected = -(present * p.log()).sum(dim=1)
+    expected = -(targets * p.log()).sum(dim=1)
     if not exclusive:
-        expected = expected - ((1 - present) * (1 - p).log()).sum(dim=1)
+        expected = expected - ((1 - targets) * (1 - p).log()).sum(dim=1)
     assert found.classification.item() == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_both_objects_must_be_named_for_an_image_to_be_right():
     with torch.no_grad():
         batch = batch_of_pairs()
         named = lengths(model(batch.pixels)).argsort(dim=1, descending=True)[:, :2]
-    truth = [set(row.nonzero().flatten().tolist()) for row in batch.present]
+    truth = [set(row.nonzero().flatten().tolist()) for row in batch.targets]
     right = [len(set(row.tolist()) & those) for row, those in zip(named, truth, strict=True)]
     assert found.errors == sum(count < 2 for count in right)
     assert found.object_errors == 48 - sum(right)

@@ -99,13 +99,13 @@ def test_the_loss_falls_where_each_class_stands_alone():
 def _loss_after_training(model: BaselineCnn) -> float:
     """What is left of the first loss on a problem of three bars."""
     pixels, labels = bars(48)
-    present = F.one_hot(labels, 3).float()
+    targets = F.one_hot(labels, 3).float()
     loss_of = softmax_loss if model.config.exclusive else sigmoid_loss
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(60):
         optimizer.zero_grad()
-        loss = loss_of(model(pixels), present)
+        loss = loss_of(model(pixels), targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

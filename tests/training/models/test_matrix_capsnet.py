@@ -14,7 +14,7 @@ from training.config import (
     load_preset,
     to_dict,
 )
-from training.data.batches import examples
+from training.data.batches import make_batches
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
 from training.loss.losses import proportion_loss, spread_loss, spread_margin
@@ -135,9 +135,9 @@ def test_a_configuration_survives_its_file():
 
 def test_spread_loss_penalises_what_is_nearer_than_the_margin():
     activations = torch.tensor([[0.9, 0.1, 0.6], [0.2, 0.3, 0.1]])
-    present = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
+    targets = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
     first, second = (0.5 - 0.3) ** 2, (0.5 + 0.1) ** 2 + (0.5 - 0.1) ** 2
-    assert spread_loss(activations, present, 0.5).item() == pytest.approx((first + second) / 2)
+    assert spread_loss(activations, targets, 0.5).item() == pytest.approx((first + second) / 2)
 
 
 def test_the_margin_grows_linearly_over_the_training():
@@ -154,10 +154,10 @@ def test_the_official_margin_is_a_sigmoid_of_the_step():
 
 
 def test_the_cross_entropy_is_of_shares():
-    activations, present = torch.tensor([[0.2, 0.6]]), torch.tensor([[0.0, 1.0]])
-    assert proportion_loss(activations, present).item() == pytest.approx(-torch.tensor(0.75).log().item())
+    activations, targets = torch.tensor([[0.2, 0.6]]), torch.tensor([[0.0, 1.0]])
+    assert proportion_loss(activations, targets).item() == pytest.approx(-torch.tensor(0.75).log().item())
     zero = torch.zeros(1, 2, requires_grad=True)
-    loss = proportion_loss(zero, present)
+    loss = proportion_loss(zero, targets)
     assert loss.isfinite()
     assert torch.autograd.grad(loss, zero)[0].isfinite().all()
 
@@ -186,6 +186,6 @@ def test_it_learns_to_tell_bright_bands_with_every_loss_and_in_every_ablation(tm
     )
     checkpoint.write_config(tmp_path, config)
     trainer = Trainer(tmp_path, config, torch.device("cpu"), Progress())
-    shown = examples(config.data, 3, Images(pixels, labels))
+    shown = make_batches(config.data, 3, Images(pixels, labels))
     trainer.fit(shown, shown, Limits())
     assert trainer.progress.best_error_percent < 10

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.data.images import Images
-from training.data.seeding import Draws, generator_for
+from training.data.seeding import RandomChoices, generator_for
 from training.data.transforms.placement import check_frame, place, random_corners
 
 FRAME_PIXELS = 40
@@ -25,12 +25,12 @@ MAX_SHEAR = 0.2
 SCALES = (0.8, 1.2)  # each axis has its own
 
 
-def shifted(pixels: Tensor, draws: Draws, frame: int = FRAME_PIXELS) -> Tensor:
+def shifted(pixels: Tensor, choices: RandomChoices, frame: int = FRAME_PIXELS) -> Tensor:
     """Place each image anywhere in a frame, for a training step.
 
     Args:
         pixels: square images, [B, C, H, H], any dtype.
-        draws: source of the places.
+        choices: source of the places.
         frame: height and width of the result.
 
     Returns:
@@ -40,7 +40,7 @@ def shifted(pixels: Tensor, draws: Draws, frame: int = FRAME_PIXELS) -> Tensor:
         ValueError: the frame is smaller than the images.
     """
     check_frame(pixels, frame)
-    return place(pixels, random_corners(draws, frame - pixels.shape[2]), frame)
+    return place(pixels, random_corners(choices, frame - pixels.shape[2]), frame)
 
 
 def shifted_set(
@@ -64,8 +64,8 @@ def shifted_set(
     check_frame(images.pixels, frame)
     for version in range(versions):
         spare = frame - images.pixels.shape[2]
-        draws = Draws(generator_for(seed, version), len(images))
-        corners = random_corners(draws, spare).to(images.pixels.device)
+        choices = RandomChoices(generator_for(seed, version), len(images))
+        corners = random_corners(choices, spare).to(images.pixels.device)
         for start in range(0, len(images), batch):
             some = slice(start, start + batch)
             yield Images(place(images.pixels[some], corners[:, some], frame), images.labels[some])

@@ -6,12 +6,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.data.seeding import Draws
+from training.data.seeding import RandomChoices
 
 # N images, B batch, C channels, H rows, W columns
 
 
-def random_shift(images: Tensor, max_shift: int, draws: Draws, repeat_edges: bool = False) -> Tensor:
+def random_shift(
+    images: Tensor, max_shift: int, choices: RandomChoices, repeat_edges: bool = False
+) -> Tensor:
     """Shift each image by its own whole number of pixels, zeros or its own edge coming in from outside.
 
     Sabour et al. 2017, Sec. 5, shift MNIST by up to 2 pixels in each direction.
@@ -19,7 +21,7 @@ def random_shift(images: Tensor, max_shift: int, draws: Draws, repeat_edges: boo
     Args:
         images: [B, C, H, W], any dtype.
         max_shift: both shifts are uniform in -max_shift..max_shift pixels, down and to the right.
-        draws: source of the shifts.
+        choices: source of the shifts.
         repeat_edges: for pictures whose ground is not black; else zeros.
 
     Returns:
@@ -35,17 +37,17 @@ def random_shift(images: Tensor, max_shift: int, draws: Draws, repeat_edges: boo
     # [B, C, H + 2 max_shift, W + 2 max_shift]
     padded = _edges_repeated(images, max_shift) if repeat_edges else F.pad(images, (max_shift,) * 4)
     # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
-    corners = draws.whole_numbers(2 * max_shift + 1, before=(2,))
+    corners = choices.integers(2 * max_shift + 1, before=(2,))
     return _windows(padded, corners, images.shape[2], images.shape[3])
 
 
-def random_crop(images: Tensor, size: int, draws: Draws) -> Tensor:
+def random_crop(images: Tensor, size: int, choices: RandomChoices) -> Tensor:
     """Take from each image its own square window, all places equally likely.
 
     Args:
         images: [B, C, H, W], any dtype.
         size: height and width of the windows, pixels.
-        draws: source of the places.
+        choices: source of the places.
 
     Returns:
         [B, C, size, size], same dtype and device.
@@ -56,7 +58,7 @@ def random_crop(images: Tensor, size: int, draws: Draws) -> Tensor:
     height, width = _check_crop(images, size)
     if height == width == size:
         return images
-    top, left = draws.whole_numbers(height - size + 1), draws.whole_numbers(width - size + 1)
+    top, left = choices.integers(height - size + 1), choices.integers(width - size + 1)
     return _windows(images, torch.stack([top, left]), size, size)
 
 
@@ -78,27 +80,27 @@ def center_crop(images: Tensor, size: int) -> Tensor:
     return images[:, :, top : top + size, left : left + size]
 
 
-def random_flip(images: Tensor, draws: Draws) -> Tensor:
+def random_flip(images: Tensor, choices: RandomChoices) -> Tensor:
     """Mirror each image left to right, or leave it, with equal probability.
 
     Args:
         images: [B, C, H, W], any dtype.
-        draws: source of the choice.
+        choices: source of the choice.
 
     Returns:
         [B, C, H, W], same dtype and device.
     """
-    mirrored = draws.shares() < 0.5
+    mirrored = choices.uniform() < 0.5
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
-def random_light(max_brightness: float, contrast: tuple[float, float], draws: Draws) -> Tensor:
+def random_light(max_brightness: float, contrast: tuple[float, float], choices: RandomChoices) -> Tensor:
     """How the light of each image changes, where a network changes it (`training/models/standardize.py`).
 
     Args:
         max_brightness: the amounts that are added are uniform in -max_brightness..max_brightness.
         contrast: least and largest factor of the differences to the mean; all between are equally likely.
-        draws: source of both.
+        choices: source of both.
 
     Returns:
         Amount and factor, float32 [B, 2].
@@ -106,16 +108,16 @@ def random_light(max_brightness: float, contrast: tuple[float, float], draws: Dr
     Raises:
         ValueError: max_brightness < 0, or the factors are not 0 <= least <= largest.
     """
-    return torch.stack([_amounts(max_brightness, draws), _factors(*contrast, draws)], dim=1)
+    return torch.stack([_amounts(max_brightness, choices), _factors(*contrast, choices)], dim=1)
 
 
-def clamped_brightness(pixels: Tensor, most: float, draws: Draws) -> Tensor:
+def clamped_brightness(pixels: Tensor, most: float, choices: RandomChoices) -> Tensor:
     """Make each image lighter or darker, all its pixels by the same amount, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
         most: the amounts are uniform in -most..most.
-        draws: source of the amounts.
+        choices: source of the amounts.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
@@ -125,17 +127,17 @@ def clamped_brightness(pixels: Tensor, most: float, draws: Draws) -> Tensor:
     """
     if most == 0:
         return pixels
-    return (pixels + _per_image(_amounts(most, draws))).clamp(0, 1)
+    return (pixels + _per_image(_amounts(most, choices))).clamp(0, 1)
 
 
-def clamped_contrast(pixels: Tensor, least: float, most: float, draws: Draws) -> Tensor:
+def clamped_contrast(pixels: Tensor, least: float, most: float, choices: RandomChoices) -> Tensor:
     """Scale what each image's pixels differ by from the mean of their channel, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
         least: smallest factor; 1 changes nothing.
         most: largest factor; all between are equally likely.
-        draws: source of the factors.
+        choices: source of the factors.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
@@ -146,7 +148,7 @@ def clamped_contrast(pixels: Tensor, least: float, most: float, draws: Draws) ->
     if least == most == 1:
         return pixels
     mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
-    return (mean + _per_image(_factors(least, most, draws)) * (pixels - mean)).clamp(0, 1)
+    return (mean + _per_image(_factors(least, most, choices)) * (pixels - mean)).clamp(0, 1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -175,20 +177,22 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.from_numpy(resized).unflatten(0, images.shape[:2]).to(images.device)
 
 
-def blank_some(pixels: Tensor, present: Tensor, share: float, draws: Draws) -> tuple[Tensor, Tensor]:
+def blank_some(
+    pixels: Tensor, targets: Tensor, share: float, choices: RandomChoices
+) -> tuple[Tensor, Tensor]:
     """Replace a random share of the images by empty ones, in which no class is present.
 
     Args:
         pixels: images, 0 where there is nothing, [B, C, H, W].
-        present: 1 where a class is in the image, [B, J].
+        targets: 1 where a class is in the image, [B, J].
         share: of the images, 0 to 1.
-        draws: source of the choice.
+        choices: source of the choice.
 
     Returns:
         Images and what is present in them, same shapes and dtypes.
     """
-    kept = draws.shares() >= share
-    return pixels * kept[:, None, None, None], present * kept[:, None]
+    kept = choices.uniform() >= share
+    return pixels * kept[:, None, None, None], targets * kept[:, None]
 
 
 def _edges_repeated(images: Tensor, width: int) -> Tensor:
@@ -222,18 +226,18 @@ def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
     return height, width
 
 
-def _amounts(most: float, draws: Draws) -> Tensor:
+def _amounts(most: float, choices: RandomChoices) -> Tensor:
     """Uniform in -most..most, [B]."""
     if most < 0:
         raise ValueError(f"most must be at least 0, got {most}")
-    return most * (2 * draws.shares() - 1)
+    return most * (2 * choices.uniform() - 1)
 
 
-def _factors(least: float, most: float, draws: Draws) -> Tensor:
+def _factors(least: float, most: float, choices: RandomChoices) -> Tensor:
     """Uniform in least..most, [B]."""
     if not 0 <= least <= most:
         raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
-    return least + (most - least) * draws.shares()
+    return least + (most - least) * choices.uniform()
 
 
 def _per_image(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.data.images import Images
-from training.data.seeding import ALL, Draws, generator_for
+from training.data.seeding import ALL, RandomChoices, generator_for
 from training.data.transforms.placement import place, random_corners
 
 MAX_SHIFT_PIXELS = 4  # in each direction, so 28x28 becomes 36x36
@@ -43,7 +43,7 @@ class Pairs:
         """For each object 1 at its class and 0 elsewhere, float32 [B, 2, J]: what the decoder shall draw."""
         return F.one_hot(self.labels, classes).float()
 
-    def present(self, classes: int) -> Tensor:
+    def targets(self, classes: int) -> Tensor:
         """1 at both classes and 0 elsewhere, float32 [B, J]."""
         return self.masks(classes).sum(dim=1)
 
@@ -86,7 +86,9 @@ class PairMaker:
         Returns:
             These pairs; `labels` and `objects` begin with the image that `first` names.
         """
-        return self._overlay(first[part], *self._draw(first[part], Draws(generator, len(first), part)))
+        return self._overlay(
+            first[part], *self._draw(first[part], RandomChoices(generator, len(first), part))
+        )
 
     def fixed(self, batch: int, seed: int = 0, partners: int = 1) -> Iterator[Pairs]:
         """Every image with a number of partners, the same ones each time: a test or validation set.
@@ -102,16 +104,16 @@ class PairMaker:
         """
         every = torch.arange(len(self.images), device=self.images.labels.device)
         for round_ in range(partners):
-            second, corners = self._draw(every, Draws(generator_for(seed, round_), len(every)))
+            second, corners = self._draw(every, RandomChoices(generator_for(seed, round_), len(every)))
             for start in range(0, len(every), batch):
                 some = slice(start, start + batch)
                 yield self._overlay(every[some], second[some], corners[:, some])
 
-    def _draw(self, first: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _draw(self, first: Tensor, choices: RandomChoices) -> tuple[Tensor, Tensor]:
         """Partners [B] and corners [2, B, 2], on the images' device."""
         # So much larger than any set that the remainder is uniform for all that can be told.
-        drawn = draws.whole_numbers(2**62)
-        corners = random_corners(draws, 2 * self.max_shift, objects=(2,))
+        drawn = choices.integers(2**62)
+        corners = random_corners(choices, 2 * self.max_shift, objects=(2,))
         labels = self.images.labels[first]
         own_start, own_count = self._starts[labels], self._counts[labels]
         place_among_others = drawn.to(first.device) % (len(self.images) - own_count)

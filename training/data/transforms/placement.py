@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.data.seeding import Draws
+from training.data.seeding import RandomChoices
 
 
 def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
@@ -39,9 +39,9 @@ def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
     ]
 
 
-def random_corners(draws: Draws, spare: int, objects: tuple[int, ...] = ()) -> Tensor:
+def random_corners(choices: RandomChoices, spare: int, objects: tuple[int, ...] = ()) -> Tensor:
     """Corners uniform in 0..spare pixels for the objects of each image, int64 [2, B, *objects]."""
-    return draws.whole_numbers(spare + 1, before=(2,), after=objects)
+    return choices.integers(spare + 1, before=(2,), after=objects)
 
 
 def check_frame(images: Tensor, frame: int) -> None:

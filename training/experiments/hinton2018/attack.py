@@ -21,13 +21,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from training.config import LossConfig, RunConfig, load_preset
-from training.data.batches import Batch, Examples
+from training.data.batches import Batch, Batches
 from training.data.load import FACTS
 from training.evaluate import attacks
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, said_of, without_decoder
-from training.experiments.runner import Lab, Row, Trained, data_sets, measure_each, networks_of
+from training.experiments.runner import Row, Runner, Trained, data_sets, measure_each, networks_of
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
 
@@ -108,14 +108,14 @@ class Attack:
         of_bim = partial(attacks.bim, steps=self.steps, config=config, targeted=self.targeted)
         return torch.stack([of_bim(model, pixels, classes, epsilon) for epsilon in self.epsilons])
 
-    def classes(self, present: Tensor) -> Tensor:
+    def classes(self, targets: Tensor) -> Tensor:
         """What the loss takes images for: the right class, or every one in turn, int64 [A, B].
 
-        `present` is 1 for the right class, [B, J].
+        `targets` is 1 for the right class, [B, J].
         """
         if not self.targeted:
-            return present.argmax(dim=1).unsqueeze(0)
-        return torch.arange(present.shape[1], device=present.device)[:, None].expand(-1, len(present))
+            return targets.argmax(dim=1).unsqueeze(0)
+        return torch.arange(targets.shape[1], device=targets.device)[:, None].expand(-1, len(targets))
 
 
 def _attacks(plan: Plan) -> list[Attack]:
@@ -125,31 +125,31 @@ def _attacks(plan: Plan) -> list[Attack]:
     return [Attack(name, steps[name], targeted, plan.epsilons) for name in steps for targeted in both]
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Measure gradients and attack each network, on the data that is there."""
-    measure_each(plan.networks, partial(_run, lab, plan))
+    measure_each(plan.networks, partial(_run, runner, plan))
 
 
-def _run(lab: Lab, plan: Plan, data: str) -> None:
+def _run(runner: Runner, plan: Plan, data: str) -> None:
     """All that is measured on one data set.
 
     Every row is of all networks and of the whole plan, so that none outlives the others.
     """
     configs = plan.networks[data]
-    train = cache(lab.trained)  # once, and not at all if there is nothing to find
-    load = cache(partial(lab.evaluation_examples, configs[MATRIX], plan.images))
-    way = networks_of(*configs.values())
-    way |= {"at_most": plan.images, "epsilons": list(plan.epsilons), "bim_steps": plan.bim_steps}
+    train = cache(runner.trained)  # once, and not at all if there is nothing to find
+    load = cache(partial(runner.evaluation_batches, configs[MATRIX], plan.images))
+    settings = networks_of(*configs.values())
+    settings |= {"at_most": plan.images, "epsilons": list(plan.epsilons), "bim_steps": plan.bim_steps}
     for method, config in configs.items():
         key: Row = {"measured": "gradient", "data": data, "method": method}
-        lab.measure(key, way, partial(_measure_gradient, train, load, config))
+        runner.measure(key, settings, partial(_measure_gradient, train, load, config))
     for attack in _attacks(plan):
         for source in ATTACKED:
             victims = {victim: configs[victim] for victim in shown_to(source)}
             key = {"measured": "attack", "data": data, "attack": attack.name, "targeted": attack.targeted}
             key["source"] = source
-            find = partial(_measure_attack, lab, train, load, victims, attack, key | way)
-            lab.measure(key, way, find)
+            find = partial(_measure_attack, runner, train, load, victims, attack, key | settings)
+            runner.measure(key, settings, find)
 
 
 def shown_to(source: str) -> list[str]:
@@ -159,7 +159,7 @@ def shown_to(source: str) -> list[str]:
 
 
 Train = Callable[[RunConfig], Trained]
-Load = Callable[[], Examples]
+Load = Callable[[], Batches]
 
 
 def _measure_gradient(train: Train, load: Load, config: RunConfig) -> Row:
@@ -172,7 +172,7 @@ def _measure_gradient(train: Train, load: Load, config: RunConfig) -> Row:
     climbed = attacks.with_widest_margins(config.loss)
     right, without, zeros, sizes = [], [], [], []
     for batch in images.fixed(BATCH):
-        labels = batch.present.argmax(dim=1)
+        labels = batch.targets.argmax(dim=1)
         found = attacks.gradient(trained.model, batch.pixels, labels, climbed).flatten(1)
         in_training = attacks.gradient(trained.model, batch.pixels, labels, config.loss).flatten(1)
         right.append(answers(trained.model, batch.pixels) == labels)
@@ -197,7 +197,7 @@ def _percent(shares: Tensor) -> float:
 
 
 def _measure_attack(
-    lab: Lab, train: Train, load: Load, victims: dict[str, RunConfig], attack: Attack, what: Row
+    runner: Runner, train: Train, load: Load, victims: dict[str, RunConfig], attack: Attack, what: Row
 ) -> Row:
     """Attack the first of these networks, and show what is made to all of them; `what` names the row.
 
@@ -209,12 +209,14 @@ def _measure_attack(
     models = {victim: train(config).model for victim, config in victims.items()}
     config, images = next(iter(victims.values())), load()
     batches = tqdm(images.fixed(BATCH), attack.name, -(-len(images) // BATCH), leave=False)
-    counts = lab.count(what, batches, partial(hits, list(models.values()), attack=attack, config=config.loss))
+    counts = runner.count(
+        what, batches, partial(hits, list(models.values()), attack=attack, config=config.loss)
+    )
     percent = 100 * counts.double() / len(images)  # [victims, A, E]
     found = {"percent": dict(zip(models, percent.mean(dim=1).tolist(), strict=True))}
     if attack.targeted:
         found["percent_by_class"] = dict(zip(models, percent.tolist(), strict=True))
-    pictures = {} if attack.targeted else _strip(lab, models, images, attack, config)
+    pictures = {} if attack.targeted else _strip(runner, models, images, attack, config)
     return {"images": len(images), "classes": config.model.classes, **found, **pictures}
 
 
@@ -230,7 +232,7 @@ def hits(models: Sequence[Network], batch: Batch, attack: Attack, config: LossCo
     Returns:
         int64 [models, A, E], on the CPU.
     """
-    classes = attack.classes(batch.present)
+    classes = attack.classes(batch.targets)
     counts = torch.zeros(len(models), len(classes), len(attack.epsilons), dtype=torch.int64)
     for a, of_attack in enumerate(classes):
         for e, pixels in enumerate(attack.examples(models[0], batch.pixels, of_attack, config)):
@@ -246,17 +248,19 @@ def answers(model: Network, pixels: Tensor) -> Tensor:
     return scores.argmax(dim=1)
 
 
-def _strip(lab: Lab, models: dict[str, Network], images: Examples, attack: Attack, config: RunConfig) -> Row:
+def _strip(
+    runner: Runner, models: dict[str, Network], images: Batches, attack: Attack, config: RunConfig
+) -> Row:
     """The first image, untouched and at each epsilon, and what the attacked network takes it for."""
     method, model = next(iter(models.items()))
     batch = next(images.fixed(1))
-    made = attack.examples(model, batch.pixels, batch.present.argmax(dim=1), config.loss)
+    made = attack.examples(model, batch.pixels, batch.targets.argmax(dim=1), config.loss)
     pixels = torch.cat([batch.pixels, *made])  # [1 + E, C, H, W]
     name = f"{config.data.name}-{attack.name}-{method}".lower().replace(" ", "-")
     names = FACTS[config.data.name].class_names
     return {
-        "label": names[int(batch.present.argmax())],
-        "pictures": lab.keep(name, (255 * pixels[:, 0]).round().byte().cpu().numpy()),  # of the first view
+        "label": names[int(batch.targets.argmax())],
+        "pictures": runner.keep(name, (255 * pixels[:, 0]).round().byte().cpu().numpy()),  # of the first view
         "answers": [names[answer] for answer in answers(model, pixels).tolist()],
     }
 
@@ -397,7 +401,7 @@ LINES = {FGSM: "-", BIM: "--"}
 RIGHT, WRONG = "#7dff8a", "#ff7d7d"  # answers, on gray
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """For each data set: untargeted and targeted, white and black box; below, the first image attacked."""
     sets = data_sets(rows)
     with figure.saved(file, columns=2, rows=3 * len(sets)) as axes:
@@ -409,17 +413,17 @@ def draw(rows: list[Row], file: Path) -> None:
             made = [row for row in of_data if row["measured"] == "attack"]
             for axis, (targeted, black) in zip(panels, PANELS, strict=True):
                 some = [row for row in made if row["targeted"] == targeted]
-                _draw_panel(axis, some, start, black)
+                _plot_panel(axis, some, start, black)
                 box = f"black box, made on the {CNN}" if black else "white box"
                 axis.set_title(f"{data}, {'targeted' if targeted else 'untargeted'}, {box}")
                 axis.set_ylabel("taken for the target, %" if targeted else "test accuracy, %")
             for axis, attack in zip(strips, LINES, strict=True):
                 some = [row for row in made if row["attack"] == attack and not row["targeted"]]
-                _draw_strips(axis, file.parent, some)
+                _plot_strips(axis, file.parent, some)
                 axis.set_title(f"{data}, untargeted {attack}, epsilon")
 
 
-def _draw_panel(axis: Any, made: list[Row], start: dict[str, float], black: bool) -> None:
+def _plot_panel(axis: Any, made: list[Row], start: dict[str, float], black: bool) -> None:
     """A line for each attack and network that is shown the result, beginning where nothing is changed."""
     axis.set_ylim(-3, 103)
     axis.set_xlabel("epsilon")
@@ -443,7 +447,7 @@ def _draw_panel(axis: Any, made: list[Row], start: dict[str, float], black: bool
     axis.set_xlim(0, epsilons[-1])
 
 
-def _draw_strips(axis: Any, folder: Path, made: list[Row]) -> None:
+def _plot_strips(axis: Any, folder: Path, made: list[Row]) -> None:
     """The first image at each epsilon, a line for each network that was attacked, with its answers."""
     axis.grid(visible=False)
     axis.set_frame_on(False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from training.config import RunConfig, load_preset
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, data_sets, measure_each, networks_of
+from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
 from training.experiments.sabour2017 import cifar10
 
 PAPER = {"mnist": 0.44, "cifar10": 11.9}  # error in percent
@@ -42,20 +42,20 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train a network with each seed on each set that is there, and measure it."""
-    measure_each(plan.networks, partial(_run_on, lab, plan), all_wanted=True)
+    measure_each(plan.networks, partial(_run_on, runner, plan), all_wanted=True)
 
 
-def _run_on(lab: Lab, plan: Plan, data: str) -> None:
+def _run_on(runner: Runner, plan: Plan, data: str) -> None:
     config = plan.networks[data]
     if data == "cifar10":
-        config = cifar10.on_hand(config, lab.root)
+        config = cifar10.on_hand(config, runner.root)
     for seed in plan.seeds:
         seeded = replace(config, seed=seed)
         key: Row = {"data": config.data.name, "seed": seed}
-        way = networks_of(seeded) | {"at_most": plan.test_images}
-        lab.measure(key, way, partial(lab.measured_on_test, seeded, most=plan.test_images))
+        settings = networks_of(seeded) | {"at_most": plan.test_images}
+        runner.measure(key, settings, partial(runner.measured_on_test, seeded, most=plan.test_images))
 
 
 def report(rows: list[Row]) -> str:
@@ -85,7 +85,7 @@ def _said(rows: list[Row]) -> str:
     return " ".join(f"{data} is {count} test images." for data, count in which.items())
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Errors of every seed beside the paper's."""
     sets = data_sets(rows)
     with figure.saved(file, columns=len(sets), height=1.6) as axes:

@@ -13,7 +13,7 @@ from training.evaluate.multi_crop import DISTANCES, window_probabilities
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.runner import Lab, Row, data_sets, measure_each
+from training.experiments.runner import Row, Runner, data_sets, measure_each
 
 CAPSULES, SMALL_CAPSULES, CNN = "matrix capsules", "small matrix capsules", "CNN"
 ONE, SEVERAL = "one crop", "several crops"
@@ -62,19 +62,19 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train each network with each seed on each set that is there, and measure both errors."""
-    measure_each(plan.networks, partial(_run_on, lab, plan))
+    measure_each(plan.networks, partial(_run_on, runner, plan))
 
 
-def _run_on(lab: Lab, plan: Plan, data: str) -> None:
-    stereo.measure_methods(lab, data, plan.networks[data], plan.seeds, plan.test_images, _measure)
+def _run_on(runner: Runner, plan: Plan, data: str) -> None:
+    stereo.measure_methods(runner, data, plan.networks[data], plan.seeds, plan.test_images, _measure)
 
 
-def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
+def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
     """Answers by the central crop, and by the mean over all windows."""
-    shown = lab.evaluation_examples(config, test_images)
-    trained = lab.trained(config)
+    shown = runner.evaluation_batches(config, test_images)
+    trained = runner.trained(config)
     assert isinstance(shown, SingleObjects)
     found, labels = window_probabilities(trained.model, shown), shown.images.labels.cpu()  # [W, N, J], [N]
     wrong = {ONE: found[0].argmax(dim=1) != labels, SEVERAL: found.mean(dim=0).argmax(dim=1) != labels}
@@ -127,7 +127,7 @@ def _said(data: str, rows: list[Row]) -> str:
     return " ".join(filter(None, said))
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Both errors of every seed on each data set, beside the paper's."""
     sets = data_sets(rows)
     with figure.saved(file, columns=len(sets)) as axes:

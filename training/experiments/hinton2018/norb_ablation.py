@@ -10,7 +10,7 @@ from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, data_sets, measure_each
+from training.experiments.runner import Row, Runner, data_sets, measure_each
 
 FULL_NETWORK, CNN, MIXING = "3 iterations", "CNN", "mixing proportions"
 PAPER = {  # error in percent on smallNORB: Table 1, and MIXING from Sec. 5
@@ -74,14 +74,14 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train every variant with each seed on each set that is there, and measure it."""
-    measure_each(plan.networks, partial(_run_on, lab, plan))
+    measure_each(plan.networks, partial(_run_on, runner, plan))
 
 
-def _run_on(lab: Lab, plan: Plan, data: str) -> None:
+def _run_on(runner: Runner, plan: Plan, data: str) -> None:
     methods = variants(*plan.networks[data])
-    stereo.measure_methods(lab, data, methods, plan.seeds, plan.test_images, _measure)
+    stereo.measure_methods(runner, data, methods, plan.seeds, plan.test_images, _measure)
 
 
 def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
@@ -110,8 +110,8 @@ def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
     }
 
 
-def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
-    return lab.measured_on_test(config, most=test_images)
+def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
+    return runner.measured_on_test(config, most=test_images)
 
 
 def report(rows: list[Row]) -> str:
@@ -146,7 +146,7 @@ def _report_on(data: str, rows: list[Row]) -> str:
     return f"{markdown.table(header, lines)}\n{said.strip()}\n"
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Errors of every seed of each variant on each data set, beside the paper's."""
     sets = data_sets(rows)
     with figure.saved(file, columns=len(sets)) as axes:

@@ -10,7 +10,7 @@ from functools import partial
 
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, networks_of
+from training.experiments.runner import Row, Runner, networks_of
 
 SMALLNORB, TOYS = "smallnorb", "toys"
 PAPERS = SMALLNORB  # the set that the paper's numbers are of
@@ -39,20 +39,20 @@ QUICK_CNN = {SMALLNORB: quick(load_preset("smallnorb-cnn")), TOYS: quick(load_pr
 
 
 def measure_methods(
-    lab: Lab,
+    runner: Runner,
     data: str,
     methods: dict[str, RunConfig],
     seeds: tuple[int, ...],
     test_images: int | None,
-    find: Callable[[Lab, RunConfig, int | None], Row],
+    find: Callable[[Runner, RunConfig, int | None], Row],
 ) -> None:
     """A row for each method and seed on a data set; `find` measures one on so many test images."""
     for seed in seeds:
         for method, config in methods.items():
             seeded = replace(config, seed=seed)
             key: Row = {"data": data, "method": method, "seed": seed}
-            way = networks_of(seeded) | {"at_most": test_images}
-            lab.measure(key, way, partial(find, lab, seeded, test_images))
+            settings = networks_of(seeded) | {"at_most": test_images}
+            runner.measure(key, settings, partial(find, runner, seeded, test_images))
 
 
 def said_of(data: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from training.config import RunConfig, load_preset
-from training.data.batches import examples, training_examples
+from training.data.batches import make_batches, training_batches
 from training.data.images import Images
 from training.data.load import load_split
 from training.data.viewpoints import FAMILIAR_DEGREES, degrees
@@ -28,7 +28,7 @@ from training.evaluate.evaluation import BATCH, class_probabilities, evaluate
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.runner import Lab, Row, data_sets, measure_each, networks_of
+from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
 
 Along = Literal["azimuth", "elevation"]
 ALONG: tuple[Along, ...] = ("azimuth", "elevation")
@@ -108,22 +108,22 @@ def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
     return replace(config, optimizer=replace(config.optimizer, stop_at_error_percent=error_percent))
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train the CNN, then capsules until they are as good, on each set that is there, and measure both."""
-    measure_each(plan.networks, partial(_run_on, lab, plan))
+    measure_each(plan.networks, partial(_run_on, runner, plan))
 
 
-def _run_on(lab: Lab, plan: Plan, data: str) -> None:
+def _run_on(runner: Runner, plan: Plan, data: str) -> None:
     for seed in plan.seeds:
         for along in ALONG:
             known = {
                 method: replace(knowing(config, along), seed=seed)
                 for method, config in plan.networks[data].items()
             }
-            _match(lab, plan, {"data": data, "along": along, "seed": seed}, known)
+            _match(runner, plan, {"data": data, "along": along, "seed": seed}, known)
 
 
-def _match(lab: Lab, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> None:
+def _match(runner: Runner, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> None:
     """Measure the CNN, and capsules that were stopped when they were as good.
 
     Capsules that never get there are trained to their end, and the CNN, trained once more, is stopped when
@@ -135,9 +135,9 @@ def _match(lab: Lab, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> No
         config = networks[trained_as]
         wanted = config if enough is None else stopped_at(config, enough)
         # Of its kind are networks of all seeds, which are not stopped at the same error.
-        way = networks_of(wanted) | {"kind": networks_of(config)["kind"], "at_most": plan.test_images}
-        way |= {"weights": "last"}
-        row = lab.measure(key | {"method": method}, way, partial(_measure, lab, wanted, plan))
+        settings = networks_of(wanted) | {"kind": networks_of(config)["kind"], "at_most": plan.test_images}
+        settings |= {"weights": "last"}
+        row = runner.measure(key | {"method": method}, settings, partial(_measure, runner, wanted, plan))
         return float(row["validation_error_percent"])
 
     of_cnn = measured(CNN, CNN, None)
@@ -146,18 +146,18 @@ def _match(lab: Lab, plan: Plan, key: Row, networks: dict[str, RunConfig]) -> No
         measured(STOPPED_CNN, CNN, of_capsules)
 
 
-def _measure(lab: Lab, config: RunConfig, plan: Plan) -> Row:
+def _measure(runner: Runner, config: RunConfig, plan: Plan) -> Row:
     """Errors on toys that were not trained on, from all viewpoints."""
-    # Not by lab.evaluation_examples: to a run that knows some viewpoints these are the novel ones alone.
-    trained, along = lab.trained_to_the_end(config), config.data.familiar
+    # Not by runner.evaluation_batches: to a run that knows some viewpoints these are the novel ones alone.
+    trained, along = runner.trained_to_the_end(config), config.data.familiar
     assert along is not None
-    _, validation = training_examples(config, lab.root)
+    _, validation = training_batches(config, runner.root)
     assert validation is not None  # matched() asks for familiar pairs
-    matched_by = evaluate(trained.model, validation.to(lab.device), config.loss)
-    split = load_split(config.data.name, "test", lab.root)
+    matched_by = evaluate(trained.model, validation.to(runner.device), config.loss)
+    split = load_split(config.data.name, "test", runner.root)
     seen_from = degrees(split, along)[: plan.test_images]
-    images = Images.of(split)[: plan.test_images].to(lab.device)
-    shown = examples(config.data, config.model.classes, images).fixed(BATCH)
+    images = Images.of(split)[: plan.test_images].to(runner.device)
+    shown = make_batches(config.data, config.model.classes, images).fixed(BATCH)
     found = class_probabilities(trained.model, (batch.pixels for batch in shown))
     wrong = (found.argmax(dim=1) != images.labels.cpu()).numpy()
     familiar = np.isin(seen_from, FAMILIAR_DEGREES[along])
@@ -290,7 +290,7 @@ def _reached(row: Row) -> bool:
     return asked is None or bool(row["validation_error_percent"] <= asked)
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Error by azimuth and by elevation of matched networks, a line for each; familiar viewpoints shaded."""
     rows = _up_to_date(rows)
     sets = data_sets(rows)

@@ -21,12 +21,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from training.config import RunConfig
-from training.data.batches import Examples, examples
+from training.data.batches import Batches, make_batches
 from training.data.load import FACTS
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import attack
 from training.experiments.hinton2018.stereo import said_of
-from training.experiments.runner import Lab, Row, measure_each, networks_of
+from training.experiments.runner import Row, Runner, measure_each, networks_of
 from training.models.em import Capsules
 from training.models.matrix_capsnet import MatrixCapsNet
 
@@ -77,15 +77,15 @@ class Votes(NamedTuple):
     probabilities: Tensor
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Look at the votes for every test image, on the data that is there."""
-    measure_each(plan.networks, partial(_run, lab, plan))
+    measure_each(plan.networks, partial(_run, runner, plan))
 
 
-def _run(lab: Lab, plan: Plan, data: str) -> None:
+def _run(runner: Runner, plan: Plan, data: str) -> None:
     config = plan.networks[data]
-    way = networks_of(config) | {"at_most": plan.images}
-    lab.measure({"data": data}, way, partial(_measure, lab, plan, config))
+    settings = networks_of(config) | {"at_most": plan.images}
+    runner.measure({"data": data}, settings, partial(_measure, runner, plan, config))
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def votes_for_classes(model: MatrixCapsNet, pixels: Tensor) -> Votes:
     return Votes(*(torch.stack(iterations).squeeze(2) for iterations in zip(*found, strict=True)))
 
 
-def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
+def _measure(runner: Runner, plan: Plan, config: RunConfig) -> Row:
     """Histograms over all images, and of the three that the figure shows.
 
     Returns:
@@ -112,16 +112,16 @@ def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
         all votes for a class that is assigned to it, in bins of their distance, [T][2][K], and `probability`,
         [T][2]; and the `examples` of the figure.
     """
-    images = lab.evaluation_examples(config, plan.images)
-    trained = lab.trained(config)
+    images = runner.evaluation_batches(config, plan.images)
+    trained = runner.trained(config)
     model = trained.model
     assert isinstance(model, MatrixCapsNet)
     zoom = _zoom(model, images)
     totals, labels, answers = [], [], []
     for batch in tqdm(images.fixed(BATCH), "votes", -(-len(images) // BATCH), leave=False):
         votes = votes_for_classes(model, batch.pixels)
-        totals.append(totals_of(votes, batch.present.bool(), zoom))
-        labels += batch.present.argmax(dim=1).tolist()
+        totals.append(totals_of(votes, batch.targets.bool(), zoom))
+        labels += batch.targets.argmax(dim=1).tolist()
         answers += votes.probabilities[-1].argmax(dim=1).tolist()
     complete, probability = (sum(each) / len(labels) for each in zip(*totals, strict=True))
     shown = chosen(labels, answers, FACTS[config.data.name].class_names)
@@ -130,12 +130,12 @@ def _measure(lab: Lab, plan: Plan, config: RunConfig) -> Row:
         "zoom": zoom,
         "complete": complete.tolist(),
         "probability": probability.tolist(),
-        "examples": _examples(lab, model, images, shown, zoom),
+        "examples": _examples(runner, model, images, shown, zoom),
         **trained.origin,
     }
 
 
-def _zoom(model: MatrixCapsNet, images: Examples) -> float:
+def _zoom(model: MatrixCapsNet, images: Batches) -> float:
     """Median distance of a vote in the first iteration, by the first images; the figure zooms in to it."""
     batch = next(images.fixed(BATCH))
     return votes_for_classes(model, batch.pixels).distances[0].median().item()
@@ -188,13 +188,15 @@ def chosen(labels: list[int], answers: list[int], names: tuple[str, ...]) -> lis
     return [found[0] for found in (*right, wrong) if found]
 
 
-def _examples(lab: Lab, model: MatrixCapsNet, images: Examples, index: list[int], zoom: float) -> list[Row]:
+def _examples(
+    runner: Runner, model: MatrixCapsNet, images: Batches, index: list[int], zoom: float
+) -> list[Row]:
     """Of some images the label, and by iteration the answer and the votes for each class, up to the zoom."""
     if not index:
         return []
     names, some = FACTS[images.config.name].class_names, images.images[torch.tensor(index)]
-    [batch] = examples(images.config, images.classes, some).fixed(len(index))
-    votes, labels = votes_for_classes(model, batch.pixels), batch.present.argmax(dim=1)
+    [batch] = make_batches(images.config, images.classes, some).fixed(len(index))
+    votes, labels = votes_for_classes(model, batch.pixels), batch.targets.argmax(dim=1)
     edges = zoomed_edges(zoom)
     rows = []
     for b, number in enumerate(index):
@@ -208,7 +210,7 @@ def _examples(lab: Lab, model: MatrixCapsNet, images: Examples, index: list[int]
                 "label": names[int(labels[b])],
                 "answers": [names[answer] for answer in votes.probabilities[:, b].argmax(dim=1).tolist()],
                 "zoomed": [[histogram(d, a, edges).tolist() for d, a in each] for each in weighted],
-                "picture": lab.keep(f"{images.config.name}-{number}", _gray(batch.pixels[b, 0])),
+                "picture": runner.keep(f"{images.config.name}-{number}", _gray(batch.pixels[b, 0])),
             }
         )
     return rows
@@ -257,7 +259,7 @@ human that are routed right, as the paper's, and one that is not.
 """
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """A column for each iteration: all images at all distances, then single ones, zoomed in."""
     columns = max(len(row["probability"]) for row in rows)
     lines = sum(1 + len(row["examples"]) for row in rows)
@@ -265,10 +267,10 @@ def draw(rows: list[Row], file: Path) -> None:
         places = iter(axes)
         for row in rows:
             for axis, t in _iterations(places, columns, row):
-                _draw_complete(axis, row, t)
+                _plot_complete(axis, row, t)
             for example in row["examples"]:
                 for axis, t in _iterations(places, columns, row):
-                    _draw_example(axis, file.parent, row, example, t)
+                    _plot_example(axis, file.parent, row, example, t)
 
 
 def _iterations(places: Iterator[Any], columns: int, row: Row) -> Iterator[tuple[Any, int]]:
@@ -281,7 +283,7 @@ def _iterations(places: Iterator[Any], columns: int, row: Row) -> Iterator[tuple
             axis.set_axis_off()
 
 
-def _draw_complete(axis: Any, row: Row, t: int) -> None:
+def _plot_complete(axis: Any, row: Row, t: int) -> None:
     """Votes for the right class and for a wrong one, at all distances."""
     edges = complete_edges(row["zoom"])
     edges[0], edges[-1] = edges[1] ** 2 / edges[2], edges[-2] ** 2 / edges[-3]  # as wide as the others
@@ -296,7 +298,7 @@ def _draw_complete(axis: Any, row: Row, t: int) -> None:
     axis.legend(fontsize=7)
 
 
-def _draw_example(axis: Any, folder: Path, row: Row, example: Row, t: int) -> None:
+def _plot_example(axis: Any, folder: Path, row: Row, example: Row, t: int) -> None:
     """Votes for each class by one image, and what it is taken for by now."""
     names = FACTS[row["data"]].class_names
     for votes, name, color in zip(example["zoomed"][t], names, COLORS, strict=True):

@@ -18,7 +18,7 @@ from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import evaluate_transformed
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, Trained, networks_of
+from training.experiments.runner import Row, Runner, Trained, networks_of
 
 CAPSNET, CNN = "CapsNet", "CNN"
 SHIFTED, AFFNIST, STYLE = "shifted-mnist", "affnist", "affnist-style"
@@ -76,17 +76,21 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train each network until it is as good as the other, then measure it on transformed digits."""
     for seed in plan.seeds:
         for method, config in plan.networks.items():
             seeded = replace(config, seed=seed)
             for data in (SHIFTED, STYLE):
-                way = networks_of(seeded) | {"versions": plan.versions}
-                lab.measure(_key(data, method, seed), way, partial(_measure, lab, seeded, data, plan))
-            way = networks_of(seeded) | {"share": plan.affnist_stride}
+                settings = networks_of(seeded) | {"versions": plan.versions}
+                runner.measure(
+                    _key(data, method, seed), settings, partial(_measure, runner, seeded, data, plan)
+                )
+            settings = networks_of(seeded) | {"share": plan.affnist_stride}
             try:
-                lab.measure(_key(AFFNIST, method, seed), way, partial(_measure, lab, seeded, AFFNIST, plan))
+                runner.measure(
+                    _key(AFFNIST, method, seed), settings, partial(_measure, runner, seeded, AFFNIST, plan)
+                )
             except MissingDataError as missing:
                 tqdm.write(f"affNIST is not measured: {missing}")
 
@@ -95,9 +99,9 @@ def _key(data: str, method: str, seed: int) -> Row:
     return {"data": data, "method": method, "seed": seed}
 
 
-def _measure(lab: Lab, config: RunConfig, data: str, plan: Plan) -> Row:
-    trained = lab.trained(config)
-    found = _evaluate(lab, trained, data, plan)
+def _measure(runner: Runner, config: RunConfig, data: str, plan: Plan) -> Row:
+    trained = runner.trained(config)
+    found = _evaluate(runner, trained, data, plan)
     return {
         "accuracy_percent": 100 - found.error_percent,
         "images": found.images,
@@ -108,15 +112,15 @@ def _measure(lab: Lab, config: RunConfig, data: str, plan: Plan) -> Row:
     }
 
 
-def _evaluate(lab: Lab, trained: Trained, data: str, plan: Plan) -> Evaluation:
+def _evaluate(runner: Runner, trained: Trained, data: str, plan: Plan) -> Evaluation:
     """Measure a network on one of the three test sets."""
     config, model = trained.config, trained.model
     match data:
         case "affnist" | "affnist-style":
             share = plan.affnist_stride
-            return evaluate_transformed(model, config, data, lab.root, lab.device, plan.versions, share)
+            return evaluate_transformed(model, config, data, runner.root, runner.device, plan.versions, share)
         case _:
-            return evaluate(model, lab.evaluation_examples(config), config.loss, plan.versions)
+            return evaluate(model, runner.evaluation_batches(config), config.loss, plan.versions)
 
 
 def report(rows: list[Row]) -> str:
@@ -203,7 +207,7 @@ def _reached(row: Row) -> bool:
     return bool(row["validation_error_percent"] <= row["asked_error_percent"])
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Accuracy of every seed of both networks on each set, beside the paper's."""
     colors = {CAPSNET: figure.OURS, CNN: figure.OTHER}
     lines = [(data, method) for data in NAMES for method in colors]

@@ -9,7 +9,7 @@ from pathlib import Path
 from training.config import RunConfig, load_preset
 from training.data.readers.cifar10_jpeg import name_on_hand
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row
+from training.experiments.runner import Row, Runner
 from training.experiments.sabour2017 import ensemble
 from training.experiments.sabour2017.ensemble import Plan, Published
 
@@ -19,9 +19,9 @@ FULL = Plan(load_preset("cifar10"), tuple(range(7)))
 QUICK = Plan(narrowed(load_preset("cifar10"), 8000, 4), (0, 1, 2))
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train the networks, measure each and all together."""
-    ensemble.run(lab, replace(plan, network=on_hand(plan.network, lab.root)))
+    ensemble.run(runner, replace(plan, network=on_hand(plan.network, runner.root)))
 
 
 def on_hand(config: RunConfig, root: Path) -> RunConfig:
@@ -37,6 +37,6 @@ def report(rows: list[Row]) -> str:
     return text
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Error by the number of networks, and by class."""
-    ensemble.draw(rows, file, PAPER)
+    ensemble.plot(rows, file, PAPER)

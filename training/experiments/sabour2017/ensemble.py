@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from training.config import RunConfig
-from training.data.batches import Examples, load_images
+from training.data.batches import Batches, load_images
 from training.data.load import FACTS
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
-from training.experiments.runner import Lab, Row, Trained, data_sets, networks_of, run_name
+from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, run_name
 from training.models.build import Network
 from training.models.capsnet import CapsNet, lengths
 
@@ -55,24 +55,24 @@ class Published:
     networks: int = 1
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train a network with each seed, measure it, then measure every choice of them together."""
     data = plan.network.data.name
     members = [replace(plan.network, seed=seed) for seed in plan.seeds]
     for config in members:
         key: Row = {"data": data, "seed": config.seed}
-        lab.measure(key, networks_of(config), partial(_measure_one, lab, config))
+        runner.measure(key, networks_of(config), partial(_measure_one, runner, config))
     for networks in range(2, len(members) + 1):
         key = {"data": data, "networks": networks}
-        lab.measure(key, networks_of(*members), partial(_measure_together, lab, members, networks))
+        runner.measure(key, networks_of(*members), partial(_measure_together, runner, members, networks))
 
 
-def _measure_one(lab: Lab, config: RunConfig) -> Row:
-    """The error, and that of each class; the lengths go to a file of the lab."""
-    trained: Trained = lab.trained(config)
-    found, labels = class_lengths(trained.model, lab.evaluation_examples(config)), _labels(lab, config)
-    lab.out.mkdir(parents=True, exist_ok=True)
-    np.save(_lengths_file(lab, config), found.numpy())
+def _measure_one(runner: Runner, config: RunConfig) -> Row:
+    """The error, and that of each class; the lengths go to a file of the runner."""
+    trained: Trained = runner.trained(config)
+    found, labels = class_lengths(trained.model, runner.evaluation_batches(config)), _labels(runner, config)
+    runner.out.mkdir(parents=True, exist_ok=True)
+    np.save(_lengths_file(runner, config), found.numpy())
     wrong = found.argmax(dim=1) != labels
     of_class = [wrong[labels == label] for label in range(found.shape[1])]
     return {
@@ -83,10 +83,10 @@ def _measure_one(lab: Lab, config: RunConfig) -> Row:
     }
 
 
-def _measure_together(lab: Lab, members: list[RunConfig], networks: int) -> Row:
+def _measure_together(runner: Runner, members: list[RunConfig], networks: int) -> Row:
     """The error of each choice of so many of the networks."""
-    files = [_lengths_file(lab, config) for config in members]
-    found, labels = np.stack([np.load(file) for file in files]), _labels(lab, members[0]).numpy()
+    files = [_lengths_file(runner, config) for config in members]
+    found, labels = np.stack([np.load(file) for file in files]), _labels(runner, members[0]).numpy()
     choices = [list(choice) for choice in combinations(range(len(files)), networks)]
     answers = [
         found[choice].sum(axis=0).argmax(axis=1) for choice in choices
@@ -96,18 +96,18 @@ def _measure_together(lab: Lab, members: list[RunConfig], networks: int) -> Row:
 
 
 @torch.no_grad()
-def class_lengths(model: Network, examples: Examples) -> Tensor:
+def class_lengths(model: Network, batches: Batches) -> Tensor:
     """Lengths of a CapsNet's class capsules for every image, float32 [N, J], on the CPU."""
     assert isinstance(model, CapsNet)
-    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in examples.fixed(BATCH)])
+    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in batches.fixed(BATCH)])
 
 
-def _lengths_file(lab: Lab, config: RunConfig) -> Path:
-    return lab.out / f"lengths-{run_name(config)}.npy"
+def _lengths_file(runner: Runner, config: RunConfig) -> Path:
+    return runner.out / f"lengths-{run_name(config)}.npy"
 
 
-def _labels(lab: Lab, config: RunConfig) -> Tensor:
-    return load_images(config, "test", lab.root).labels
+def _labels(runner: Runner, config: RunConfig) -> Tensor:
+    return load_images(config, "test", runner.root).labels
 
 
 def report(rows: list[Row], paper: Published) -> str:
@@ -149,13 +149,13 @@ def _said(rows: list[Row], paper: Published) -> str:
     return " ".join(said)
 
 
-def draw(rows: list[Row], file: Path, paper: Published) -> None:
+def plot(rows: list[Row], file: Path, paper: Published) -> None:
     """Error by the number of networks, and by class."""
     colors = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
     with figure.saved(file, columns=2) as (together, by_class):
         for data, color in colors.items():
-            _draw_together(together, _errors(rows, data), color)
-            _draw_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], color)
+            _plot_together(together, _errors(rows, data), color)
+            _plot_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], color)
         together.plot(
             [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
         )
@@ -167,14 +167,14 @@ def draw(rows: list[Row], file: Path, paper: Published) -> None:
         figure.legend(together, entries | {f"paper, {paper.data}": ("_", figure.PAPER)})
 
 
-def _draw_together(axis: Any, errors: dict[int, list[float]], color: str) -> None:
+def _plot_together(axis: Any, errors: dict[int, list[float]], color: str) -> None:
     """A dot for every choice of networks, a line through the means."""
     for networks, found in errors.items():
         axis.plot([networks] * len(found), found, "o", color=color, alpha=0.4, markersize=4)
     axis.plot(list(errors), [mean(found) for found in errors.values()], color=color)
 
 
-def _draw_classes(axis: Any, rows: list[Row], color: str) -> None:
+def _plot_classes(axis: Any, rows: list[Row], color: str) -> None:
     """A dot for every network, a bar for the mean of a class."""
     names = FACTS[rows[0]["data"]].class_names
     errors = list(zip(*(row["class_error_percent"] for row in rows), strict=True))

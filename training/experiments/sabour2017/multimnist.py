@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.config import RunConfig, load_preset
-from training.data.batches import Examples
+from training.data.batches import Batches
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, networks_of
+from training.experiments.runner import Row, Runner, networks_of
 from training.experiments.sabour2017 import table1
 from training.loss.objective import reconstruct
 from training.models.capsnet import CapsNet, lengths
@@ -74,16 +74,16 @@ QUICK = Plan(  # trained for longer than table 1's, which do not draw more than 
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Draw figure 5's pairs with the first CapsNet, then measure each network on each test set."""
     first = replace(plan.networks[CAPSNET], seed=plan.seeds[0])
-    lab.measure({"figure": 5, "seed": first.seed}, networks_of(first), partial(_draw_apart, lab, first))
+    runner.measure({"figure": 5, "seed": first.seed}, networks_of(first), partial(_draw_apart, runner, first))
     for seed in plan.seeds:
         for partners in plan.partners:
             for method, config in plan.networks.items():
                 key = {"method": method, "seed": seed, "partners": partners}
                 seeded = replace(config, seed=seed)
-                lab.measure(key, networks_of(seeded), partial(lab.measured_on_test, seeded, partners))
+                runner.measure(key, networks_of(seeded), partial(runner.measured_on_test, seeded, partners))
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def columns(pairs: Iterator[Shown]) -> list[tuple[str, Shown, tuple[int, int]] |
 
 
 @torch.no_grad()
-def look(model: CapsNet, examples: Examples) -> Iterator[Shown]:
+def look(model: CapsNet, batches: Batches) -> Iterator[Shown]:
     """Every pair of the test set with one partner for each digit, in its order, on the model's device."""
-    for batch in examples.fixed(BATCH):
+    for batch in batches.fixed(BATCH):
         v = model(batch.pixels)
         longest = lengths(v).topk(3).indices.tolist()
         labels = batch.masks.argmax(dim=2).tolist()
@@ -153,15 +153,15 @@ def look(model: CapsNet, examples: Examples) -> Iterator[Shown]:
             yield Shown(batch.pixels[index], v[index], tuple(labels[index]), tuple(longest[index]))
 
 
-def _draw_apart(lab: Lab, config: RunConfig) -> Row:
+def _draw_apart(runner: Runner, config: RunConfig) -> Row:
     """Figure 5; its pictures go into a file, [columns, 3, H, W]."""
-    trained = lab.trained(config)
+    trained = runner.trained(config)
     assert isinstance(trained.model, CapsNet)
-    found = columns(look(trained.model, lab.evaluation_examples(config)))
+    found = columns(look(trained.model, runner.evaluation_batches(config)))
     nothing = np.zeros((3, config.model.image_size, config.model.image_size), np.uint8)
     pictures = np.stack([_pictures(trained.model, *column[1:]) if column else nothing for column in found])
     return {
-        "pictures": lab.keep("figure5", pictures),
+        "pictures": runner.keep("figure5", pictures),
         "columns": [_captions(column) for column in found],
         **trained.origin,
     }
@@ -220,7 +220,7 @@ the first that it does not.
 """
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Figure 5."""
     [row] = [row for row in rows if row.get("figure") == 5]
     pictures = np.load(file.parent / row["pictures"])

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig, load_preset
-from training.data.batches import Examples, examples
+from training.data.batches import Batches, make_batches
 from training.data.seeding import generator_for
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, Trained, networks_of
+from training.experiments.runner import Row, Runner, Trained, networks_of
 from training.experiments.sabour2017 import table1
 from training.models.capsnet import CapsNet, lengths
 
@@ -48,25 +48,25 @@ FULL = Plan(table1.FULL.networks["mnist"][0], 1000)
 QUICK = Plan(narrowed(load_preset(OFFICIAL), 12_000, 4), 200)
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Move every dimension of every digit's capsule, and see what becomes of the digit."""
-    network = cache(partial(lab.trained, plan.network))  # once, and not at all if there is nothing to find
-    way = networks_of(plan.network) | {"at_most": plan.images}
+    network = cache(partial(runner.trained, plan.network))  # once, and not at all if there is nothing to find
+    settings = networks_of(plan.network) | {"at_most": plan.images}
     for digit in range(plan.network.model.classes):
-        lab.measure({"digit": digit}, way, partial(_measure, lab, plan, network, digit))
+        runner.measure({"digit": digit}, settings, partial(_measure, runner, plan, network, digit))
 
 
-def _measure(lab: Lab, plan: Plan, network: Callable[[], Trained], digit: int) -> Row:
+def _measure(runner: Runner, plan: Plan, network: Callable[[], Trained], digit: int) -> Row:
     """Pictures of one test image as it changes, and the mean change over many."""
     trained = network()
     model = trained.model
     assert isinstance(model, CapsNet)
-    shown = _images_of(plan, lab, digit)
+    shown = _images_of(plan, runner, digit)
     with torch.no_grad():
         poses = torch.cat([model(batch.pixels)[:, digit] for batch in shown.fixed(BATCH)])  # [N, D]
     surest = int(lengths(poses).argmax())
-    pictures = _draw(model, moved(poses[surest], torch.linspace(-REACH, REACH, STEPS)), digit)
-    name = lab.keep(f"digit-{digit}", (255 * pictures).round().byte().cpu().numpy())
+    pictures = _decoded(model, moved(poses[surest], torch.linspace(-REACH, REACH, STEPS)), digit)
+    name = runner.keep(f"digit-{digit}", (255 * pictures).round().byte().cpu().numpy())
     return {
         "images": len(shown),
         "effects": _effects(model, poses, digit, _typical_differences(shown, plan.network.seed)),
@@ -75,18 +75,18 @@ def _measure(lab: Lab, plan: Plan, network: Callable[[], Trained], digit: int) -
     }
 
 
-def _images_of(plan: Plan, lab: Lab, digit: int) -> Examples:
-    """The first test images of a digit, on the lab's device."""
+def _images_of(plan: Plan, runner: Runner, digit: int) -> Batches:
+    """The first test images of a digit, on the runner's device."""
     config = plan.network
-    images = lab.evaluation_examples(config).images
+    images = runner.evaluation_batches(config).images
     chosen = images[torch.nonzero(images.labels == digit).flatten()[: plan.images]]
-    return examples(config.data, config.model.classes, chosen)
+    return make_batches(config.data, config.model.classes, chosen)
 
 
-def _typical_differences(shown: Examples, seed: int) -> Tensor:
+def _typical_differences(shown: Batches, seed: int) -> Tensor:
     """Standard deviation of each property over the images, moved about as in training, [P]."""
     device = shown.images.pixels.device
-    batch = shown.draw(torch.arange(len(shown), device=device), generator_for(seed, 0, device))
+    batch = shown.random(torch.arange(len(shown), device=device), generator_for(seed, 0, device))
     return properties(batch.pixels.mean(dim=1)).std(dim=0)
 
 
@@ -97,7 +97,7 @@ def moved(pose: Tensor, deltas: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _draw(model: CapsNet, poses: Tensor, digit: int) -> Tensor:
+def _decoded(model: CapsNet, poses: Tensor, digit: int) -> Tensor:
     """What a digit's capsule stands for: poses [..., D] to pictures [..., H, W], 0 to 1."""
     assert model.decoder is not None
     capsules = poses.flatten(0, -2).unsqueeze(1).expand(-1, model.config.classes, -1)  # [N, J, D]
@@ -107,12 +107,12 @@ def _draw(model: CapsNet, poses: Tensor, digit: int) -> Tensor:
 
 
 def _effects(model: CapsNet, poses: Tensor, digit: int, typical: Tensor) -> dict[str, list[float]]:
-    """Change of each property as a dimension goes all its way, one number per dimension.
+    """Change of each property as a dimension goes all its settings, one number per dimension.
 
     It is the mean over images [N], in typical differences [P]: 1 is that of two digits of the class.
     """
     ends = torch.tensor([-REACH, REACH])
-    found = [properties(_draw(model, moved(part, ends), digit)) for part in poses.split(BATCH)]
+    found = [properties(_decoded(model, moved(part, ends), digit)) for part in poses.split(BATCH)]
     change = torch.cat([part[:, :, 1] - part[:, :, 0] for part in found]).mean(dim=0)  # [D, P]
     return dict(zip(PROPERTIES, (change / typical).T.tolist(), strict=True))
 
@@ -185,7 +185,7 @@ def _names(row: Row) -> list[str]:
     ]
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """All dimensions of some digits, each with the property that it changes most."""
     shown = [row for row in rows if row["digit"] in SHOWN_DIGITS] or rows[:1]
     with figure.saved(file, columns=len(shown), height=FIGURE_INCHES) as axes:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from training.config import RunConfig
-from training.data.batches import Examples
+from training.data.batches import Batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
-from training.experiments.runner import Lab, Row, networks_of
+from training.experiments.runner import Row, Runner, networks_of
 from training.experiments.sabour2017 import perturb
 from training.loss.objective import reconstruct
 from training.models.capsnet import CapsNet, lengths
@@ -65,16 +65,16 @@ class Answers:
         return (self.drawn - self.pixels.unsqueeze(1)).square().sum(dim=(2, 3, 4))
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Reconstruct every test image from its label's capsule and from the longest one."""
-    way = networks_of(plan.network) | {"failures": plan.failures}
-    lab.measure({"data": plan.network.data.name}, way, partial(_measure, lab, plan))
+    settings = networks_of(plan.network) | {"failures": plan.failures}
+    runner.measure({"data": plan.network.data.name}, settings, partial(_measure, runner, plan))
 
 
-def _measure(lab: Lab, plan: Plan) -> Row:
-    trained = lab.trained(plan.network)
+def _measure(runner: Runner, plan: Plan) -> Row:
+    trained = runner.trained(plan.network)
     assert isinstance(trained.model, CapsNet)
-    answers = look(trained.model, lab.evaluation_examples(plan.network))
+    answers = look(trained.model, runner.evaluation_batches(plan.network))
     right = answers.label == answers.prediction
     error = answers.squared_error
     columns = _right_columns(answers) + _wrong_columns(answers, plan.failures)
@@ -86,20 +86,20 @@ def _measure(lab: Lab, plan: Plan) -> Row:
         "wrong_squared_error_of_prediction": _mean(error[~right, 1]),
         "wrong_nearer_to_prediction": int((error[~right, 1] < error[~right, 0]).sum()),
         "columns": [_describe(answers, image, which) for image, which in columns],
-        "pictures": lab.keep("columns", _pictures(answers, columns)),
+        "pictures": runner.keep("columns", _pictures(answers, columns)),
         **trained.origin,
     }
 
 
 @torch.no_grad()
-def look(model: CapsNet, examples: Examples) -> Answers:
+def look(model: CapsNet, batches: Batches) -> Answers:
     """Answer every image, and draw it from the capsules of its label and of the answer, on their device."""
     assert model.decoder is not None
     parts = []
-    for batch in examples.fixed(BATCH):
+    for batch in batches.fixed(BATCH):
         v = model(batch.pixels)
         found = lengths(v)
-        label, prediction = batch.present.argmax(dim=1), found.argmax(dim=1)
+        label, prediction = batch.targets.argmax(dim=1), found.argmax(dim=1)
         classes = torch.stack([label, prediction], dim=1)
         masks = torch.eye(found.shape[1], device=found.device)[classes]  # [B, 2, J]
         parts.append((label, prediction, found, batch.pixels, reconstruct(model.decoder, v, masks)))
@@ -184,7 +184,7 @@ explain how a 5 was taken for a 3.
 {perturb.said_of_loss([row])}"""
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Input above output, a column for each reconstruction."""
     [row] = rows
     pictures = np.load(file.parent / row["pictures"])  # [columns, 2, H, W]

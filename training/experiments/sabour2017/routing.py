@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from training.config import CapsNetConfig, RunConfig, load_preset
-from training.data.batches import Examples, training_examples
+from training.data.batches import Batches, training_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, Trained, networks_of, run_name
+from training.experiments.runner import Row, Runner, Trained, networks_of, run_name
 from training.experiments.sabour2017 import cifar10
 from training.fit.loop import Limits
 from training.fit.open_run import open_run
@@ -68,16 +68,16 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Look at routing in each stage of training, then train with few and with more iterations."""
     for epochs in plan.stages:
         key: Row = {"figure": "A.1", "epoch": epochs}
-        way = networks_of(plan.network) | {"at_most": plan.images}
-        lab.measure(key, way, partial(_measure_changes, lab, plan, epochs))
+        settings = networks_of(plan.network) | {"at_most": plan.images}
+        runner.measure(key, settings, partial(_measure_changes, runner, plan, epochs))
     for iterations in COMPARED:
-        config = with_iterations(cifar10.on_hand(plan.compared, lab.root), iterations)
+        config = with_iterations(cifar10.on_hand(plan.compared, runner.root), iterations)
         key = {"figure": "A.2", "data": config.data.name, "iterations": iterations}
-        lab.measure(key, networks_of(config), partial(_measure_losses, lab, config))
+        runner.measure(key, networks_of(config), partial(_measure_losses, runner, config))
 
 
 def with_iterations(config: RunConfig, iterations: int) -> RunConfig:
@@ -86,10 +86,10 @@ def with_iterations(config: RunConfig, iterations: int) -> RunConfig:
     return replace(config, model=replace(config.model, routing_iterations=iterations))
 
 
-def _measure_changes(lab: Lab, plan: Plan, epochs: int) -> Row:
-    trained = stage(lab, plan.network, epochs)
+def _measure_changes(runner: Runner, plan: Plan, epochs: int) -> Row:
+    trained = stage(runner, plan.network, epochs)
     assert isinstance(trained.model, CapsNet)
-    shown = lab.evaluation_examples(plan.network, plan.images)
+    shown = runner.evaluation_batches(plan.network, plan.images)
     change, settling = logit_changes(trained.model, shown, ITERATIONS).tolist()
     return {
         "images": len(shown),
@@ -100,7 +100,7 @@ def _measure_changes(lab: Lab, plan: Plan, epochs: int) -> Row:
     }
 
 
-def stage(lab: Lab, config: RunConfig, epochs: int) -> Trained:
+def stage(runner: Runner, config: RunConfig, epochs: int) -> Trained:
     """A network after so many epochs of its training, at the weights of that moment.
 
     The run lies in the experiment's own folder, and the next stage goes on from this one: of a run that is
@@ -111,20 +111,20 @@ def stage(lab: Lab, config: RunConfig, epochs: int) -> Trained:
         KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
     """
     assert config.optimizer.cooldown_epochs == 0, "the rate would depend on where the training ends"
-    run = lab.out / "stages" / run_name(config)
-    with open_run(run, _steady(config, max(epochs, 1)), lab.device) as trainer:
+    run = runner.out / "stages" / run_name(config)
+    with open_run(run, _steady(config, max(epochs, 1)), runner.device) as trainer:
         if trainer.progress.epochs > epochs:
             raise ValueError(
                 f"{run} has been trained for {trainer.progress.epochs:g} epochs, and what it was like after "
-                f"{epochs} is not in {lab.out / 'rows.jsonl'}; remove both to begin anew"
+                f"{epochs} is not in {runner.out / 'rows.jsonl'}; remove both to begin anew"
             )
-        if epochs and not trainer.fit(*training_examples(config, lab.root), Limits()):
+        if epochs and not trainer.fit(*training_batches(config, runner.root), Limits()):
             raise KeyboardInterrupt
     return Trained(run, config, trainer.model.eval(), trainer.progress)
 
 
 @torch.no_grad()
-def logit_changes(model: CapsNet, shown: Examples, iterations: int) -> Tensor:
+def logit_changes(model: CapsNet, shown: Batches, iterations: int) -> Tensor:
     """How much each iteration of routing changes the logits, and how much that differs from the one before.
 
     Args:
@@ -160,8 +160,8 @@ def _changes(routing: RoutingByAgreement, u_hat: Tensor, iterations: int) -> Ite
         yield (u_hat @ v.unsqueeze(-1)).squeeze(-1)
 
 
-def _measure_losses(lab: Lab, config: RunConfig) -> Row:
-    trained = lab.trained(config)
+def _measure_losses(runner: Runner, config: RunConfig) -> Row:
+    trained = runner.trained(config)
     logged = [json.loads(line) for line in (trained.run / "log.jsonl").read_text().splitlines()]
     rows = [row for row in logged if row["kind"] == "train"]
     size = -(-len(rows) // LOSS_POINTS)
@@ -279,7 +279,7 @@ def _loss_at(row: Row, share: float) -> float:
     return mean(row["loss"][max(end - max(len(row["loss"]) // 20, 1), 0) : end])
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Change of the logits during training and at its end, linear and log; training loss."""
     with figure.saved(file, columns=2, rows=2) as (training, end, settling, loss):
         stages = _stages(rows)

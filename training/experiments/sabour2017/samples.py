@@ -17,7 +17,7 @@ from training.config import CnnConfig, RunConfig, load_preset
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, networks_of
+from training.experiments.runner import Row, Runner, networks_of
 
 CAPSNET, CNN = "CapsNet", "CNN"
 CONFIDENCE = 0.95
@@ -77,7 +77,7 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train both networks on each number of images, with each seed, and measure them."""
     for seed in plan.seeds:
         for images in plan.images:
@@ -85,14 +85,14 @@ def run(lab: Lab, plan: Plan) -> None:
                 data = replace(config.data, training_images=images)
                 few = replace(config, data=data, seed=seed)
                 key = {"method": method, "training_images": images, "seed": seed}
-                way = networks_of(few) | {"test_images": plan.test_images}
-                lab.measure(key, way, partial(_measure, lab, few, plan.test_images))
+                settings = networks_of(few) | {"test_images": plan.test_images}
+                runner.measure(key, settings, partial(_measure, runner, few, plan.test_images))
 
 
-def _measure(lab: Lab, config: RunConfig, test_images: int | None) -> Row:
+def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
     """Measure the last weights: to choose the best ones takes more labeled images than were trained on."""
-    trained = lab.trained_to_the_end(config)
-    found = evaluate(trained.model, lab.evaluation_examples(config, test_images), config.loss)
+    trained = runner.trained_to_the_end(config)
+    found = evaluate(trained.model, runner.evaluation_batches(config, test_images), config.loss)
     return {
         "error_percent": found.error_percent,
         "images": found.images,
@@ -155,7 +155,7 @@ def _verdict(differences: list[float]) -> str:
     return f"{CAPSNET if mean(differences) < 0 else CNN} is better"
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Error of both networks by the number of images: each seed, and the mean."""
     with figure.saved(file) as (axis,):
         for method, color in ((CAPSNET, figure.OURS), (CNN, figure.OTHER)):

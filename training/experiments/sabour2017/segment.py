@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.config import RunConfig
-from training.data.batches import Batch, Examples, training_examples
+from training.data.batches import Batch, Batches, training_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
-from training.experiments.runner import Lab, Row, Trained, networks_of
+from training.experiments.runner import Row, Runner, Trained, networks_of
 from training.experiments.sabour2017 import multimnist
 from training.loss.objective import reconstruct
 from training.models.capsnet import CapsNet, lengths
@@ -101,20 +101,20 @@ class Sums(NamedTuple):
     overlap_right: Any
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Choose a threshold on the validation pairs, measure on the test pairs."""
     for seed in plan.seeds:
         config = replace(plan.network, seed=seed)
-        lab.measure({"seed": seed}, networks_of(config), partial(_measure, lab, config))
+        runner.measure({"seed": seed}, networks_of(config), partial(_measure, runner, config))
 
 
-def _measure(lab: Lab, config: RunConfig) -> Row:
-    trained: Trained = lab.trained(config)
-    model, test = trained.model, lab.evaluation_examples(config)
+def _measure(runner: Runner, config: RunConfig) -> Row:
+    trained: Trained = runner.trained(config)
+    model, test = trained.model, runner.evaluation_batches(config)
     assert isinstance(model, CapsNet)
-    _, validation = training_examples(config, lab.root)
+    _, validation = training_batches(config, runner.root)
     assert validation is not None  # the threshold is chosen on it
-    on_validation = measure(model, validation.to(lab.device), THRESHOLDS)
+    on_validation = measure(model, validation.to(runner.device), THRESHOLDS)
     chosen = max(THRESHOLDS, key=lambda threshold: on_validation[threshold]["right_percent"] or 0)
     used = {"chosen": chosen, "non-zero": GRAY_LEVEL, "everything": EVERYTHING}
     on_test = measure(model, test, used.values())
@@ -124,7 +124,7 @@ def _measure(lab: Lab, config: RunConfig) -> Row:
         "rules": {rule: on_test[threshold] for rule, threshold in used.items()},
         "pairs": len(test),
         "validation_pairs": len(validation),
-        "pictures": lab.keep(f"pairs-{config.seed}", pictures(first, chosen)),
+        "pictures": runner.keep(f"pairs-{config.seed}", pictures(first, chosen)),
         "captions": [
             [_names("L", labels), _names("P", classes)]
             for labels, classes in zip(first.labels.tolist(), first.classes.tolist(), strict=True)
@@ -134,7 +134,7 @@ def _measure(lab: Lab, config: RunConfig) -> Row:
 
 
 def measure(
-    model: CapsNet, examples: Examples, thresholds: Iterable[float]
+    model: CapsNet, batches: Batches, thresholds: Iterable[float]
 ) -> dict[float, dict[str, float | None]]:
     """How well pixels are assigned, over all pairs, for each threshold.
 
@@ -146,7 +146,7 @@ def measure(
     """
     device = next(model.parameters()).device
     sums = {each: torch.zeros(len(Sums._fields), dtype=torch.float64, device=device) for each in thresholds}
-    for batch in examples.fixed(BATCH):
+    for batch in batches.fixed(BATCH):
         apart = take_apart(model, batch.to(device))
         for threshold, so_far in sums.items():
             so_far += _sums(apart, threshold)
@@ -258,7 +258,7 @@ those of both, gray those assigned to neither. L are the labels, P the two longe
 """
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Input, truth and assignment of the pairs that the first network was shown."""
     shown = np.load(file.parent / rows[0]["pictures"])  # [B, 3, H, W, 3]
     grid: list[list[NDArray[np.uint8] | None]] = [list(line) for line in shown.swapaxes(0, 1)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row
+from training.experiments.runner import Row, Runner
 from training.experiments.sabour2017 import ensemble
 from training.experiments.sabour2017.ensemble import Plan, Published
 
@@ -21,9 +21,9 @@ FULL = Plan(load_preset("svhn"), (0, 1, 2))
 QUICK = Plan(half_the_papers_width(narrowed(load_preset("svhn"), 8000, 4)), (0, 1))
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train the networks and measure each."""
-    ensemble.run(lab, plan)
+    ensemble.run(runner, plan)
 
 
 def report(rows: list[Row]) -> str:
@@ -31,6 +31,6 @@ def report(rows: list[Row]) -> str:
     return ensemble.report(rows, PAPER)
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Error by the number of networks, and by digit."""
-    ensemble.draw(rows, file, PAPER)
+    ensemble.plot(rows, file, PAPER)

@@ -8,7 +8,7 @@ from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, Row, networks_of
+from training.experiments.runner import Row, Runner, networks_of
 
 CNN = "baseline CNN"
 PAPER = {  # error in percent, Table 1; on MNIST the mean of 3 trials
@@ -57,14 +57,14 @@ QUICK = Plan(
 )
 
 
-def run(lab: Lab, plan: Plan) -> None:
+def run(runner: Runner, plan: Plan) -> None:
     """Train each network with each seed and measure it on the test images."""
     for seed in plan.seeds:
         for data, (capsnet, cnn) in plan.networks.items():
             for method, config in _methods(capsnet, cnn).items():
                 if (data, method) in PAPER:
                     key, seeded = {"data": data, "method": method, "seed": seed}, replace(config, seed=seed)
-                    lab.measure(key, networks_of(seeded), partial(lab.measured_on_test, seeded))
+                    runner.measure(key, networks_of(seeded), partial(runner.measured_on_test, seeded))
 
 
 def _methods(capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
@@ -116,7 +116,7 @@ def _measured_on(rows: list[Row]) -> str:
     return "\n".join([*said, ""])
 
 
-def draw(rows: list[Row], file: Path) -> None:
+def plot(rows: list[Row], file: Path) -> None:
     """Errors of every seed beside the paper's."""
     with figure.saved(file, columns=2) as axes:
         for axis, data in zip(axes, ("mnist", "multimnist"), strict=True):

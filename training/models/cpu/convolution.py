@@ -56,7 +56,7 @@ class Convolution(nn.Conv2d):
         return short_conv2d(x, weight, self.stride[0], tile) + self.bias[:, None, None]
 
 
-def rectified(convolution: Convolution, x: Tensor) -> Tensor:
+def conv_relu(convolution: Convolution, x: Tensor) -> Tensor:
     """The layer's maps with zeros in place of what is below, [B, O, rows, columns]."""
     patch = convolution.in_channels * convolution.kernel_size[0] ** 2
     if trained_on_cpu(x) and patch <= convolution.out_channels:  # patches take no more room than the result

@@ -11,7 +11,7 @@ from export.contract.manifest import Preprocessing
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.config import load_preset
-from training.data.batches import evaluation_examples, training_examples
+from training.data.batches import evaluation_batches, training_batches
 from training.data.readers import folder as folder_module
 from training.data.readers.folder import channels_of, configure, find_again, read_folder
 
@@ -234,7 +234,7 @@ def test_a_class_whose_name_cannot_be_written_down_is_refused(pictures, name):
 def test_a_class_of_which_nothing_is_left_to_learn_from_is_refused(tmp_path):
     config = configure(load_preset("images"), make_folder(tmp_path, counts=(2, 2)))
     with pytest.raises(ValueError, match=r"no picture of (cat|dog) would be left to learn from"):
-        training_examples(config, tmp_path)
+        training_batches(config, tmp_path)
 
 
 @pytest.mark.parametrize(("left", "said"), [(0, "no folders"), (1, "1 folder")])
@@ -272,7 +272,7 @@ def move_to_another_class(pictures):
 
 
 @pytest.mark.parametrize("change", [add, remove, rename, move_to_another_class])
-@pytest.mark.parametrize("read", [training_examples, evaluation_examples])
+@pytest.mark.parametrize("read", [training_batches, evaluation_batches])
 def test_a_folder_whose_pictures_have_changed_is_refused(pictures, read, change):
     """Else a run that goes on would be validated on what it has learned."""
     config = configure(load_preset("images"), pictures)
@@ -283,10 +283,10 @@ def test_a_folder_whose_pictures_have_changed_is_refused(pictures, read, change)
 
 def test_a_folder_that_was_moved_gives_the_same_pictures(pictures, tmp_path):
     config = configure(load_preset("images"), pictures)
-    before = [part.images.pixels for part in training_examples(config, tmp_path)]
+    before = [part.images.pixels for part in training_batches(config, tmp_path)]
     pictures.rename(tmp_path / "moved")
     found = find_again(config, tmp_path / "moved", tmp_path / "run")
-    after = [part.images.pixels for part in training_examples(found, tmp_path)]
+    after = [part.images.pixels for part in training_batches(found, tmp_path)]
     assert all(map(torch.equal, before, after))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import training_examples
+from training.data.batches import training_batches
 from training.data.load import FACTS, load_split
 from training.data.readers import smallnorb
 from training.data.readers.smallnorb import CLASS_NAMES, file_name
@@ -408,7 +408,7 @@ def test_toys_are_trained_on_as_smallnorb_is(root):
         contrast=(0.2, 1.8),
         validation_images=10,
     )
-    train, validation = training_examples(RunConfig(model=preset.model, data=data), root)
+    train, validation = training_batches(RunConfig(model=preset.model, data=data), root)
     assert (len(train), len(validation)) == (PAIRS - 10, 10)
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from training.data.images import Images
-from training.data.seeding import Draws
+from training.data.seeding import RandomChoices
 from training.data.synthetic.drawn_digits import draw_digits
 from training.data.transforms.affnist_style import (
     affnist_style_set,
@@ -51,7 +51,7 @@ def angle_scale_shear(maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def test_a_shifted_digit_is_whole_and_anywhere_in_the_frame():
     pixels = torch.randint(1, 256, (600, 1, 28, 28), generator=generator(), dtype=torch.uint8)
-    found = shifted(pixels, Draws(generator(), len(pixels)))
+    found = shifted(pixels, RandomChoices(generator(), len(pixels)))
     assert found.shape == (600, 1, 40, 40)
     corners = []
     for frame, image in zip(found, pixels, strict=True):
@@ -65,7 +65,7 @@ def test_a_shifted_digit_is_whole_and_anywhere_in_the_frame():
 
 def test_the_same_generator_state_gives_the_same_places():
     pixels = digits().pixels
-    first, again, other = (shifted(pixels, Draws(generator(seed), len(pixels))) for seed in (5, 5, 6))
+    first, again, other = (shifted(pixels, RandomChoices(generator(seed), len(pixels))) for seed in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -185,7 +185,7 @@ def test_an_empty_image_stays_empty():
 
 def test_a_frame_smaller_than_the_images_is_refused():
     with pytest.raises(ValueError, match=r"28x28 pixels do not fit into a frame of 20x20"):
-        shifted(digits(2).pixels, Draws(generator(), 2), frame=20)
+        shifted(digits(2).pixels, RandomChoices(generator(), 2), frame=20)
     with pytest.raises(ValueError, match=r"28x28 pixels do not fit into a frame of 20x20"):
         next(shifted_set(digits(2), 2, frame=20))
 
@@ -195,7 +195,7 @@ def test_shifting_into_a_frame_never_waits_for_the_gpu():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     pixels = digits().pixels.cuda()
-    source = Draws(torch.Generator("cuda").manual_seed(0), len(pixels))
+    source = RandomChoices(torch.Generator("cuda").manual_seed(0), len(pixels))
     shifted(pixels, source)  # the first call may allocate and synchronize
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from training.data.seeding import Draws
+from training.data.seeding import RandomChoices
 from training.data.transforms.augment import (
     blank_some,
     center_crop,
@@ -23,8 +23,8 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def draws(images: torch.Tensor, seed: int = 0) -> Draws:
-    return Draws(generator(seed), len(images))
+def choices(images: torch.Tensor, seed: int = 0) -> RandomChoices:
+    return RandomChoices(generator(seed), len(images))
 
 
 def all_shifts(image: torch.Tensor, max_shift: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def which_shift(shifted: torch.Tensor, image: torch.Tensor, max_shift: int) -> i
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_every_output_is_a_zero_padded_shift_of_its_own_input(max_shift, dtype):
     images = torch.randint(1, 256, (32, 3, 7, 9), generator=generator(), dtype=torch.uint8).to(dtype)
-    shifted = random_shift(images, max_shift, draws(images))
+    shifted = random_shift(images, max_shift, choices(images))
     assert shifted.dtype == dtype
     assert shifted.shape == images.shape
     for output, image in zip(shifted, images, strict=True):
@@ -56,8 +56,8 @@ def test_every_output_is_a_zero_padded_shift_of_its_own_input(max_shift, dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_shift_can_repeat_the_edges(dtype):
     images = torch.randint(1, 256, (32, 3, 7, 9), generator=generator(), dtype=torch.uint8).to(dtype)
-    shifted = random_shift(images, 2, draws(images), repeat_edges=True)
-    zero_padded = random_shift(images, 2, draws(images))  # by as much: the generator's state is the same
+    shifted = random_shift(images, 2, choices(images), repeat_edges=True)
+    zero_padded = random_shift(images, 2, choices(images))  # by as much: the generator's state is the same
     padded = F.pad(images.float(), (2, 2, 2, 2), mode="replicate")
     for output, image, around, zeros in zip(shifted, images, padded, zero_padded, strict=True):
         y, x = divmod(which_shift(zeros, image, 2), 5)
@@ -68,7 +68,7 @@ def test_all_shifts_occur_equally_often():
     max_shift, repetitions = 2, 400
     image = torch.arange(1, 26, dtype=torch.float32).reshape(1, 1, 5, 5)
     images = image.expand(25 * repetitions, 1, 5, 5)
-    shifted = random_shift(images, max_shift, draws(images))
+    shifted = random_shift(images, max_shift, choices(images))
     windows = all_shifts(image[0], max_shift)
     counts = (shifted[:, None] == windows).flatten(2).all(dim=2).sum(dim=0)
     assert counts.sum() == 25 * repetitions
@@ -78,13 +78,13 @@ def test_all_shifts_occur_equally_often():
 
 def test_images_of_one_batch_shift_each_in_its_own_way():
     image = torch.arange(1, 26, dtype=torch.float32).reshape(1, 1, 5, 5)
-    shifted = random_shift(image.expand(64, 1, 5, 5), 2, Draws(generator(), 64))
+    shifted = random_shift(image.expand(64, 1, 5, 5), 2, RandomChoices(generator(), 64))
     assert len({which_shift(output, image[0], 2) for output in shifted}) > 10
 
 
 def test_the_same_generator_state_gives_the_same_shifts():
     images = torch.rand(16, 1, 28, 28, generator=generator())
-    first, again, other = (random_shift(images, 2, draws(images, seed)) for seed in (5, 5, 6))
+    first, again, other = (random_shift(images, 2, choices(images, seed)) for seed in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -92,23 +92,23 @@ def test_the_same_generator_state_gives_the_same_shifts():
 def test_the_input_is_left_as_it_was():
     images = torch.rand(4, 1, 8, 8, generator=generator())
     before = images.clone()
-    random_shift(images, 2, draws(images)).zero_()
+    random_shift(images, 2, choices(images)).zero_()
     assert torch.equal(images, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_no_shift_gives_the_images_themselves(dtype):
     images = torch.randint(0, 256, (4, 1, 8, 8), generator=generator(), dtype=torch.uint8).to(dtype)
-    assert torch.equal(random_shift(images, 0, draws(images)), images)
+    assert torch.equal(random_shift(images, 0, choices(images)), images)
 
 
 def test_an_empty_batch_stays_empty():
-    assert random_shift(torch.zeros(0, 1, 8, 8), 2, Draws(generator(), 0)).shape == (0, 1, 8, 8)
+    assert random_shift(torch.zeros(0, 1, 8, 8), 2, RandomChoices(generator(), 0)).shape == (0, 1, 8, 8)
 
 
 def test_a_negative_shift_is_refused():
     with pytest.raises(ValueError, match="at least 0 pixels, got -1"):
-        random_shift(torch.zeros(1, 1, 8, 8), -1, Draws(generator(), 1))
+        random_shift(torch.zeros(1, 1, 8, 8), -1, RandomChoices(generator(), 1))
 
 
 @pytest.mark.gpu
@@ -127,7 +127,7 @@ def test_augmentation_on_the_gpu_never_waits_for_it(change):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     images = torch.rand(16, 1, 28, 28, device="cuda")
-    source = Draws(torch.Generator("cuda").manual_seed(0), len(images))
+    source = RandomChoices(torch.Generator("cuda").manual_seed(0), len(images))
     change(images, source)  # the first call may allocate and synchronize
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -137,13 +137,13 @@ def test_augmentation_on_the_gpu_never_waits_for_it(change):
 
 
 def test_blank_images_are_empty_and_hold_no_class():
-    pixels, present = torch.rand(1000, 1, 4, 4) + 0.1, torch.eye(10).repeat(100, 1)
-    found, left = blank_some(pixels, present, 0.25, draws(pixels))
+    pixels, targets = torch.rand(1000, 1, 4, 4) + 0.1, torch.eye(10).repeat(100, 1)
+    found, left = blank_some(pixels, targets, 0.25, choices(pixels))
     blank = left.sum(dim=1) == 0
     assert 200 < int(blank.sum()) < 300
     assert (found[blank] == 0).all()
     assert torch.equal(found[~blank], pixels[~blank])
-    assert torch.equal(left[~blank], present[~blank])
+    assert torch.equal(left[~blank], targets[~blank])
 
 
 def all_crops(image: torch.Tensor, size: int) -> torch.Tensor:
@@ -156,7 +156,7 @@ def all_crops(image: torch.Tensor, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_every_crop_is_a_window_of_its_own_image(dtype):
     images = torch.randint(0, 256, (32, 3, 9, 11), generator=generator(), dtype=torch.uint8).to(dtype)
-    crops = random_crop(images, 6, draws(images))
+    crops = random_crop(images, 6, choices(images))
     assert crops.dtype == dtype
     for crop, image in zip(crops, images, strict=True):
         assert (all_crops(image, 6) == crop).flatten(1).all(dim=1).any()
@@ -166,7 +166,7 @@ def test_all_places_of_a_crop_occur_equally_often():
     repetitions = 400
     image = torch.arange(42, dtype=torch.float32).reshape(1, 1, 6, 7)
     images = image.expand(12 * repetitions, 1, 6, 7)
-    crops = random_crop(images, 4, draws(images))
+    crops = random_crop(images, 4, choices(images))
     counts = (crops[:, None] == all_crops(image[0], 4)).flatten(2).all(dim=2).sum(dim=0)
     assert counts.sum() == 12 * repetitions
     assert ((counts - repetitions).square() / repetitions).sum() < 31.3  # 11 degrees of freedom, p = 0.001
@@ -180,7 +180,7 @@ def test_the_center_crop_leaves_as_much_on_each_side():
 
 def test_a_crop_of_the_whole_image_is_the_image():
     images = torch.rand(4, 3, 8, 8, generator=generator())
-    assert torch.equal(random_crop(images, 8, draws(images)), images)
+    assert torch.equal(random_crop(images, 8, choices(images)), images)
     assert torch.equal(center_crop(images, 8), images)
 
 
@@ -189,7 +189,7 @@ def test_a_crop_that_does_not_fit_is_refused(size):
     images = torch.zeros(1, 3, 8, 12)
     message = f"crop of {size}x{size} pixels cannot be taken from images of 8x12"
     with pytest.raises(ValueError, match=message):
-        random_crop(images, size, draws(images))
+        random_crop(images, size, choices(images))
     with pytest.raises(ValueError, match=message):
         center_crop(images, size)
 
@@ -197,7 +197,7 @@ def test_a_crop_that_does_not_fit_is_refused(size):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_half_of_the_images_are_mirrored_left_to_right(dtype):
     images = torch.randint(0, 256, (1000, 2, 4, 5), generator=generator(), dtype=torch.uint8).to(dtype)
-    flipped = random_flip(images, draws(images))
+    flipped = random_flip(images, choices(images))
     is_same = (flipped == images).flatten(1).all(dim=1)
     is_mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
     assert flipped.dtype == dtype
@@ -212,21 +212,21 @@ def middle_grays(images: int = 500) -> torch.Tensor:
 
 def test_brightness_adds_one_amount_to_all_pixels_of_an_image():
     pixels = middle_grays()
-    added = (clamped_brightness(pixels, 0.25, draws(pixels)) - pixels).flatten(1)
+    added = (clamped_brightness(pixels, 0.25, choices(pixels)) - pixels).flatten(1)
     assert torch.allclose(added, added[:, :1], atol=1e-6)
     assert added.abs().max() <= 0.25 + 1e-6
 
 
 def test_brightness_covers_its_range_evenly():
     pixels = middle_grays()
-    amounts = (clamped_brightness(pixels, 0.25, draws(pixels)) - pixels)[:, 0, 0, 0]
+    amounts = (clamped_brightness(pixels, 0.25, choices(pixels)) - pixels)[:, 0, 0, 0]
     counts = torch.histc(amounts, 5, -0.25, 0.25)
     assert ((counts - 100).square() / 100).sum() < 18.5  # 4 degrees of freedom, p = 0.001
 
 
 def test_contrast_scales_the_distance_to_the_mean_of_each_channel():
     pixels = middle_grays()
-    changed = clamped_contrast(pixels, 0.2, 1.8, draws(pixels))
+    changed = clamped_contrast(pixels, 0.2, 1.8, choices(pixels))
     before, after = (p - p.mean(dim=(2, 3), keepdim=True) for p in (pixels, changed))
     factors = (before * after).flatten(1).sum(dim=1) / before.square().flatten(1).sum(dim=1)
     assert torch.allclose(after, factors[:, None, None, None] * before, atol=1e-6)
@@ -238,8 +238,8 @@ def test_contrast_scales_the_distance_to_the_mean_of_each_channel():
 
 def test_changed_pixels_stay_between_black_and_white():
     pixels = torch.rand(200, 1, 6, 6, generator=generator())
-    brighter = clamped_brightness(pixels, 0.9, draws(pixels))
-    sharper = clamped_contrast(pixels, 0.2, 5.0, draws(pixels))
+    brighter = clamped_brightness(pixels, 0.9, choices(pixels))
+    sharper = clamped_contrast(pixels, 0.2, 5.0, choices(pixels))
     for changed in (brighter, sharper):
         assert changed.min() == 0
         assert changed.max() == 1
@@ -247,23 +247,23 @@ def test_changed_pixels_stay_between_black_and_white():
 
 def test_no_change_of_light_leaves_the_pixels_as_they_are():
     pixels = torch.rand(4, 3, 6, 6, generator=generator())
-    assert torch.equal(clamped_brightness(pixels, 0.0, draws(pixels)), pixels)
-    assert torch.equal(clamped_contrast(pixels, 1.0, 1.0, draws(pixels)), pixels)
+    assert torch.equal(clamped_brightness(pixels, 0.0, choices(pixels)), pixels)
+    assert torch.equal(clamped_contrast(pixels, 1.0, 1.0, choices(pixels)), pixels)
 
 
 def test_a_negative_change_of_brightness_is_refused():
     with pytest.raises(ValueError, match=r"at least 0, got -0.1"):
-        clamped_brightness(torch.zeros(1, 1, 4, 4), -0.1, Draws(generator(), 1))
+        clamped_brightness(torch.zeros(1, 1, 4, 4), -0.1, RandomChoices(generator(), 1))
 
 
 def test_a_range_of_contrast_that_is_upside_down_is_refused():
     with pytest.raises(ValueError, match=r"got 1.8 and 0.2"):
-        clamped_contrast(torch.zeros(1, 1, 4, 4), 1.8, 0.2, Draws(generator(), 1))
+        clamped_contrast(torch.zeros(1, 1, 4, 4), 1.8, 0.2, RandomChoices(generator(), 1))
 
 
 def test_light_that_a_network_changes_is_as_bright_and_contrasted_as_in_the_pixels_but_not_clamped():
     pixels = middle_grays()
-    light = random_light(0.25, (0.2, 1.8), source := draws(pixels))
+    light = random_light(0.25, (0.2, 1.8), source := choices(pixels))
     source.generator.manual_seed(0)
     brighter = clamped_brightness(pixels, 0.25, source)
     expected = clamped_contrast(brighter, 0.2, 1.8, source)
@@ -272,10 +272,10 @@ def test_light_that_a_network_changes_is_as_bright_and_contrasted_as_in_the_pixe
 
 
 def test_choices_for_a_part_of_a_batch_are_those_of_the_whole():
-    every, some = (Draws(generator(), 8, part) for part in (slice(None), slice(2, 6)))
+    every, some = (RandomChoices(generator(), 8, part) for part in (slice(None), slice(2, 6)))
     for _ in range(2):
-        assert torch.equal(some.shares(), every.shares()[2:6])
-        assert torch.equal(some.whole_numbers(9, (2,), (3,)), every.whole_numbers(9, (2,), (3,))[:, 2:6])
+        assert torch.equal(some.uniform(), every.uniform()[2:6])
+        assert torch.equal(some.integers(9, (2,), (3,)), every.integers(9, (2,), (3,))[:, 2:6])
 
 
 @pytest.mark.parametrize("size", [16, 24, 31, 70])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from training.config import load_preset
-from training.data.batches import evaluation_examples, training_examples
+from training.data.batches import evaluation_batches, training_batches
 from training.data.images import Images
 from training.data.transforms.multimnist import PairMaker, Pairs
 
@@ -129,10 +129,10 @@ def test_the_digits_are_left_as_they_were():
 
 def test_what_is_present_are_both_classes():
     pairs = PairMaker(digits()).random(torch.arange(COUNT), generator())
-    present = pairs.present(10)
-    assert present.shape == (COUNT, 10)
-    assert (present.sum(dim=1) == 2).all()
-    assert (present.gather(1, pairs.labels) == 1).all()
+    targets = pairs.targets(10)
+    assert targets.shape == (COUNT, 10)
+    assert (targets.sum(dim=1) == 2).all()
+    assert (targets.gather(1, pairs.labels) == 1).all()
 
 
 def test_each_mask_keeps_the_class_of_its_object():
@@ -190,10 +190,10 @@ def test_images_that_are_not_square_are_refused():
         PairMaker(Images(torch.zeros(2, 1, 6, 7, dtype=torch.uint8), torch.arange(2)))
 
 
-def ink(examples) -> set[bytes]:
+def ink(batches) -> set[bytes]:
     """Each digit that is shown, without the empty rows and columns around it."""
     shown = set()
-    for batch in examples.fixed(50):
+    for batch in batches.fixed(50):
         for drawn in (batch.objects[:, :, 0] * 255).byte().flatten(0, 1):
             rows, columns = drawn.any(dim=1).nonzero(), drawn.any(dim=0).nonzero()
             trimmed = drawn[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
@@ -204,8 +204,8 @@ def ink(examples) -> set[bytes]:
 def test_no_digit_of_a_pair_is_in_two_of_training_validation_and_test(drawn_mnist_root):
     config = load_preset("multimnist")
     config = replace(config, data=replace(config.data, validation_images=50))
-    train, validation = map(ink, training_examples(config, drawn_mnist_root))
-    test = ink(evaluation_examples(config, drawn_mnist_root))
+    train, validation = map(ink, training_batches(config, drawn_mnist_root))
+    test = ink(evaluation_batches(config, drawn_mnist_root))
     assert min(len(train), len(validation), len(test)) >= 50
     assert not train & validation
     assert not train & test
@@ -225,11 +225,11 @@ def test_pairs_are_made_on_the_gpu_without_waiting_for_it():
     torch.cuda.set_sync_debug_mode("error")
     try:
         pairs = maker.random(first, source)
-        present = pairs.present(10)
+        targets = pairs.targets(10)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert pairs.pixels.is_cuda
-    assert present.is_cuda
+    assert targets.is_cuda
 
 
 @pytest.mark.gpu

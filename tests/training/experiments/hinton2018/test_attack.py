@@ -14,7 +14,7 @@ from training.evaluate import attacks
 from training.experiments.hinton2018 import attack
 from training.experiments.hinton2018.attack import ATTACKED, BIM, CAPSNET, CNN, FGSM, MATRIX, OTHER_CNN
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 
 IMAGES, EPSILONS, BIM_STEPS = 20, (0.02, 0.2), 2
 
@@ -44,28 +44,28 @@ PLAN = replace(
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def runner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attack")
     store(folder / "data", "toys")
-    lab = Lab(folder / "out", folder / "networks", folder / "data", torch.device("cpu"))
-    attack.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", folder / "data", torch.device("cpu"))
+    attack.run(runner, PLAN)
+    return runner
 
 
-def found(lab, name, targeted, source):
+def found(runner, name, targeted, source):
     asked = {"measured": "attack", "attack": name, "targeted": targeted, "source": source}
-    [row] = [row for row in lab.rows() if asked.items() <= row.items()]
+    [row] = [row for row in runner.rows() if asked.items() <= row.items()]
     return row
 
 
 @pytest.fixture(scope="module")
-def models(lab):
-    return {method: lab.trained(config).model for method, config in NETWORKS.items()}
+def models(runner):
+    return {method: runner.trained(config).model for method, config in NETWORKS.items()}
 
 
 @pytest.fixture(scope="module")
-def shown(lab):
-    [batch] = lab.evaluation_examples(NETWORKS[CNN], IMAGES).fixed(IMAGES)
+def shown(runner):
+    [batch] = runner.evaluation_batches(NETWORKS[CNN], IMAGES).fixed(IMAGES)
     return batch
 
 
@@ -78,8 +78,8 @@ def right_percent(model, method, pixels, classes):
     return 100 * (named == classes).double().mean().item()
 
 
-def test_every_network_is_attacked_in_every_way_and_the_missing_set_is_left_out(lab):
-    rows = lab.rows()
+def test_every_network_is_attacked_in_every_way_and_the_missing_set_is_left_out(runner):
+    rows = runner.rows()
     assert {row["data"] for row in rows} == {"toys"}
     assert [row["method"] for row in rows if row["measured"] == "gradient"] == [*ATTACKED, OTHER_CNN]
     made = [(row["attack"], row["targeted"], row["source"]) for row in rows if row["measured"] == "attack"]
@@ -90,9 +90,11 @@ def test_every_network_is_attacked_in_every_way_and_the_missing_set_is_left_out(
 
 
 @pytest.mark.parametrize("source", ATTACKED)
-def test_an_untargeted_attack_leaves_the_accuracy_on_what_is_made_from_all_images(lab, models, shown, source):
-    labels, loss = shown.present.argmax(dim=1), NETWORKS[source].loss
-    row = found(lab, FGSM, False, source)
+def test_an_untargeted_attack_leaves_the_accuracy_on_what_is_made_from_all_images(
+    runner, models, shown, source
+):
+    labels, loss = shown.targets.argmax(dim=1), NETWORKS[source].loss
+    row = found(runner, FGSM, False, source)
     assert row["images"] == IMAGES
     for e, epsilon in enumerate(EPSILONS):
         made = attacks.fgsm(models[source], shown.pixels, labels, epsilon, loss)
@@ -101,8 +103,8 @@ def test_an_untargeted_attack_leaves_the_accuracy_on_what_is_made_from_all_image
             assert row["percent"][victim][e] == pytest.approx(expected), victim
 
 
-def test_a_targeted_attack_succeeds_as_often_as_the_mean_over_all_classes_as_targets(lab, models, shown):
-    row = found(lab, BIM, True, CAPSNET)
+def test_a_targeted_attack_succeeds_as_often_as_the_mean_over_all_classes_as_targets(runner, models, shown):
+    row = found(runner, BIM, True, CAPSNET)
     for target in range(5):
         aims = torch.full((IMAGES,), target)
         loss = NETWORKS[CAPSNET].loss
@@ -113,16 +115,16 @@ def test_a_targeted_attack_succeeds_as_often_as_the_mean_over_all_classes_as_tar
     assert row["percent"][CAPSNET][1] == pytest.approx(by_class)
 
 
-def test_in_a_black_box_examples_go_to_the_others_and_the_cnns_to_another_cnn(lab, models):
-    assert list(found(lab, FGSM, False, MATRIX)["percent"]) == [MATRIX, CAPSNET, CNN]
-    assert list(found(lab, FGSM, False, CNN)["percent"]) == [CNN, MATRIX, CAPSNET, OTHER_CNN]
+def test_in_a_black_box_examples_go_to_the_others_and_the_cnns_to_another_cnn(runner, models):
+    assert list(found(runner, FGSM, False, MATRIX)["percent"]) == [MATRIX, CAPSNET, CNN]
+    assert list(found(runner, FGSM, False, CNN)["percent"]) == [CNN, MATRIX, CAPSNET, OTHER_CNN]
     same, other = (models[method].classes.weight for method in (CNN, OTHER_CNN))
     assert not torch.equal(same, other)
 
 
-def test_the_gradients_size_and_zeros_are_those_an_untargeted_attack_begins_with(lab, models, shown):
-    labels = shown.present.argmax(dim=1)
-    for row in lab.rows()[:4]:
+def test_the_gradients_size_and_zeros_are_those_an_untargeted_attack_begins_with(runner, models, shown):
+    labels = shown.targets.argmax(dim=1)
+    for row in runner.rows()[:4]:
         method = row["method"]
         loss = attacks.with_widest_margins(NETWORKS[method].loss)
         gradient = attacks.gradient(models[method], shown.pixels, labels, loss)
@@ -132,9 +134,9 @@ def test_the_gradients_size_and_zeros_are_those_an_untargeted_attack_begins_with
         assert row["accuracy_percent"] == pytest.approx(expected)
 
 
-def test_the_first_image_is_kept_untouched_and_at_each_epsilon(lab, shown):
-    row = found(lab, BIM, False, MATRIX)
-    pictures = np.load(lab.out / row["pictures"]).astype(int)
+def test_the_first_image_is_kept_untouched_and_at_each_epsilon(runner, shown):
+    row = found(runner, BIM, False, MATRIX)
+    pictures = np.load(runner.out / row["pictures"]).astype(int)
     assert pictures.shape == (1 + len(EPSILONS), 20, 20)
     untouched = (255 * shown.pixels[0, 0]).round().int().numpy()
     np.testing.assert_array_equal(pictures[0], untouched)
@@ -144,49 +146,49 @@ def test_the_first_image_is_kept_untouched_and_at_each_epsilon(lab, shown):
     assert len(row["answers"]) == 1 + len(EPSILONS)
 
 
-def test_what_has_been_measured_is_not_measured_again(lab):
-    before = (lab.out / "rows.jsonl").read_bytes()
-    attack.run(replace(lab, networks=lab.networks / "empty"), PLAN)
-    assert (lab.out / "rows.jsonl").read_bytes() == before
-    assert not (lab.networks / "empty").exists(), "nor is a network trained for it"
+def test_what_has_been_measured_is_not_measured_again(runner):
+    before = (runner.out / "rows.jsonl").read_bytes()
+    attack.run(replace(runner, networks=runner.networks / "empty"), PLAN)
+    assert (runner.out / "rows.jsonl").read_bytes() == before
+    assert not (runner.networks / "empty").exists(), "nor is a network trained for it"
 
 
-def test_with_another_network_or_plan_no_row_is_left_of_what_was_before(lab, tmp_path):
-    copy = replace(lab, out=tmp_path)
-    (tmp_path / "rows.jsonl").write_bytes((lab.out / "rows.jsonl").read_bytes())
+def test_with_another_network_or_plan_no_row_is_left_of_what_was_before(runner, tmp_path):
+    copy = replace(runner, out=tmp_path)
+    (tmp_path / "rows.jsonl").write_bytes((runner.out / "rows.jsonl").read_bytes())
     other = NETWORKS | {CAPSNET: replace(NETWORKS[CAPSNET], seed=5)}
     attack.run(copy, replace(PLAN, networks={"toys": other}, images=10, epsilons=(0.1,)))
-    assert len(copy.rows()) == len(lab.rows())
+    assert len(copy.rows()) == len(runner.rows())
     assert {tuple(row["members"]) for row in copy.rows()}.isdisjoint(
-        tuple(row["members"]) for row in lab.rows()
+        tuple(row["members"]) for row in runner.rows()
     )
     assert {row["images"] for row in copy.rows()} == {10}
 
 
 def test_stopped_after_the_first_row_of_another_plan_the_report_and_the_figure_are_of_that_alone(
-    lab, models, tmp_path
+    runner, models, tmp_path
 ):
-    class Stopped(Lab):
+    class Stopped(Runner):
         def trained(self, config):
             if self.rows() and self.rows()[-1]["epsilons"] == [0.1]:
                 raise KeyboardInterrupt
             return super().trained(config)
 
-    stopped = Stopped(tmp_path, lab.networks, lab.root, lab.device)
-    (tmp_path / "rows.jsonl").write_bytes((lab.out / "rows.jsonl").read_bytes())
+    stopped = Stopped(tmp_path, runner.networks, runner.root, runner.device)
+    (tmp_path / "rows.jsonl").write_bytes((runner.out / "rows.jsonl").read_bytes())
     with pytest.raises(KeyboardInterrupt):
         attack.run(stopped, replace(PLAN, epsilons=(0.1,)))
     assert [row["epsilons"] for row in stopped.rows()] == [[0.1]]
     attack.report(stopped.rows())
-    attack.draw(stopped.rows(), tmp_path / "figure.png")
+    attack.plot(stopped.rows(), tmp_path / "figure.png")
 
 
-def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(lab, models, tmp_path):
+def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(runner, models, tmp_path):
     """A CNN that is blind on one eye, and capsules that training asks for no margin."""
 
     cnn = replace(NETWORKS[CNN], model=replace(NETWORKS[CNN].model, standardize_per_image=False))
 
-    class Crippled(Lab):
+    class Crippled(Runner):
         def trained(self, config):
             trained = super().trained(config)
             if config == cnn:
@@ -197,7 +199,7 @@ def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(l
     capsules = replace(NETWORKS[MATRIX], loss=replace(NETWORKS[MATRIX].loss, spread_margins=(1e-6, 1e-6)))
     networks = NETWORKS | {MATRIX: capsules, CNN: cnn}
     plan = replace(PLAN, networks={"toys": networks}, epsilons=(0.1,), bim_steps=1)
-    crippled = Crippled(tmp_path, lab.networks, lab.root, lab.device)
+    crippled = Crippled(tmp_path, runner.networks, runner.root, runner.device)
     attack.run(crippled, plan)
     rows = {row["method"]: row for row in crippled.rows() if row["measured"] == "gradient"}
     assert rows[CNN]["zero_percent"] == pytest.approx(50, abs=2)
@@ -209,9 +211,9 @@ def test_zeros_are_counted_in_pixels_and_images_and_by_the_margins_of_training(l
 
 
 def test_without_any_data_both_sets_are_named_with_what_brings_them(tmp_path):
-    lab = Lab(tmp_path / "out", tmp_path / "networks", tmp_path, torch.device("cpu"))
+    runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path, torch.device("cpu"))
     with pytest.raises(MissingDataError, match=r"(?s)download smallnorb.*make toys"):
-        attack.run(lab, PLAN)
+        attack.run(runner, PLAN)
 
 
 def gradient_row(method, size, zeros):
@@ -262,11 +264,11 @@ def test_the_report_of_a_part_has_what_is_there():
     assert "never below chance" not in attack.report(ROWS[:2])
 
 
-def test_the_figure_has_a_line_for_every_network_in_white_and_black_boxes(lab, tmp_path):
-    for row in lab.rows():
+def test_the_figure_has_a_line_for_every_network_in_white_and_black_boxes(runner, tmp_path):
+    for row in runner.rows():
         if "pictures" in row:
-            np.save(tmp_path / row["pictures"], np.load(lab.out / row["pictures"]))
-    attack.draw(lab.rows(), tmp_path / "figure.png")
+            np.save(tmp_path / row["pictures"], np.load(runner.out / row["pictures"]))
+    attack.plot(runner.rows(), tmp_path / "figure.png")
     for color in attack.COLORS.values():
         assert areas(tmp_path / "figure.png", color) > 2, color
 

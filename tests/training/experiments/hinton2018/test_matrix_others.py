@@ -7,14 +7,14 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import examples, load_images
+from training.data.batches import load_images, make_batches
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.hinton2018 import matrix_others
 from training.experiments.hinton2018.matrix_others import Plan
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.runs import checkpoint
 
 
@@ -28,29 +28,29 @@ PLAN = Plan({"mnist": tiny("matrix-mnist"), "cifar10": tiny("matrix-cifar10")}, 
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     """Where MNIST alone is."""
     folder = tmp_path_factory.mktemp("others")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
     with pytest.raises(MissingDataError, match="cifar10"):
-        matrix_others.run(lab, PLAN)
-    return lab
+        matrix_others.run(runner, PLAN)
+    return runner
 
 
-def test_the_error_is_that_of_an_evaluation_also_where_the_other_set_is_not_there(lab):
-    assert [(row["data"], row["seed"]) for row in lab.rows()] == [("mnist", 0), ("mnist", 1)]
-    for row in lab.rows():
-        run = lab.networks / row["network"]
+def test_the_error_is_that_of_an_evaluation_also_where_the_other_set_is_not_there(runner):
+    assert [(row["data"], row["seed"]) for row in runner.rows()] == [("mnist", 0), ("mnist", 1)]
+    for row in runner.rows():
+        run = runner.networks / row["network"]
         config = checkpoint.read_config(run)
-        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), lab.device)
-        first = load_images(config, "test", lab.root)[:150]
-        found = evaluate(model, examples(config.data, 10, first), config.loss)
+        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), runner.device)
+        first = load_images(config, "test", runner.root)[:150]
+        found = evaluate(model, make_batches(config.data, 10, first), config.loss)
         assert (row["error_percent"], row["images"]) == (found.error_percent, 150)
-    assert "mnist is the first 150 test images." in matrix_others.report(lab.rows())
+    assert "mnist is the first 150 test images." in matrix_others.report(runner.rows())
 
 
-def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
-    again, before = replace(lab, networks=tmp_path / "no networks"), lab.rows()
+def test_a_run_that_goes_on_measures_nothing_twice(runner, tmp_path):
+    again, before = replace(runner, networks=tmp_path / "no networks"), runner.rows()
     with pytest.raises(MissingDataError, match="cifar10"):
         matrix_others.run(again, PLAN)
     assert again.rows() == before
@@ -71,7 +71,7 @@ def test_the_papers_number_stands_beside_ours_and_a_copy_is_not_compared_with_it
 
 
 def test_the_figure_has_our_error_and_the_papers_for_either_set(tmp_path):
-    matrix_others.draw([row_of("mnist", 0.8), row_of("cifar10", 20.0)], tmp_path / "figure.png")
+    matrix_others.plot([row_of("mnist", 0.8), row_of("cifar10", 20.0)], tmp_path / "figure.png")
     legend = 1
     assert areas(tmp_path / "figure.png", figure.OURS) == 2 + legend
     assert areas(tmp_path / "figure.png", figure.PAPER) == 2 + legend

@@ -9,7 +9,7 @@ from tests.support.figures import areas
 from tests.support.stereo_files import PAIRS, store
 from training.cli import main
 from training.config import Block, RunConfig, load_preset
-from training.data.batches import evaluation_examples, examples
+from training.data.batches import evaluation_batches, make_batches
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
@@ -17,7 +17,7 @@ from training.experiments.hinton2018 import norb, norb_ablation
 from training.experiments.hinton2018.norb import CNN, ONE, SEVERAL, SMALL_CAPSULES
 from training.experiments.hinton2018.norb_ablation import FULL_NETWORK
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.runs import checkpoint
 
 TESTED = 100  # images
@@ -58,43 +58,43 @@ ABLATION_PLAN = norb_ablation.Plan(
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def runner(tmp_path_factory):
     """Where toys alone are; both experiments have been carried out, each in a folder of its own."""
     folder = tmp_path_factory.mktemp("norb")
     store(folder / "data", "toys")
-    lab = Lab(folder / "norb", folder / "networks", folder / "data", torch.device("cpu"))
-    norb.run(lab, NORB_PLAN)
-    norb_ablation.run(replace(lab, out=folder / "ablation"), ABLATION_PLAN)
-    return lab
+    runner = Runner(folder / "norb", folder / "networks", folder / "data", torch.device("cpu"))
+    norb.run(runner, NORB_PLAN)
+    norb_ablation.run(replace(runner, out=folder / "ablation"), ABLATION_PLAN)
+    return runner
 
 
 @pytest.fixture(scope="module")
-def ablation(lab):
-    return replace(lab, out=lab.out.parent / "ablation")
+def ablation(runner):
+    return replace(runner, out=runner.out.parent / "ablation")
 
 
-def trained(lab, row):
-    run = lab.networks / row["network"]
+def trained(runner, row):
+    run = runner.networks / row["network"]
     config = checkpoint.read_config(run)
-    return checkpoint.load_model(run, checkpoint.best_checkpoint(run), lab.device).eval(), config
+    return checkpoint.load_model(run, checkpoint.best_checkpoint(run), runner.device).eval(), config
 
 
-def first_images(lab, config):
-    return examples(config.data, 5, evaluation_examples(config, lab.root).images[:TESTED])
+def first_images(runner, config):
+    return make_batches(config.data, 5, evaluation_batches(config, runner.root).images[:TESTED])
 
 
-def test_the_error_by_one_crop_is_that_of_an_evaluation(lab):
-    assert {row["method"] for row in lab.rows()} == {SMALL_CAPSULES, CNN}
-    for row in lab.rows():
-        model, config = trained(lab, row)
-        found = evaluate(model, first_images(lab, config), config.loss)
+def test_the_error_by_one_crop_is_that_of_an_evaluation(runner):
+    assert {row["method"] for row in runner.rows()} == {SMALL_CAPSULES, CNN}
+    for row in runner.rows():
+        model, config = trained(runner, row)
+        found = evaluate(model, first_images(runner, config), config.loss)
         assert (row["error_percent"][ONE], row["images"]) == (found.error_percent, TESTED)
 
 
-def test_the_error_by_several_crops_is_that_of_their_mean_probabilities(lab):
-    for row in lab.rows():
-        model, config = trained(lab, row)
-        images = evaluation_examples(config, lab.root).images[:TESTED]
+def test_the_error_by_several_crops_is_that_of_their_mean_probabilities(runner):
+    for row in runner.rows():
+        model, config = trained(runner, row)
+        images = evaluation_batches(config, runner.root).images[:TESTED]
         mean = torch.zeros(TESTED, 5)
         for far, down, right in [
             (0, 0, 0),
@@ -137,8 +137,8 @@ def test_variants_have_what_their_names_say():
 
 
 @pytest.mark.parametrize(("experiment", "plan"), [(norb, NORB_PLAN), (norb_ablation, ABLATION_PLAN)])
-def test_a_run_that_goes_on_measures_nothing_twice(experiment, plan, lab, ablation, tmp_path, capsys):
-    again = replace(lab if experiment is norb else ablation, networks=tmp_path / "no networks")
+def test_a_run_that_goes_on_measures_nothing_twice(experiment, plan, runner, ablation, tmp_path, capsys):
+    again = replace(runner if experiment is norb else ablation, networks=tmp_path / "no networks")
     before = again.rows()
     experiment.run(again, plan)
     assert again.rows() == before
@@ -146,10 +146,10 @@ def test_a_run_that_goes_on_measures_nothing_twice(experiment, plan, lab, ablati
     assert "smallnorb is not measured" in capsys.readouterr().out
 
 
-def test_a_set_that_has_come_is_measured_under_its_own_name(lab, tmp_path):
+def test_a_set_that_has_come_is_measured_under_its_own_name(runner, tmp_path):
     root = tmp_path / "data"
     store(root, "smallnorb")
-    both = replace(lab, out=tmp_path / "out", root=root)
+    both = replace(runner, out=tmp_path / "out", root=root)
     norb.run(both, NORB_PLAN)
     assert {(row["data"], row["method"]) for row in both.rows()} == {
         ("smallnorb", SMALL_CAPSULES),
@@ -160,9 +160,9 @@ def test_a_set_that_has_come_is_measured_under_its_own_name(lab, tmp_path):
 
 @pytest.mark.parametrize(("experiment", "plan"), [(norb, NORB_PLAN), (norb_ablation, ABLATION_PLAN)])
 def test_without_any_data_both_ways_to_get_some_are_named(experiment, plan, tmp_path):
-    lab = Lab(tmp_path / "out", tmp_path / "networks", tmp_path / "data", torch.device("cpu"))
+    runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path / "data", torch.device("cpu"))
     with pytest.raises(MissingDataError, match=r"capsnet-train download smallnorb .*capsnet-train make toys"):
-        experiment.run(lab, plan)
+        experiment.run(runner, plan)
 
 
 def test_the_command_takes_the_name_with_a_dash(tmp_path, capsys):
@@ -221,12 +221,12 @@ def test_figures_have_a_dot_for_every_error_and_a_line_for_every_number_of_the_p
         for method in (SMALL_CAPSULES, CNN)
         for seed in (0, 1)
     ]
-    norb.draw(rows, tmp_path / "norb.png")
+    norb.plot(rows, tmp_path / "norb.png")
     legend = 1
     assert areas(tmp_path / "norb.png", figure.OURS) == 2 * len(rows) + legend
     assert areas(tmp_path / "norb.png", figure.PAPER) == 2 + legend, "it has none by several crops for these"
     rows = [{"data": "toys", "method": method, "error_percent": 30.0} for method in norb_ablation.PAPER]
-    norb_ablation.draw(rows, tmp_path / "ablation.png")
+    norb_ablation.plot(rows, tmp_path / "ablation.png")
     assert areas(tmp_path / "ablation.png", figure.OURS) == len(rows) + legend
     assert areas(tmp_path / "ablation.png", figure.PAPER) == len(rows) + legend
 
@@ -234,11 +234,11 @@ def test_figures_have_a_dot_for_every_error_and_a_line_for_every_number_of_the_p
 def test_both_sets_are_drawn_and_told_side_by_side(tmp_path):
     sets = ("smallnorb", "toys")
     rows = [norb_row(data, method, 0, 20, 12) for data in sets for method in (SMALL_CAPSULES, CNN)]
-    norb.draw(rows, tmp_path / "norb.png")
+    norb.plot(rows, tmp_path / "norb.png")
     assert areas(tmp_path / "norb.png", figure.OURS) == 2 * len(rows) + 1
     found = {"seed": 0, "error_percent": 5.0, "images": 10, "parameters": 7}
     rows = [found | {"data": data, "method": method} for data in sets for method in norb_ablation.PAPER]
-    norb_ablation.draw(rows, tmp_path / "ablation.png")
+    norb_ablation.plot(rows, tmp_path / "ablation.png")
     assert areas(tmp_path / "ablation.png", figure.OURS) == len(rows) + 1
     on_smallnorb, on_toys = norb_ablation.report(rows).split("| toys |")
     assert "| mixing proportions | 7 | 5.00 | 4.5 | +0.50 |" in on_smallnorb

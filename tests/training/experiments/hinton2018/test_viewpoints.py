@@ -10,7 +10,7 @@ import torch
 from tests.support.figures import areas
 from tests.support.stereo_files import CATEGORIES, PAIRS, store
 from training.config import Block, RunConfig, load_preset
-from training.data.batches import evaluation_examples, training_examples
+from training.data.batches import evaluation_batches, training_batches
 from training.data.load import load_split
 from training.data.readers.smallnorb import ToySplit
 from training.data.viewpoints import are_familiar
@@ -26,7 +26,7 @@ from training.experiments.hinton2018.viewpoints import (
     stopped_at,
 )
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab, networks_of
+from training.experiments.runner import Runner, networks_of
 from training.runs import checkpoint
 
 FAMILIAR_PAIRS = PAIRS // 3
@@ -54,11 +54,11 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, root):
+def runner(tmp_path_factory, root):
     folder = tmp_path_factory.mktemp("viewpoints")
-    lab = Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
-    viewpoints.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
+    viewpoints.run(runner, PLAN)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_set(root) -> ToySplit:
     return load_split("toys", "test", root)
 
 
-def rows_of(lab, along):
-    return {row["method"]: row for row in lab.rows() if row["along"] == along}
+def rows_of(runner, along):
+    return {row["method"]: row for row in runner.rows() if row["along"] == along}
 
 
 def test_familiar_viewpoints_are_a_third_the_papers(test_set):
@@ -83,11 +83,11 @@ def test_familiar_viewpoints_are_a_third_the_papers(test_set):
 def test_a_run_learns_from_familiar_viewpoints_and_is_measured_on_the_others(along, root, test_set):
     config = replace(knowing(CNN_CONFIG, along), data=replace(CNN_CONFIG.data, familiar=along))
     whole = replace(config, data=replace(config.data, training_images=None, resize_pixels=None))
-    train, _ = training_examples(whole, root)
+    train, _ = training_batches(whole, root)
     trained_on = load_split("toys", "train", root)
     expected = trained_on.images[are_familiar(trained_on, along)]
     assert np.array_equal(train.images.pixels.numpy().transpose(0, 2, 3, 1), expected)
-    novel = evaluation_examples(whole, root).images
+    novel = evaluation_batches(whole, root).images
     assert np.array_equal(
         novel.pixels.numpy().transpose(0, 2, 3, 1), test_set.images[~are_familiar(test_set, along)]
     )
@@ -97,7 +97,7 @@ def test_a_run_learns_from_familiar_viewpoints_and_is_measured_on_the_others(alo
 @pytest.mark.parametrize("along", ALONG)
 def test_it_validates_on_familiar_viewpoints_of_other_toys_never_on_novel_ones(along, root, test_set):
     config = knowing(replace(CNN_CONFIG, data=replace(CNN_CONFIG.data, resize_pixels=None)), along)
-    validation = training_examples(config, root)[1].images.pixels.flatten(1).numpy()
+    validation = training_batches(config, root)[1].images.pixels.flatten(1).numpy()
     familiar = (
         test_set.images[are_familiar(test_set, along)].transpose(0, 3, 1, 2).reshape(FAMILIAR_PAIRS, -1)
     )
@@ -109,18 +109,20 @@ def test_it_validates_on_familiar_viewpoints_of_other_toys_never_on_novel_ones(a
 
 def test_networks_with_the_same_seed_are_matched_on_the_same_pictures(root):
     first, second = (
-        training_examples(knowing(config, "azimuth"), root)[1] for config in (CAPSULES_CONFIG, CNN_CONFIG)
+        training_batches(knowing(config, "azimuth"), root)[1] for config in (CAPSULES_CONFIG, CNN_CONFIG)
     )
     assert torch.equal(first.images.pixels, second.images.pixels)
 
 
 @pytest.mark.parametrize("along", ALONG)
-def test_errors_are_those_of_the_last_weights_on_the_first_test_toys_by_viewpoint(along, lab, test_set):
-    for row in rows_of(lab, along).values():
-        run = lab.networks / row["network"]
+def test_errors_are_those_of_the_last_weights_on_the_first_test_toys_by_viewpoint(along, runner, test_set):
+    for row in rows_of(runner, along).values():
+        run = runner.networks / row["network"]
         config = checkpoint.read_config(run)
-        model = checkpoint.load_model(run, checkpoint.newest_checkpoint(run), lab.device).eval()
-        everything = evaluation_examples(replace(config, data=replace(config.data, familiar=None)), lab.root)
+        model = checkpoint.load_model(run, checkpoint.newest_checkpoint(run), runner.device).eval()
+        everything = evaluation_batches(
+            replace(config, data=replace(config.data, familiar=None)), runner.root
+        )
         [batch] = everything.fixed(PAIRS)
         with torch.no_grad():
             seen = model(batch.pixels)
@@ -136,9 +138,9 @@ def test_errors_are_those_of_the_last_weights_on_the_first_test_toys_by_viewpoin
 
 
 @pytest.mark.parametrize("along", ALONG)
-def test_capsules_are_asked_for_the_error_that_the_cnn_ends_with_on_familiar_viewpoints(along, lab):
-    rows = rows_of(lab, along)
-    log = (lab.networks / rows[CNN]["network"] / "log.jsonl").read_text().splitlines()
+def test_capsules_are_asked_for_the_error_that_the_cnn_ends_with_on_familiar_viewpoints(along, runner):
+    rows = rows_of(runner, along)
+    log = (runner.networks / rows[CNN]["network"] / "log.jsonl").read_text().splitlines()
     validations = [row for row in map(json.loads, log) if row["kind"] == "validation"]
     assert rows[CNN]["validation_error_percent"] == validations[-1]["error_percent"]
     assert rows[CNN]["validation_images"] == 60
@@ -165,45 +167,45 @@ def row_of(method, novel, seed=0, along="azimuth", **more):
     } | more
 
 
-def found_before(root, folder, cnn_error: float, capsules_error: float) -> Lab:
-    """A lab that has measured networks which ended with these errors on familiar viewpoints."""
-    lab = Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
+def found_before(root, folder, cnn_error: float, capsules_error: float) -> Runner:
+    """A runner that has measured networks which ended with these errors on familiar viewpoints."""
+    runner = Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
     for along in ALONG:
         cnn, capsules = knowing(CNN_CONFIG, along), knowing(CAPSULES_CONFIG, along)
         of_capsules = networks_of(stopped_at(capsules, cnn_error)) | {"kind": networks_of(capsules)["kind"]}
-        for method, way, error in (
+        for method, settings, error in (
             (CNN, networks_of(cnn), cnn_error),
             (CAPSULES, of_capsules, capsules_error),
         ):
             asked = cnn_error if method == CAPSULES else None
             row = row_of(method, 50.0, along=along, validation_error_percent=error, asked_error_percent=asked)
             key = {name: row.pop(name) for name in ("data", "along", "seed", "method")}
-            lab.measure(key, way | {"at_most": MEASURED, "weights": "last"}, lambda row=row: row)
-    return lab
+            runner.measure(key, settings | {"at_most": MEASURED, "weights": "last"}, lambda row=row: row)
+    return runner
 
 
 def test_a_cnn_that_capsules_cannot_reach_is_stopped_where_these_are_at_their_best(root, tmp_path):
-    lab = found_before(root, tmp_path, 0.0, 79.0)
-    viewpoints.run(lab, PLAN)
+    runner = found_before(root, tmp_path, 0.0, 79.0)
+    viewpoints.run(runner, PLAN)
     for along in ALONG:
-        stopped = rows_of(lab, along)[STOPPED_CNN]
+        stopped = rows_of(runner, along)[STOPPED_CNN]
         assert stopped["asked_error_percent"] == 79.0
         assert stopped["validation_error_percent"] <= 79.0
         assert stopped["epochs"] < CNN_CONFIG.optimizer.epochs
 
 
 def test_capsules_that_are_as_good_are_compared_with_the_cnn_itself(root, tmp_path):
-    lab = found_before(root, tmp_path, 10.0, 10.0)
-    viewpoints.run(lab, PLAN)
-    assert {row["method"] for row in lab.rows()} == {CNN, CAPSULES}
-    assert not lab.networks.exists()
+    runner = found_before(root, tmp_path, 10.0, 10.0)
+    viewpoints.run(runner, PLAN)
+    assert {row["method"] for row in runner.rows()} == {CNN, CAPSULES}
+    assert not runner.networks.exists()
 
 
-def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
-    again = replace(lab, networks=tmp_path / "no networks")
-    before = lab.rows()
+def test_a_run_that_goes_on_measures_nothing_twice(runner, tmp_path):
+    again = replace(runner, networks=tmp_path / "no networks")
+    before = runner.rows()
     viewpoints.run(again, PLAN)
-    assert lab.rows() == before
+    assert runner.rows() == before
     assert not again.networks.exists()
 
 
@@ -268,12 +270,12 @@ def test_both_data_sets_are_reported_and_drawn_apart(tmp_path):
     text = viewpoints.report(of_both)
     assert "| by azimuth, CNN | 10.00 | 40.00 | 20.0 | +20.00 |" in text
     assert "| by azimuth, CNN | 10.00 | 20.00 | 20.0 |  |" in text
-    viewpoints.draw(of_both, tmp_path / "figure.png")
+    viewpoints.plot(of_both, tmp_path / "figure.png")
     assert areas(tmp_path / "figure.png", viewpoints.SHADE) >= 2 * len(ALONG) + 1
 
 
-def test_the_report_says_what_networks_were_matched_on(lab):
-    text = viewpoints.report(lab.rows())
+def test_the_report_says_what_networks_were_matched_on(runner):
+    text = viewpoints.report(runner.rows())
     assert "toys is not smallnorb" in text
     assert "matched is that on the test set's toys under familiar\nviewpoints, as in the paper" in text
     assert "| matched on 60 images | seed |" in text
@@ -285,7 +287,7 @@ def test_the_figure_has_a_line_for_both_networks_and_shows_what_is_familiar(tmp_
         for along in ALONG
         for method, novel in ((CNN, 40.0), (CAPSULES, 20.0))
     ]
-    viewpoints.draw(rows, tmp_path / "figure.png")
+    viewpoints.plot(rows, tmp_path / "figure.png")
     for color in (figure.OURS, figure.OTHER, viewpoints.SHADE):
         assert areas(tmp_path / "figure.png", color) >= len(ALONG) + 1  # and the legend
 

@@ -14,7 +14,7 @@ from training.data.readers.files import MissingDataError
 from training.experiments import figure
 from training.experiments.hinton2018 import votes
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.models.standardize import standardize_per_image
 
 
@@ -29,28 +29,28 @@ PLAN = votes.Plan({"smallnorb": load_preset("matrix-smallnorb"), "toys": tiny()}
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def runner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("votes")
     store(folder / "data", "toys")
-    lab = Lab(folder / "out", folder / "networks", folder / "data", torch.device("cpu"))
-    votes.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", folder / "data", torch.device("cpu"))
+    votes.run(runner, PLAN)
+    return runner
 
 
 @pytest.fixture(scope="module")
-def row(lab):
-    [row] = lab.rows()
+def row(runner):
+    [row] = runner.rows()
     return row
 
 
 @pytest.fixture(scope="module")
-def model(lab):
-    return lab.trained(PLAN.networks["toys"]).model
+def model(runner):
+    return runner.trained(PLAN.networks["toys"]).model
 
 
 @pytest.fixture(scope="module")
-def shown(lab):
-    return next(lab.evaluation_examples(PLAN.networks["toys"], 100).fixed(100))
+def shown(runner):
+    return next(runner.evaluation_batches(PLAN.networks["toys"], 100).fixed(100))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_rows_share_out_every_vote_among_the_right_class_and_the_wrong_ones(row)
 
 
 def test_rows_have_the_mean_of_what_every_image_has(row, found, shown):
-    right = shown.present.bool()
+    right = shown.targets.bool()
     expected = found.assignments[:, right].mean(dim=(1, 2)).tolist()
     assert np.sum(row["complete"], axis=2)[:, 0] == pytest.approx(expected, rel=1e-4)
     assert [each[0] for each in row["probability"]] == pytest.approx(
@@ -138,17 +138,17 @@ def test_examples_are_a_truck_and_a_human_routed_right_and_the_papers_failure_wh
     assert votes.chosen([0], [0], names) == []
 
 
-def test_what_has_been_measured_is_not_measured_again(lab):
-    before = (lab.out / "rows.jsonl").read_bytes()
-    votes.run(replace(lab, networks=lab.networks / "empty"), PLAN)
-    assert (lab.out / "rows.jsonl").read_bytes() == before
-    assert not (lab.networks / "empty").exists(), "nor is a network trained for it"
+def test_what_has_been_measured_is_not_measured_again(runner):
+    before = (runner.out / "rows.jsonl").read_bytes()
+    votes.run(replace(runner, networks=runner.networks / "empty"), PLAN)
+    assert (runner.out / "rows.jsonl").read_bytes() == before
+    assert not (runner.networks / "empty").exists(), "nor is a network trained for it"
 
 
 def test_without_any_data_both_sets_are_named_with_what_brings_them(tmp_path):
-    lab = Lab(tmp_path / "out", tmp_path / "networks", tmp_path, torch.device("cpu"))
+    runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path, torch.device("cpu"))
     with pytest.raises(MissingDataError, match=r"(?s)download smallnorb.*make toys"):
-        votes.run(lab, PLAN)
+        votes.run(runner, PLAN)
 
 
 def test_the_report_has_shares_near_and_far():
@@ -158,10 +158,10 @@ def test_the_report_has_shares_near_and_far():
     assert "toys is not smallnorb" in votes.report([row])
 
 
-def test_the_figure_has_a_row_for_all_images_and_one_for_each_example(lab, row, tmp_path):
+def test_the_figure_has_a_row_for_all_images_and_one_for_each_example(runner, row, tmp_path):
     for example in row["examples"]:
-        np.save(tmp_path / example["picture"], np.load(lab.out / example["picture"]))
-    votes.draw([row], tmp_path / "figure.png")
+        np.save(tmp_path / example["picture"], np.load(runner.out / example["picture"]))
+    votes.plot([row], tmp_path / "figure.png")
     assert areas(tmp_path / "figure.png", figure.OURS) >= 3
     with Image.open(tmp_path / "figure.png") as image:
         assert image.height == round(2.4 * figure.DPI) * (1 + len(row["examples"]))
@@ -173,5 +173,5 @@ def test_networks_of_two_and_three_iterations_are_reported_and_drawn_together(la
     two = three | {"data": "smallnorb"} | {name: row[name][:2] for name in ("complete", "probability")}
     both = [two, three] if last else [three, two]
     assert [votes.report(both).count(f"\n| {t} |") for t in (1, 2, 3)] == [2, 2, 1]
-    votes.draw(both, tmp_path / "figure.png")
+    votes.plot(both, tmp_path / "figure.png")
     assert areas(tmp_path / "figure.png", figure.OURS) >= 5

@@ -15,7 +15,7 @@ from training.data.load import load_split
 from training.data.transforms.affnist_style import affnist_style_set
 from training.experiments import figure
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import affnist
 from training.experiments.sabour2017.affnist import AFFNIST, CAPSNET, CNN, SHIFTED, STYLE
 from training.runs import result
@@ -43,40 +43,40 @@ PLAN = affnist.Plan(
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     """Carried out first without affNIST, then with a file of it."""
     folder = tmp_path_factory.mktemp("affnist")
     root = folder / "data"
     root.mkdir()
     (root / "mnist").symlink_to(drawn_mnist_root / "mnist")
-    lab = Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
-    affnist.run(lab, PLAN)
+    runner = Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
+    affnist.run(runner, PLAN)
     (folder / "without").mkdir()
-    (folder / "without" / "rows.jsonl").write_text((lab.out / "rows.jsonl").read_text())
+    (folder / "without" / "rows.jsonl").write_text((runner.out / "rows.jsonl").read_text())
     (root / "affnist").mkdir()
     pictures = np.random.default_rng(0).integers(0, 256, (1600, 700), np.uint8)
     data = {"image": pictures, "label_int": np.arange(700, dtype=np.uint8)[None] % 10}
     savemat(root / "affnist" / "test.mat", {"affNISTdata": data})
-    affnist.run(lab, PLAN)
-    return lab
+    affnist.run(runner, PLAN)
+    return runner
 
 
 @pytest.fixture(scope="module")
-def rows_without(lab):
-    return replace(lab, out=lab.out.parent / "without").rows()
+def rows_without(runner):
+    return replace(runner, out=runner.out.parent / "without").rows()
 
 
-def right(lab, method, images):
+def right(runner, method, images):
     """Share of images that the network names right, found by other means: one plain forward pass."""
-    model = lab.trained(PLAN.networks[method]).model
+    model = runner.trained(PLAN.networks[method]).model
     with torch.no_grad():
         answers = model(images.pixels.float() / 255)
     scores = answers.norm(dim=2) if method == CAPSNET else answers
     return 100 * (scores.argmax(dim=1) == images.labels).double().mean().item()
 
 
-def found(lab, data, method):
-    [row] = [row for row in lab.rows() if (row["data"], row["method"]) == (data, method)]
+def found(runner, data, method):
+    [row] = [row for row in runner.rows() if (row["data"], row["method"]) == (data, method)]
     return row
 
 
@@ -87,8 +87,8 @@ def test_without_its_file_affnist_alone_is_not_measured(rows_without):
     assert "affNIST itself has not been measured" in affnist.report(rows_without)
 
 
-def test_with_its_file_it_is_and_nothing_else_is_measured_again(lab, rows_without):
-    rows = lab.rows()
+def test_with_its_file_it_is_and_nothing_else_is_measured_again(runner, rows_without):
+    rows = runner.rows()
     assert rows[: len(rows_without)] == rows_without
     assert {(row["data"], row["method"]) for row in rows[len(rows_without) :]} == {
         (AFFNIST, CAPSNET),
@@ -97,29 +97,29 @@ def test_with_its_file_it_is_and_nothing_else_is_measured_again(lab, rows_withou
 
 
 @pytest.mark.parametrize("method", [CAPSNET, CNN])
-def test_a_part_of_affnist_is_from_all_over_its_file(lab, method):
-    images = Images.of(load_split("affnist", "test", lab.root))[::3]
-    row = found(lab, AFFNIST, method)
+def test_a_part_of_affnist_is_from_all_over_its_file(runner, method):
+    images = Images.of(load_split("affnist", "test", runner.root))[::3]
+    row = found(runner, AFFNIST, method)
     assert row["images"] == len(images) == 234
-    assert row["accuracy_percent"] == pytest.approx(right(lab, method, images))
+    assert row["accuracy_percent"] == pytest.approx(right(runner, method, images))
 
 
 @pytest.mark.parametrize("method", [CAPSNET, CNN])
-def test_the_affnist_style_set_is_made_of_the_test_digits(lab, method):
-    digits = Images.of(load_split("mnist", "test", lab.root))
+def test_the_affnist_style_set_is_made_of_the_test_digits(runner, method):
+    digits = Images.of(load_split("mnist", "test", runner.root))
     parts = list(affnist_style_set(digits, batch=len(digits), versions=2))
     images = Images(torch.cat([p.pixels for p in parts]), torch.cat([p.labels for p in parts]))
-    row = found(lab, STYLE, method)
+    row = found(runner, STYLE, method)
     assert row["images"] == len(images) == 400
-    assert row["accuracy_percent"] == pytest.approx(right(lab, method, images))
+    assert row["accuracy_percent"] == pytest.approx(right(runner, method, images))
 
 
-def test_the_two_names_are_never_mixed(lab, rows_without):
+def test_the_two_names_are_never_mixed(runner, rows_without):
     lines = affnist.report(rows_without).splitlines()
     assert "| affNIST, CapsNet |  | 79.00 |  |" in lines, "what is not measured stays blank"
     [style] = [line for line in lines if line.startswith("| affnist-style, CapsNet")]
     assert style.endswith("|  |  |"), "the paper has no number for it"
-    assert f"{found(lab, STYLE, CAPSNET)['accuracy_percent']:.2f}" in style
+    assert f"{found(runner, STYLE, CAPSNET)['accuracy_percent']:.2f}" in style
 
 
 def test_the_lead_stands_beside_that_on_shifted_digits():
@@ -136,8 +136,8 @@ def test_the_lead_stands_beside_that_on_shifted_digits():
     assert sentence in affnist.report(rows).splitlines()
 
 
-def test_both_networks_are_stopped_when_they_are_good_enough(lab):
-    assert [found(lab, SHIFTED, method)["epochs"] for method in (CAPSNET, CNN)] == [1, 1]
+def test_both_networks_are_stopped_when_they_are_good_enough(runner):
+    assert [found(runner, SHIFTED, method)["epochs"] for method in (CAPSNET, CNN)] == [1, 1]
 
 
 def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
@@ -146,20 +146,20 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
         assert allowed == pytest.approx(100 - affnist.PAPER[SHIFTED, method], abs=0.011)
 
 
-def test_a_run_of_the_preset_is_measured_on_transformed_digits_too(lab):
+def test_a_run_of_the_preset_is_measured_on_transformed_digits_too(runner):
     config = PLAN.networks[CAPSNET]
-    trained = lab.trained(config)
-    said = result.measure(trained.run, lab.root, lab.device)
-    digits = Images.of(load_split("mnist", "test", lab.root))
+    trained = runner.trained(config)
+    said = result.measure(trained.run, runner.root, runner.device)
+    digits = Images.of(load_split("mnist", "test", runner.root))
     [style] = affnist_style_set(digits, batch=len(digits))
-    error = 100 - right(lab, CAPSNET, style)
+    error = 100 - right(runner, CAPSNET, style)
     written = json.loads((trained.run / "result.json").read_text())
     assert written["affnist-style_error_percent"] == pytest.approx(error)
     assert said.endswith(f"; on affnist-style {error:.2f} % ({2 * error:.0f} of 200)")
-    said = result.measure(trained.run, lab.root, lab.device, full=True)
-    images = Images.of(load_split("affnist", "test", lab.root))
+    said = result.measure(trained.run, runner.root, runner.device, full=True)
+    images = Images.of(load_split("affnist", "test", runner.root))
     full = json.loads((trained.run / "result-full.json").read_text())
-    assert full["affnist_error_percent"] == pytest.approx(100 - right(lab, CAPSNET, images))
+    assert full["affnist_error_percent"] == pytest.approx(100 - right(runner, CAPSNET, images))
     assert said.endswith("of 700)")
 
 
@@ -176,7 +176,7 @@ def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_color(tmp_path)
         {"data": data, "method": method, "accuracy_percent": 40.0 + 5 * place}
         for place, (data, method) in enumerate([(SHIFTED, CAPSNET), (STYLE, CAPSNET), (SHIFTED, CNN)])
     ]
-    affnist.draw(rows, tmp_path / "figure.png")
+    affnist.plot(rows, tmp_path / "figure.png")
     legend = 1
     assert areas(tmp_path / "figure.png", figure.OURS) == 2 + legend
     assert areas(tmp_path / "figure.png", figure.OTHER) == 1 + legend

@@ -8,9 +8,9 @@ import torch
 
 from tests.support.figures import areas
 from training.config import Block, load_preset
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import multimnist, segment, table1
 from training.experiments.sabour2017.multimnist import CAPSNET, CNN, Shown, columns, in_order_of, look
 
@@ -33,11 +33,11 @@ PLAN = multimnist.Plan(
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     folder = tmp_path_factory.mktemp("multimnist")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    multimnist.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    multimnist.run(runner, PLAN)
+    return runner
 
 
 def pair(labels, longest):
@@ -58,27 +58,27 @@ def test_segment_trains_nothing_that_it_has_trained():
 
 @pytest.mark.parametrize("method", [CAPSNET, CNN])
 @pytest.mark.parametrize("partners", [1, 2])
-def test_errors_are_of_exact_pairs_and_of_digits_over_all_partners(lab, method, partners):
-    trained = lab.trained(PLAN.networks[method])
+def test_errors_are_of_exact_pairs_and_of_digits_over_all_partners(runner, method, partners):
+    trained = runner.trained(PLAN.networks[method])
     wrong = missed = 0
-    for batch in evaluation_examples(trained.config, lab.root).fixed(50, partners):
+    for batch in evaluation_batches(trained.config, runner.root).fixed(50, partners):
         with torch.no_grad():
             answers = trained.model(batch.pixels)
         scores = answers.norm(dim=2) if method == CAPSNET else answers
-        for best, there in zip(scores.argsort(dim=1)[:, -2:].tolist(), batch.present, strict=True):
+        for best, there in zip(scores.argsort(dim=1)[:, -2:].tolist(), batch.targets, strict=True):
             names = set(there.nonzero().flatten().tolist())
             wrong += set(best) != names
             missed += len(names - set(best))
-    [row] = [r for r in lab.rows() if (r.get("method"), r.get("partners")) == (method, partners)]
+    [row] = [r for r in runner.rows() if (r.get("method"), r.get("partners")) == (method, partners)]
     assert row["images"] == 200 * partners
     assert row["error_percent"] == pytest.approx(100 * wrong / (200 * partners))
     assert row["object_error_percent"] == pytest.approx(100 * missed / (400 * partners))
 
 
-def test_what_has_been_measured_is_not_measured_again(lab):
-    before = lab.rows()
-    multimnist.run(lab, PLAN)
-    assert lab.rows() == before
+def test_what_has_been_measured_is_not_measured_again(runner):
+    before = runner.rows()
+    multimnist.run(runner, PLAN)
+    assert runner.rows() == before
 
 
 def test_a_right_class_stands_where_its_label_does():
@@ -94,7 +94,7 @@ def test_a_starred_column_draws_a_digit_that_is_neither_label_nor_prediction():
     assert starred.intruder == (7, 0)
 
 
-def test_columns_are_of_the_kinds_that_they_are_under(lab):
+def test_columns_are_of_the_kinds_that_they_are_under(runner):
     right, wrong = pair((1, 2), (2, 1, 3)), pair((4, 9), (4, 0, 9))
     found = columns(iter([wrong] * 2 + [right] * 12))
     assert [kind for kind, _, _ in found] == [*multimnist.COLUMNS] * 2
@@ -107,12 +107,12 @@ def test_columns_that_no_pair_is_found_for_stay_empty():
     assert [column and column[0] for column in found] == [None] * 6 + ["label", "prediction"] + [None] * 8
 
 
-def test_each_reconstruction_is_what_its_capsule_alone_is_decoded_to(lab):
-    trained = lab.trained(PLAN.networks[CAPSNET])
-    examples = evaluation_examples(trained.config, lab.root)
-    shown = columns(look(trained.model, examples))
-    [row] = [row for row in lab.rows() if row.get("figure") == 5]
-    kept = np.load(lab.out / row["pictures"])
+def test_each_reconstruction_is_what_its_capsule_alone_is_decoded_to(runner):
+    trained = runner.trained(PLAN.networks[CAPSNET])
+    batches = evaluation_batches(trained.config, runner.root)
+    shown = columns(look(trained.model, batches))
+    [row] = [row for row in runner.rows() if row.get("figure") == 5]
+    kept = np.load(runner.out / row["pictures"])
     assert any(shown)
     for column, (pixels, *apart) in zip(shown, kept, strict=True):
         if column is None:
@@ -127,7 +127,7 @@ def test_each_reconstruction_is_what_its_capsule_alone_is_decoded_to(lab):
             assert np.abs(picture / 255 - decoded.numpy()).max() < 0.51 / 255
 
 
-def test_the_report_has_the_papers_number_beside_each_test_set(lab):
+def test_the_report_has_the_papers_number_beside_each_test_set(runner):
     rows = [
         {"method": CAPSNET, "partners": partners, "images": 10_000 * partners, "seed": 0}
         | {"error_percent": 6.2, "object_error_percent": 3.1}
@@ -144,6 +144,6 @@ def test_the_figure_shows_the_first_digit_in_red_and_the_second_in_green(tmp_pat
     pictures[:, 1, :, :18] = pictures[:, 2, :, 18:] = 255
     captions = [["L:(1, 2)", "R:(1, 2)"]] * 15 + [None]
     np.save(tmp_path / "figure5.npy", pictures)
-    multimnist.draw([{"figure": 5, "pictures": "figure5.npy", "columns": captions}], tmp_path / "figure.png")
+    multimnist.plot([{"figure": 5, "pictures": "figure5.npy", "columns": captions}], tmp_path / "figure.png")
     for color in ((255, 0, 0), (0, 255, 0)):
         assert areas(tmp_path / "figure.png", color) == 15, "a column without a pair stays empty"

@@ -6,10 +6,10 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import perturb
 from training.models.capsnet import lengths
 
@@ -21,11 +21,11 @@ def plan():
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root, plan):
+def runner(tmp_path_factory, drawn_mnist_root, plan):
     folder = tmp_path_factory.mktemp("perturb")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    perturb.run(lab, plan)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    perturb.run(runner, plan)
+    return runner
 
 
 def test_a_pose_moves_along_one_dimension_at_a_time():
@@ -38,25 +38,25 @@ def test_a_pose_moves_along_one_dimension_at_a_time():
     assert torch.equal(found[2, 1, 2], expected)
 
 
-def test_each_digit_is_drawn_for_every_dimension_and_step_of_the_paper(lab):
-    rows = lab.rows()
+def test_each_digit_is_drawn_for_every_dimension_and_step_of_the_paper(runner):
+    rows = runner.rows()
     assert [row["digit"] for row in rows] == list(range(10))
     for row in rows:
-        pictures = np.load(lab.out / row["pictures"])
+        pictures = np.load(runner.out / row["pictures"])
         assert (pictures.shape, pictures.dtype) == ((16, 11, 28, 28), np.uint8)
         assert (pictures[:, 5] == pictures[0, 5]).all(), "the middle is the unchanged digit"
 
 
-def test_the_middle_picture_is_the_decoders_of_the_image_with_the_longest_capsule(lab, plan):
-    model = lab.trained(plan.network).model
-    [batch] = evaluation_examples(plan.network, lab.root).fixed(BATCH)
-    sevens = batch.pixels[batch.present[:, 7] == 1][: plan.images]
+def test_the_middle_picture_is_the_decoders_of_the_image_with_the_longest_capsule(runner, plan):
+    model = runner.trained(plan.network).model
+    [batch] = evaluation_batches(plan.network, runner.root).fixed(BATCH)
+    sevens = batch.pixels[batch.targets[:, 7] == 1][: plan.images]
     with torch.no_grad():
         v = model(sevens)
         surest = lengths(v)[:, 7].argmax()
         mask = torch.nn.functional.one_hot(torch.tensor([7]), 10).float()
         drawn = model.decoder(v[surest : surest + 1], mask)[0, 0]
-    pictures = np.load(lab.out / lab.rows()[7]["pictures"])
+    pictures = np.load(runner.out / runner.rows()[7]["pictures"])
     assert np.abs(pictures[0, 5] - 255 * drawn.numpy()).max() <= 0.6
 
 
@@ -75,11 +75,11 @@ def test_a_slant_to_the_right_is_positive():
     assert slant == pytest.approx(1)
 
 
-def test_what_has_been_measured_is_not_measured_again(lab, plan):
-    before = (lab.out / "rows.jsonl").read_bytes()
-    perturb.run(replace(lab, networks=lab.networks / "empty"), plan)
-    assert (lab.out / "rows.jsonl").read_bytes() == before
-    assert not (lab.networks / "empty").exists(), "nor is a network trained for it"
+def test_what_has_been_measured_is_not_measured_again(runner, plan):
+    before = (runner.out / "rows.jsonl").read_bytes()
+    perturb.run(replace(runner, networks=runner.networks / "empty"), plan)
+    assert (runner.out / "rows.jsonl").read_bytes() == before
+    assert not (runner.networks / "empty").exists(), "nor is a network trained for it"
 
 
 def test_the_report_counts_digits_whose_width_a_dimension_changes():
@@ -96,9 +96,9 @@ def test_the_report_counts_digits_whose_width_a_dimension_changes():
     assert "weighs reconstructions 20 times as much" in text
 
 
-def test_the_figure_has_a_strip_for_every_dimension_of_the_digits_shown(lab, tmp_path):
-    rows = lab.rows()
+def test_the_figure_has_a_strip_for_every_dimension_of_the_digits_shown(runner, tmp_path):
+    rows = runner.rows()
     for row in rows:
         np.save(tmp_path / row["pictures"], np.full((16, 11, 28, 28), 77, np.uint8))
-    perturb.draw(rows, tmp_path / "figure.png")
+    perturb.plot(rows, tmp_path / "figure.png")
     assert areas(tmp_path / "figure.png", (77, 77, 77), 1000) == 16 * len(perturb.SHOWN_DIGITS)

@@ -6,10 +6,10 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import reconstruct
 
 
@@ -20,22 +20,22 @@ def plan():
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root, plan):
+def runner(tmp_path_factory, drawn_mnist_root, plan):
     folder = tmp_path_factory.mktemp("reconstruct")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    reconstruct.run(lab, plan)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    reconstruct.run(runner, plan)
+    return runner
 
 
 @pytest.fixture
-def row(lab):
-    [row] = lab.rows()
+def row(runner):
+    [row] = runner.rows()
     return row
 
 
-def test_counts_and_errors_are_those_of_the_evaluation(lab, plan, row):
-    trained = lab.trained(plan.network)
-    found = evaluate(trained.model, evaluation_examples(plan.network, lab.root), plan.network.loss)
+def test_counts_and_errors_are_those_of_the_evaluation(runner, plan, row):
+    trained = runner.trained(plan.network)
+    found = evaluate(trained.model, evaluation_batches(plan.network, runner.root), plan.network.loss)
     assert (row["images"], row["images"] - row["right"]) == (found.images, found.errors)
     assert 0 < found.errors < found.images, "else this test tells nothing"
     total = row["right"] * row["right_squared_error"] + found.errors * row["wrong_squared_error_of_label"]
@@ -53,9 +53,9 @@ def test_wrong_answers_come_in_pairs_drawn_as_the_label_and_as_the_prediction(ro
     assert len({column["label"] for column in wrong}) == len(wrong) // 2, "each of another label"
 
 
-def test_the_columns_show_the_test_images_and_what_is_drawn_of_them(lab, plan, row):
-    pictures = np.load(lab.out / row["pictures"])
-    images = evaluation_examples(plan.network, lab.root).images
+def test_the_columns_show_the_test_images_and_what_is_drawn_of_them(runner, plan, row):
+    pictures = np.load(runner.out / row["pictures"])
+    images = evaluation_batches(plan.network, runner.root).images
     assert pictures.shape == (len(row["columns"]), 2, 28, 28)
     for column, (shown, drawn) in zip(row["columns"], pictures, strict=True):
         assert int(images.labels[column["image"]]) == column["label"]
@@ -80,11 +80,11 @@ def test_a_network_without_wrong_answers_has_columns_of_right_ones_alone():
     assert reconstruct._right_columns(answers) == [(0, 0), (2, 0)]
 
 
-def test_what_has_been_measured_is_not_measured_again(lab, plan):
-    before = (lab.out / "rows.jsonl").read_bytes()
-    reconstruct.run(replace(lab, networks=lab.networks / "empty"), plan)
-    assert (lab.out / "rows.jsonl").read_bytes() == before
-    assert not (lab.networks / "empty").exists(), "nor is a network trained for it"
+def test_what_has_been_measured_is_not_measured_again(runner, plan):
+    before = (runner.out / "rows.jsonl").read_bytes()
+    reconstruct.run(replace(runner, networks=runner.networks / "empty"), plan)
+    assert (runner.out / "rows.jsonl").read_bytes() == before
+    assert not (runner.networks / "empty").exists(), "nor is a network trained for it"
 
 
 def test_report_and_figure_have_all_columns(tmp_path, row):
@@ -93,5 +93,5 @@ def test_report_and_figure_have_all_columns(tmp_path, row):
         assert f"| ({column['label']}, {column['prediction']}, {column['target']}) |" in text
     flat = np.full((len(row["columns"]), 2, 28, 28), 77, np.uint8)
     np.save(tmp_path / row["pictures"], flat)
-    reconstruct.draw([row], tmp_path / "figure.png")
+    reconstruct.plot([row], tmp_path / "figure.png")
     assert areas(tmp_path / "figure.png", (77, 77, 77), 1000) == 2 * len(row["columns"])

@@ -11,13 +11,13 @@ from PIL import Image
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.experiments import figure
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import routing
-from training.models.cpu.convolution import rectified
+from training.models.cpu.convolution import conv_relu
 from training.runs import checkpoint
 
 
@@ -53,11 +53,11 @@ def root(tmp_path_factory, drawn_mnist_root):
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, root, plan):
+def runner(tmp_path_factory, root, plan):
     folder = tmp_path_factory.mktemp("routing")
-    lab = Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
-    routing.run(lab, plan)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
+    routing.run(runner, plan)
+    return runner
 
 
 def procedure_1(u_hat, iterations):
@@ -73,14 +73,14 @@ def procedure_1(u_hat, iterations):
         yield change
 
 
-def test_changes_are_those_of_procedure_1(lab, plan):
-    trained = routing.stage(lab, plan.network, 2)
+def test_changes_are_those_of_procedure_1(runner, plan):
+    trained = routing.stage(runner, plan.network, 2)
     model = trained.model
-    shown = evaluation_examples(plan.network, lab.root)
+    shown = evaluation_batches(plan.network, runner.root)
     shown.images = shown.images[:3]
     [batch] = shown.fixed(3)
     with torch.no_grad():
-        u = model.primary_caps(rectified(model.conv1, batch.pixels))
+        u = model.primary_caps(conv_relu(model.conv1, batch.pixels))
     weight = model.class_caps.weight.detach().unflatten(2, (10, 16))
     votes = torch.einsum("bie,iejd->bijd", u, weight).double().numpy()
     changes = np.array([list(procedure_1(u_hat, 6)) for u_hat in votes])  # [B, R, I, J]
@@ -91,51 +91,51 @@ def test_changes_are_those_of_procedure_1(lab, plan):
     np.testing.assert_allclose(found[1, 1:], settling, rtol=1e-2)
 
 
-def test_looking_leaves_the_network_as_it_was(lab, plan):
-    trained = routing.stage(lab, plan.network, 2)
-    shown = evaluation_examples(plan.network, lab.root)
+def test_looking_leaves_the_network_as_it_was(runner, plan):
+    trained = routing.stage(runner, plan.network, 2)
+    shown = evaluation_batches(plan.network, runner.root)
     [batch] = shown.fixed(200)
     before = trained.model(batch.pixels)
     routing.logit_changes(trained.model, shown, 5)
     assert torch.equal(trained.model(batch.pixels), before)
 
 
-def test_a_stage_is_the_network_of_a_training_that_ends_there(lab, plan, tmp_path):
-    at_once = routing.stage(replace(lab, out=tmp_path), plan.network, 2)
-    by_stages = routing.stage(lab, plan.network, 2)
+def test_a_stage_is_the_network_of_a_training_that_ends_there(runner, plan, tmp_path):
+    at_once = routing.stage(replace(runner, out=tmp_path), plan.network, 2)
+    by_stages = routing.stage(runner, plan.network, 2)
     assert by_stages.progress.step == at_once.progress.step == 4
     for name, weight in at_once.model.state_dict().items():
         assert torch.equal(weight, by_stages.model.state_dict()[name]), name
 
 
-def test_a_stage_that_is_over_is_refused(lab, plan):
+def test_a_stage_that_is_over_is_refused(runner, plan):
     with pytest.raises(ValueError, match="trained for 2 epochs, and what it was like after 1"):
-        routing.stage(lab, plan.network, 1)
+        routing.stage(runner, plan.network, 1)
 
 
-def test_each_stage_and_both_losses_are_measured(lab, plan):
-    rows = lab.rows()
+def test_each_stage_and_both_losses_are_measured(runner, plan):
+    rows = runner.rows()
     assert [row.get("epoch", row.get("iterations")) for row in rows] == [0, 1, 2, 1, 3]
     assert [row["steps"] for row in rows[:3]] == [0, 2, 4]
     assert all(row["images"] == 50 and len(row["change"]) == 10 for row in rows[:3])
     assert rows[0]["change"] != rows[2]["change"], "training changes it"
 
 
-def test_losses_are_those_of_the_run_and_name_their_data(lab):
-    row = lab.rows()[-1]
-    log = (lab.networks / row["network"] / "log.jsonl").read_text().splitlines()
+def test_losses_are_those_of_the_run_and_name_their_data(runner):
+    row = runner.rows()[-1]
+    log = (runner.networks / row["network"] / "log.jsonl").read_text().splitlines()
     logged = [entry for entry in map(json.loads, log) if entry["kind"] == "train"]
     assert row["loss"] == [entry["loss"] for entry in logged]
     assert row["at_step"] == [entry["step"] for entry in logged]
     assert row["data"] == "cifar10-jpeg"
-    assert "copy of CIFAR-10" in routing.report(lab.rows())
+    assert "copy of CIFAR-10" in routing.report(runner.rows())
 
 
-def test_what_has_been_measured_is_not_measured_again(lab, plan):
-    before = (lab.out / "rows.jsonl").read_bytes()
-    routing.run(replace(lab, networks=lab.networks / "empty"), plan)
-    assert (lab.out / "rows.jsonl").read_bytes() == before
-    assert not (lab.networks / "empty").exists(), "nor is a network trained for it"
+def test_what_has_been_measured_is_not_measured_again(runner, plan):
+    before = (runner.out / "rows.jsonl").read_bytes()
+    routing.run(replace(runner, networks=runner.networks / "empty"), plan)
+    assert (runner.out / "rows.jsonl").read_bytes() == before
+    assert not (runner.networks / "empty").exists(), "nor is a network trained for it"
 
 
 def test_the_plans_networks_are_trained_to_their_last_stage_at_a_steady_rate():
@@ -163,8 +163,8 @@ def test_losses_on_two_data_sets_are_not_compared():
     assert "3 iterations |" not in text
 
 
-def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, tmp_path):
-    routing.draw(lab.rows(), tmp_path / "figure.png")
+def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(runner, tmp_path):
+    routing.plot(runner.rows(), tmp_path / "figure.png")
     colors = mpl.colormaps["viridis"].resampled(routing.ITERATIONS)
     for iteration in range(routing.ITERATIONS):
         assert areas(tmp_path / "figure.png", to_hex(colors(iteration))) > 1, "a line, and its legend"
@@ -172,9 +172,9 @@ def test_the_figure_has_a_line_for_every_iteration_and_the_papers_numbers(lab, t
     assert areas(tmp_path / "figure.png", figure.PAPER) == len(routing.PAPER_CHANGE) + legend
 
 
-def test_losses_are_those_of_networks_with_as_many_iterations_as_their_lines_name(lab):
+def test_losses_are_those_of_networks_with_as_many_iterations_as_their_lines_name(runner):
     found = {}
-    for row in lab.rows():
+    for row in runner.rows():
         if row["figure"] == "A.2":
-            found[row["iterations"]] = checkpoint.read_config(lab.networks / row["network"]).model
+            found[row["iterations"]] = checkpoint.read_config(runner.networks / row["network"]).model
     assert {named: model.routing_iterations for named, model in found.items()} == {1: 1, 3: 3}

@@ -5,11 +5,11 @@ import torch
 
 from tests.support.figures import areas
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import evaluation_examples, examples, training_examples
+from training.data.batches import evaluation_batches, make_batches, training_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import samples
 from training.experiments.sabour2017.samples import CAPSNET, CNN, Plan
 from training.runs import checkpoint
@@ -23,59 +23,59 @@ def tiny(preset: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     folder = tmp_path_factory.mktemp("samples")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
     plan = Plan({CAPSNET: tiny("mnist"), CNN: tiny("mnist-cnn")}, IMAGES, (0, 1), test_images=150)
-    samples.run(lab, plan)
-    return lab
+    samples.run(runner, plan)
+    return runner
 
 
-def configs(lab, **like):
+def configs(runner, **like):
     """Configurations of the rows that have these values."""
-    rows = [row for row in lab.rows() if all(row[name] == value for name, value in like.items())]
-    return [checkpoint.read_config(lab.networks / row["network"]) for row in rows]
+    rows = [row for row in runner.rows() if all(row[name] == value for name, value in like.items())]
+    return [checkpoint.read_config(runner.networks / row["network"]) for row in rows]
 
 
-def test_each_network_takes_as_many_steps_whatever_it_is_trained_on(lab):
-    rows = lab.rows()
+def test_each_network_takes_as_many_steps_whatever_it_is_trained_on(runner):
+    rows = runner.rows()
     assert len(rows) == 8
     assert {row["steps"] for row in rows} == {2 * MOST // 32}
 
 
-def test_with_the_same_seed_both_networks_are_trained_on_the_same_images(lab):
-    first, second = configs(lab, training_images=50, seed=1)
+def test_with_the_same_seed_both_networks_are_trained_on_the_same_images(runner):
+    first, second = configs(runner, training_images=50, seed=1)
     assert type(first.model) is not type(second.model)
-    one, other = (training_examples(config, lab.root)[0].images.pixels for config in (first, second))
+    one, other = (training_batches(config, runner.root)[0].images.pixels for config in (first, second))
     assert torch.equal(one, other)
-    [another, _] = configs(lab, training_images=50, seed=0)
-    assert not torch.equal(one, training_examples(another, lab.root)[0].images.pixels)
+    [another, _] = configs(runner, training_images=50, seed=0)
+    assert not torch.equal(one, training_batches(another, runner.root)[0].images.pixels)
 
 
-def test_a_larger_training_set_holds_the_smaller_one(lab):
+def test_a_larger_training_set_holds_the_smaller_one(runner):
     few, many = (
-        training_examples(configs(lab, training_images=count, seed=0)[0], lab.root)[0].images.pixels
+        training_batches(configs(runner, training_images=count, seed=0)[0], runner.root)[0].images.pixels
         for count in IMAGES
     )
     assert torch.equal(few[: IMAGES[0]], many[: IMAGES[0]])
 
 
-def test_errors_are_those_of_the_last_weights_on_the_first_test_images(lab):
-    for row in lab.rows():
-        run = lab.networks / row["network"]
+def test_errors_are_those_of_the_last_weights_on_the_first_test_images(runner):
+    for row in runner.rows():
+        run = runner.networks / row["network"]
         config = checkpoint.read_config(run)
-        model = checkpoint.load_model(run, checkpoint.newest_checkpoint(run), lab.device)
-        whole = evaluation_examples(config, lab.root)
-        first = examples(config.data, 10, whole.images[:150])
+        model = checkpoint.load_model(run, checkpoint.newest_checkpoint(run), runner.device)
+        whole = evaluation_batches(config, runner.root)
+        first = make_batches(config.data, 10, whole.images[:150])
         assert row["error_percent"] == evaluate(model, first, config.loss).error_percent
         assert row["images"] == 150
 
 
-def test_a_run_that_goes_on_measures_nothing_twice(lab, tmp_path):
-    again = replace(lab, networks=tmp_path / "no networks")
-    before = lab.rows()
+def test_a_run_that_goes_on_measures_nothing_twice(runner, tmp_path):
+    again = replace(runner, networks=tmp_path / "no networks")
+    before = runner.rows()
     samples.run(again, Plan({CAPSNET: tiny("mnist"), CNN: tiny("mnist-cnn")}, IMAGES, (0, 1), 150))
-    assert lab.rows() == before
+    assert runner.rows() == before
     assert not again.networks.exists()
 
 
@@ -117,7 +117,7 @@ def test_differences_are_of_networks_with_the_same_seed():
 def test_the_figure_has_a_line_for_either_network(tmp_path):
     rows = rows_of([10.0, 11.0], [40.0, 44.0])
     rows += [row | {"training_images": 1000, "error_percent": row["error_percent"] / 4} for row in rows]
-    samples.draw(rows, tmp_path / "figure.png")
+    samples.plot(rows, tmp_path / "figure.png")
     legend = 1
     for color in (figure.OURS, figure.OTHER):
         assert areas(tmp_path / "figure.png", color) > legend
@@ -126,8 +126,8 @@ def test_the_figure_has_a_line_for_either_network(tmp_path):
 @pytest.mark.parametrize(("few", "epoch"), [(50, 50), (50, 120), (7, 100)])
 def test_an_epoch_shows_each_training_image_as_often_as_any_other_or_once_more(few, epoch, drawn_mnist_root):
     data = DataConfig(validation_images=100, training_images=few, epoch_images=epoch)
-    train, _ = training_examples(RunConfig(data=data), drawn_mnist_root)
-    once, _ = training_examples(RunConfig(data=replace(data, epoch_images=None)), drawn_mnist_root)
+    train, _ = training_batches(RunConfig(data=data), drawn_mnist_root)
+    once, _ = training_batches(RunConfig(data=replace(data, epoch_images=None)), drawn_mnist_root)
     shown = [(image == once.images.pixels).flatten(1).all(dim=1) for image in train.images.pixels]
     times = torch.stack(shown).sum(dim=0)
     assert len(once) == few
@@ -138,4 +138,4 @@ def test_an_epoch_shows_each_training_image_as_often_as_any_other_or_once_more(f
 def test_an_epoch_that_would_leave_images_out_is_refused(drawn_mnist_root):
     config = RunConfig(data=DataConfig(validation_images=100, training_images=50, epoch_images=49))
     with pytest.raises(ValueError, match="epoch_images is 49; expected at least the 50 trained on"):
-        training_examples(config, drawn_mnist_root)
+        training_batches(config, drawn_mnist_root)

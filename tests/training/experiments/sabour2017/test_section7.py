@@ -17,13 +17,13 @@ from scipy.io import savemat
 from tests.support.figures import areas
 from tests.support.stereo_files import TOYS
 from training.cli import main
-from training.data.batches import evaluation_examples
+from training.data.batches import evaluation_batches
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.readers.files import MissingDataError
 from training.data.readers.smallnorb import file_name
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import cifar10, smallnorb, svhn
 from training.experiments.sabour2017.ensemble import Plan
 from training.runs import checkpoint
@@ -114,8 +114,8 @@ def tiny(plan: Plan, seeds: tuple[int, ...]) -> Plan:
     return Plan(replace(config, data=data, optimizer=optimizer, model=model), seeds)
 
 
-def lab_in(folder: Path, root: Path) -> Lab:
-    return Lab(folder / "out", folder / "networks", root, torch.device("cpu"))
+def lab_in(folder: Path, root: Path) -> Runner:
+    return Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module", params=STORE)
@@ -124,76 +124,76 @@ def measured(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     experiment, store = STORE[request.param]
     store(folder / "data")
-    lab = lab_in(folder, folder / "data")
-    experiment.run(lab, tiny(experiment.QUICK, (0, 1, 2)))
-    return request.param, experiment, lab
+    runner = lab_in(folder, folder / "data")
+    experiment.run(runner, tiny(experiment.QUICK, (0, 1, 2)))
+    return request.param, experiment, runner
 
 
-def networks(lab: Lab):
+def networks(runner: Runner):
     """Each trained network and its run's configuration, by seed."""
-    for row in lab.rows():
+    for row in runner.rows():
         if "seed" in row:
-            run = lab.networks / row["network"]
+            run = runner.networks / row["network"]
             best = checkpoint.best_checkpoint(run)
-            yield checkpoint.load_model(run, best, lab.device).eval(), checkpoint.read_config(run)
+            yield checkpoint.load_model(run, best, runner.device).eval(), checkpoint.read_config(run)
 
 
 def test_the_error_of_each_network_is_that_of_an_evaluation(measured):
-    name, _, lab = measured
-    rows = [row for row in lab.rows() if "seed" in row]
+    name, _, runner = measured
+    rows = [row for row in runner.rows() if "seed" in row]
     assert [row["seed"] for row in rows] == [0, 1, 2]
-    for row, (model, config) in zip(rows, networks(lab), strict=True):
-        found = evaluate(model, evaluation_examples(config, lab.root), config.loss)
+    for row, (model, config) in zip(rows, networks(runner), strict=True):
+        found = evaluate(model, evaluation_batches(config, runner.root), config.loss)
         assert config.data.name == row["data"] == name
         assert (row["error_percent"], row["images"]) == (found.error_percent, found.images)
         assert row["images"] == COUNT["test"]
 
 
 def test_the_error_of_networks_together_is_that_of_their_summed_lengths(measured):
-    _, _, lab = measured
+    _, _, runner = measured
     lengths = []
-    for model, config in networks(lab):
-        batch = next(evaluation_examples(config, lab.root).fixed(COUNT["test"]))
+    for model, config in networks(runner):
+        batch = next(evaluation_batches(config, runner.root).fixed(COUNT["test"]))
         with torch.no_grad():
             lengths.append(model(batch.pixels).square().sum(dim=2).sqrt())
-    for row in [row for row in lab.rows() if "networks" in row]:
+    for row in [row for row in runner.rows() if "networks" in row]:
         choices = combinations(lengths, row["networks"])
         answers = [sum(choice).argmax(dim=1) for choice in choices]
-        truth = batch.present.argmax(dim=1)
+        truth = batch.targets.argmax(dim=1)
         errors = [100 * (answer != truth).double().mean().item() for answer in answers]
         assert row["errors_percent"] == pytest.approx(errors)
-    assert sorted(row["networks"] for row in lab.rows() if "networks" in row) == [2, 3]
+    assert sorted(row["networks"] for row in runner.rows() if "networks" in row) == [2, 3]
 
 
 def test_errors_of_the_classes_make_up_the_error(measured):
-    _, _, lab = measured
-    for row in lab.rows():
+    _, _, runner = measured
+    for row in runner.rows():
         if "seed" in row:  # the test set has as many images of each class
             assert np.mean(row["class_error_percent"]) == pytest.approx(row["error_percent"])
 
 
 def test_a_run_that_goes_on_measures_nothing_twice(measured, tmp_path):
-    _, experiment, lab = measured
-    again = Lab(tmp_path / "out", tmp_path / "no networks", lab.root, lab.device)
-    shutil.copytree(lab.out, again.out)
+    _, experiment, runner = measured
+    again = Runner(tmp_path / "out", tmp_path / "no networks", runner.root, runner.device)
+    shutil.copytree(runner.out, again.out)
     whole = (again.out / "rows.jsonl").read_text().splitlines(keepends=True)
     (again.out / "rows.jsonl").write_text("".join(whole[:-1]))  # stopped before the last
     experiment.run(again, tiny(experiment.QUICK, (0, 1, 2)))
-    assert [row | {"command": ""} for row in again.rows()] == [row | {"command": ""} for row in lab.rows()]
+    assert [row | {"command": ""} for row in again.rows()] == [row | {"command": ""} for row in runner.rows()]
     assert not again.networks.exists(), "a network was trained again"
 
 
 def test_the_report_names_the_data_and_has_the_papers_number(measured):
-    name, experiment, lab = measured
-    text = experiment.report(lab.rows())
+    name, experiment, runner = measured
+    text = experiment.report(runner.rows())
     assert f"Measured on the {COUNT['test']} test images of {name}." in text
     assert str(experiment.PAPER.error_percent) in text
     assert ("This is not cifar10" in text) == (name == "cifar10-jpeg")
 
 
 def test_the_figure_has_our_errors_and_the_papers(measured, tmp_path):
-    _, experiment, lab = measured
-    experiment.draw(lab.rows(), tmp_path / "figure.png")
+    _, experiment, runner = measured
+    experiment.plot(runner.rows(), tmp_path / "figure.png")
     legend = 1
     assert areas(tmp_path / "figure.png", figure.OURS) > legend
     assert areas(tmp_path / "figure.png", figure.PAPER) == 1 + legend
@@ -252,9 +252,9 @@ def test_without_its_data_an_experiment_names_the_download_and_leaves_no_network
 
 
 def test_missing_data_is_told_from_any_other_missing_file(tmp_path):
-    lab = lab_in(tmp_path, tmp_path / "data")
+    runner = lab_in(tmp_path, tmp_path / "data")
     with pytest.raises(MissingDataError):
-        svhn.run(lab, tiny(svhn.QUICK, (0,)))
+        svhn.run(runner, tiny(svhn.QUICK, (0,)))
 
 
 def test_the_papers_networks_are_those_of_the_full_form():

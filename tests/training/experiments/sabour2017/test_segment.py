@@ -8,8 +8,8 @@ import torch
 
 from tests.support.figures import areas
 from tests.training.experiments.sabour2017.test_multimnist import PLAN as PAIRS
-from training.data.batches import evaluation_examples, training_examples
-from training.experiments.runner import Lab
+from training.data.batches import evaluation_batches, training_batches
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import multimnist, segment
 from training.experiments.sabour2017.segment import Apart, Sums, _percentages, _sums, take_apart
 
@@ -17,21 +17,21 @@ PLAN = segment.Plan(PAIRS.networks[multimnist.CAPSNET], seeds=(0,))
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     folder = tmp_path_factory.mktemp("segment")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    segment.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    segment.run(runner, PLAN)
+    return runner
 
 
 @pytest.fixture(scope="module")
-def model(lab):
-    return lab.trained(PLAN.network).model
+def model(runner):
+    return runner.trained(PLAN.network).model
 
 
 @pytest.fixture(scope="module")
-def batch(lab):
-    return next(evaluation_examples(PLAN.network, lab.root).fixed(200))
+def batch(runner):
+    return next(evaluation_batches(PLAN.network, runner.root).fixed(200))
 
 
 def measured(apart, threshold):
@@ -64,8 +64,8 @@ def test_what_is_drawn_where_there_is_no_ink_takes_nothing():
     assert set(measured(apart, 0.5).values()) == {100.0}
 
 
-def test_every_pixel_to_both_is_right_where_both_are_and_nowhere_else(lab):
-    [row] = lab.rows()
+def test_every_pixel_to_both_is_right_where_both_are_and_nowhere_else(runner):
+    [row] = runner.rows()
     everything = row["rules"]["everything"]
     assert everything["overlap_percent"] == 100
     assert everything["single_percent"] == 0
@@ -106,8 +106,8 @@ def test_what_is_drawn_is_the_two_longest_capsules_decoded_alone(model, batch):
     assert torch.equal(apart.classes.sort(dim=1).values, longest)
 
 
-def test_the_row_has_what_counting_pixel_by_pixel_gives(lab, model, batch):
-    [row] = lab.rows()
+def test_the_row_has_what_counting_pixel_by_pixel_gives(runner, model, batch):
+    [row] = runner.rows()
     drawn, true = (tensor.numpy() for tensor in (take_apart(model, batch).drawn, batch.objects[:, :, 0] > 0))
     right = total = both_right = both = 0
     ious = []
@@ -127,14 +127,14 @@ def test_the_row_has_what_counting_pixel_by_pixel_gives(lab, model, batch):
     assert found["iou_percent"] == pytest.approx(100 * np.mean(ious))
 
 
-def test_the_threshold_is_chosen_without_the_test_pairs(lab, model):
-    [row] = lab.rows()
-    _, validation = training_examples(PLAN.network, lab.root)
+def test_the_threshold_is_chosen_without_the_test_pairs(runner, model):
+    [row] = runner.rows()
+    _, validation = training_batches(PLAN.network, runner.root)
     assert row["validation_pairs"] == len(validation) == 20
     right = segment.measure(model, validation, segment.THRESHOLDS)
     best = max(found["right_percent"] for found in right.values())
     assert right[row["threshold"]]["right_percent"] == best
-    on_test = segment.measure(model, evaluation_examples(PLAN.network, lab.root), [row["threshold"]])
+    on_test = segment.measure(model, evaluation_batches(PLAN.network, runner.root), [row["threshold"]])
     assert row["rules"]["chosen"] == on_test[row["threshold"]]
 
 
@@ -153,14 +153,14 @@ def test_colors_say_to_which_digit_a_pixel_is_assigned():
     assert tuple(shown[0, 2, 0, 0]) == segment.NEITHER
 
 
-def test_what_has_been_measured_is_not_measured_again(lab):
-    before = lab.rows()
-    segment.run(lab, replace(PLAN))
-    assert lab.rows() == before
+def test_what_has_been_measured_is_not_measured_again(runner):
+    before = runner.rows()
+    segment.run(runner, replace(PLAN))
+    assert runner.rows() == before
 
 
-def test_the_report_is_made_of_the_row(lab):
-    rows = lab.rows()
+def test_the_report_is_made_of_the_row(runner):
+    rows = runner.rows()
     text = segment.report(rows)
     assert f"| every pixel to both | {rows[0]['rules']['everything']['iou_percent']:.1f} |" in text
     assert "200 pairs" in text
@@ -169,6 +169,6 @@ def test_the_report_is_made_of_the_row(lab):
 def test_the_figure_has_the_colors_of_either_digit_and_of_both(tmp_path):
     np.save(tmp_path / "pairs.npy", segment.pictures(two_strokes(), 0.5))
     row = {"pictures": "pairs.npy", "captions": [["L:(3, 5)", "P:(3, 5)"]]}
-    segment.draw([row], tmp_path / "figure.png")
+    segment.plot([row], tmp_path / "figure.png")
     for color in (segment.FIRST, segment.SECOND, segment.BOTH):
         assert areas(tmp_path / "figure.png", color) == 2, "once as it is, once as it is assigned"

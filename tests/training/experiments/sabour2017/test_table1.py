@@ -7,7 +7,7 @@ from tests.support.figures import areas
 from training.config import Block, load_preset
 from training.experiments import figure
 from training.experiments.quick import narrowed
-from training.experiments.runner import Lab
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import table1
 from training.runs import checkpoint
 
@@ -33,41 +33,41 @@ PLAN = table1.Plan(
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, drawn_mnist_root):
+def runner(tmp_path_factory, drawn_mnist_root):
     folder = tmp_path_factory.mktemp("table1")
-    lab = Lab(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
-    table1.run(lab, PLAN)
-    return lab
+    runner = Runner(folder / "out", folder / "networks", drawn_mnist_root, torch.device("cpu"))
+    table1.run(runner, PLAN)
+    return runner
 
 
-def test_each_line_of_the_papers_table_is_measured_on_the_whole_test_set(lab):
-    rows = lab.rows()
+def test_each_line_of_the_papers_table_is_measured_on_the_whole_test_set(runner):
+    rows = runner.rows()
     assert {(row["data"], row["method"]) for row in rows} == table1.PAPER.keys()
     assert all(row["images"] == 200 and 0 <= row["error_percent"] <= 100 for row in rows)
 
 
-def test_networks_without_reconstruction_have_no_decoder(lab):
-    parameters = {row["method"]: row["parameters"] for row in lab.rows() if row["data"] == "mnist"}
+def test_networks_without_reconstruction_have_no_decoder(runner):
+    parameters = {row["method"]: row["parameters"] for row in runner.rows() if row["data"] == "mnist"}
     assert parameters["3 iterations"] < parameters["3 iterations, reconstruction"]
     assert parameters["1 iteration"] == parameters["3 iterations"]
 
 
-def test_networks_are_trained_with_the_iterations_that_their_lines_name(lab):
-    networks = [row for row in lab.rows() if "iteration" in row["method"]]
+def test_networks_are_trained_with_the_iterations_that_their_lines_name(runner):
+    networks = [row for row in runner.rows() if "iteration" in row["method"]]
     assert len(networks) == 4 + 2
     for row in networks:
-        model = checkpoint.read_config(lab.networks / row["network"]).model
+        model = checkpoint.read_config(runner.networks / row["network"]).model
         assert row["method"].startswith(f"{model.routing_iterations} iteration")
 
 
-def test_networks_that_were_trained_before_are_not_said_to_be_resumed(lab, tmp_path):
-    again = replace(lab, out=tmp_path / "again")
+def test_networks_that_were_trained_before_are_not_said_to_be_resumed(runner, tmp_path):
+    again = replace(runner, out=tmp_path / "again")
     table1.run(again, replace(PLAN, networks={"mnist": PLAN.networks["mnist"]}))
     assert [row["resumed"] for row in again.rows()] == [[]] * 5
-    assert {row["network"] for row in again.rows()} < {row["network"] for row in lab.rows()}
+    assert {row["network"] for row in again.rows()} < {row["network"] for row in runner.rows()}
 
 
-def test_the_table_has_the_papers_number_beside_ours(lab):
+def test_the_table_has_the_papers_number_beside_ours(runner):
     rows = [
         {"data": "mnist", "method": "3 iterations, reconstruction", "error_percent": error, "images": 10}
         for error in (0.3, 0.4, 0.5)
@@ -84,7 +84,7 @@ def test_the_figure_has_a_dot_for_every_seed_and_a_line_for_every_number_of_the_
         for place, (data, method) in enumerate(table1.PAPER)
         for seed in (0, 1)
     ]
-    table1.draw(rows, tmp_path / "figure.png")
+    table1.plot(rows, tmp_path / "figure.png")
     legend = 1
     assert areas(tmp_path / "figure.png", figure.OURS) == len(rows) + legend
     assert areas(tmp_path / "figure.png", figure.PAPER) == len(table1.PAPER) + legend

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training.models.cpu.convolution import Convolution, rectified, worthwhile_tile
+from training.models.cpu.convolution import Convolution, conv_relu, worthwhile_tile
 from training.models.cpu.unfolded_convolution import unfolded_conv2d_relu
 
 
@@ -127,5 +127,5 @@ def test_unfolded_its_gradients_are_the_derivatives(stride):
 def test_rectified_maps_are_those_of_the_layer_above_zero(channels):
     torch.manual_seed(0)
     layer, x = Convolution(channels, 81, 9), torch.randn(2, channels, 12, 12)
-    assert ("_UnfoldedConvolution" in operators(lambda: rectified(layer, x))) == (channels == 1)
-    torch.testing.assert_close(rectified(layer, x), torch.relu(layer(x)), rtol=0, atol=1e-5)
+    assert ("_UnfoldedConvolution" in operators(lambda: conv_relu(layer, x))) == (channels == 1)
+    torch.testing.assert_close(conv_relu(layer, x), torch.relu(layer(x)), rtol=0, atol=1e-5)

@@ -16,7 +16,7 @@ Part = Ellipsoid | Frustum | Prismoid
 AXES = dict(zip("xyz", np.eye(3), strict=True))
 
 
-class Draw:
+class Choices:
     """The choices that make a toy; the same seed makes the same ones."""
 
     def __init__(self, *seed: int) -> None:

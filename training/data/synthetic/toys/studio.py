@@ -14,13 +14,13 @@ from training.data.synthetic.toys.airplane import airplane
 from training.data.synthetic.toys.animal import animal
 from training.data.synthetic.toys.car import car
 from training.data.synthetic.toys.human import human
-from training.data.synthetic.toys.parts import Draw
+from training.data.synthetic.toys.parts import Choices
 from training.data.synthetic.toys.rays import Rays, Vector, look
 from training.data.synthetic.toys.renderer import RAYS_PER_SIDE, Lamp, hang_lamp, nearest, shade, surface
 from training.data.synthetic.toys.solids import Motion, Solid
 from training.data.synthetic.toys.truck import truck
 
-MAKERS: tuple[Callable[[Draw], list[Solid]], ...] = (animal, human, airplane, truck, car)  # by category
+MAKERS: tuple[Callable[[Choices], list[Solid]], ...] = (animal, human, airplane, truck, car)  # by category
 SEED = 1
 
 # Lengths are such that a picture is 2 wide at the toy's distance.
@@ -66,12 +66,12 @@ def toy(category: int, instance: int) -> Toy:
         category: 0 to 4, see MAKERS.
         instance: 0 to 9.
     """
-    draw = Draw(SEED, category, instance)
-    centered = _centered(MAKERS[category](draw))
+    choose = Choices(SEED, category, instance)
+    centered = _centered(MAKERS[category](choose))
     share, largest = _frame_shares(centered)
-    scale = min(FRAME_SHARE * draw.between(*SIZES) / share, LARGEST_SHARE / largest)
-    turn = math.radians(draw.between(-MISTURNED_DEGREES, MISTURNED_DEGREES))
-    aside = np.array([draw.between(-MISPLACED, MISPLACED), draw.between(-MISPLACED, MISPLACED), 0.0])
+    scale = min(FRAME_SHARE * choose.between(*SIZES) / share, LARGEST_SHARE / largest)
+    turn = math.radians(choose.between(-MISTURNED_DEGREES, MISTURNED_DEGREES))
+    aside = np.array([choose.between(-MISPLACED, MISPLACED), choose.between(-MISPLACED, MISPLACED), 0.0])
     solids = [solid.moved(Motion(math.cos(turn), math.sin(turn), scale, aside)) for solid in centered]
     middle = _middle(solids)
     radius = np.sqrt(np.square(_corners(solids) - middle).sum(axis=1)).max()
