@@ -5,8 +5,7 @@ A module here is an experiment if its name is in EXPERIMENTS. It has two plans, 
 Markdown, and `plot(rows, file)` saves the figure.
 """
 
-EXPERIMENTS = {
-    # Sabour et al. 2017
+SABOUR_2017 = {
     "table1": "Table 1: error on MNIST and MultiMNIST, by routing iterations and reconstruction",
     "perturb": "Figure 4: what each dimension of a digit's capsule means",
     "reconstruct": "Figure 3: reconstructions of right and of wrong answers",
@@ -18,7 +17,8 @@ EXPERIMENTS = {
     "smallnorb": "Section 7: smallNORB, toys that were never trained on",
     "svhn": "Section 7: SVHN, a smaller network",
     "samples": "Accuracy by the number of training examples, CapsNet and CNN",
-    # Hinton et al. 2018
+}
+HINTON_2018 = {
     "norb": "Matrix capsules, section 5: smallNORB and toys, by one crop and by several",
     "norb-ablation": "Matrix capsules, table 1: iterations, poses, losses, coordinate addition",
     "viewpoints": "Matrix capsules, table 2: viewpoints that were never trained on",
@@ -26,3 +26,4 @@ EXPERIMENTS = {
     "votes": "Matrix capsules, figure 2: distances of votes to the class capsules, by iteration",
     "matrix-others": "Matrix capsules, section 5: MNIST and CIFAR-10",
 }
+EXPERIMENTS = SABOUR_2017 | HINTON_2018

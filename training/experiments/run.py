@@ -18,7 +18,7 @@ from torch import distributed
 
 from training.data.load import FACTS
 from training.data.readers.files import MissingDataError
-from training.experiments import EXPERIMENTS, markdown
+from training.experiments import EXPERIMENTS, SABOUR_2017, markdown
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
@@ -227,4 +227,5 @@ def _refuse_several_processes() -> None:
 
 def _module(name: str) -> Any:
     """The experiment: FULL and QUICK plans, run(runner, plan), report(rows), plot(rows, file)."""
-    return import_module(f"training.experiments.{name.replace('-', '_')}")
+    paper = "sabour2017" if name in SABOUR_2017 else "hinton2018"
+    return import_module(f"training.experiments.{paper}.{name.replace('-', '_')}")

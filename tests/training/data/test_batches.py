@@ -187,7 +187,7 @@ def test_shifted_digits_lie_anywhere_in_the_frame_and_test_digits_always_in_the_
     first, second = all_fixed(some, 16), all_fixed(some, 7)
     assert first.shape == (40, 1, 40, 40)
     assert torch.equal(first, second)
-    once, again = (some.draw(torch.zeros(1, dtype=torch.int64), generator(seed)).pixels for seed in (1, 2))
+    once, again = (some.random(torch.zeros(1, dtype=torch.int64), generator(seed)).pixels for seed in (1, 2))
     assert not torch.equal(once, again)
 
 

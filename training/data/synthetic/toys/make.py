@@ -95,7 +95,7 @@ def usable_cores() -> int:
 def _fill(part: Path, conditions: Conditions, processes: int) -> None:
     """Write the three matrices of each split."""
     pictures = [_create(part, conditions, split) for split in SPLITS]
-    _run_experiment(sittings(conditions), part, processes)
+    _render(sittings(conditions), part, processes)
     for matrix in pictures:
         matrix.flush()
 
@@ -133,7 +133,7 @@ def sittings(conditions: Conditions) -> list[Sitting]:
     ]
 
 
-def _run_experiment(planned: list[Sitting], part: Path, processes: int) -> None:
+def _render(planned: list[Sitting], part: Path, processes: int) -> None:
     """Fill the matrices of pictures, with progress; interrupted, the workers are stopped at once."""
     fresh = multiprocessing.get_context("spawn")  # a fork could inherit a lock that a thread of ours holds
     others = set(multiprocessing.active_children())
