@@ -38,7 +38,13 @@ UPRIGHT = {
 
 
 class PictureError(ValueError):
-    """Bytes that cannot become a model's input; the message says what was expected and what came."""
+    """Bytes that cannot become a model's input; the message says what was expected and what came.
+
+    Attributes:
+        view: which of the image's files is at fault, from 0; for who decodes several.
+    """
+
+    view: int = 0
 
 
 class UnsupportedPicture(PictureError):  # noqa: N818 - reads as what it is

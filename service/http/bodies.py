@@ -5,8 +5,7 @@ import json
 import struct
 import threading
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
-from PIL import Image
 from pydantic import ValidationError
 
 from export.contract.arrays import ArrayError, read_array
@@ -25,9 +23,7 @@ from export.contract.pictures import (
     PictureTooLarge,
     UnsupportedPicture,
     declared_pixels,
-    read_picture,
 )
-from export.contract.preprocess import views_to_input
 from service import errors
 from service.errors import (
     CompressedBodyError,
@@ -37,6 +33,7 @@ from service.errors import (
     shown,
 )
 from service.http.multipart import MULTIPART, Part, Upload, parse_form, too_many_images
+from service.inference.model_input import decode_image
 from service.routes.schemas import Preprocess, ReconstructFields, ReconstructRequest
 from service.settings import Settings
 from service.state import Service
@@ -247,19 +244,11 @@ class _Pictures:
         Raises:
             ServiceError: which file, and what is wrong with it.
         """
-        views: list[Image.Image] = []
-        for index in range(first, first + self._facts.views):
-            with self._naming(index):
-                views.append(read_picture(self._files[index].content, self._settings.max_pixels, self._count))
-        with self._naming(index):
-            return views_to_input(views, self._facts, self._rule)
-
-    @contextmanager
-    def _naming(self, index: int) -> Iterator[None]:
-        """Say in errors which file it is."""
+        files = [file.content for file in self._files[first : first + self._facts.views]]
         try:
-            yield
+            return decode_image(files, self._facts, self._rule, self._settings.max_pixels, self._count)
         except PictureError as error:
+            index = first + error.view
             filename = self._files[index].filename
             name = f" ({shown(filename)})" if filename else ""
             detail = f"image {index + 1} of {len(self._files)}{name}: {error}"

@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.confidence import are_blank, are_confident
 from export.contract.manifest import BundleError
-from export.contract.pictures import PictureError, read_picture
-from export.contract.preprocess import views_to_input
+from export.contract.pictures import PictureError
 from service.inference.engine import Engine
 from service.inference.loading import load_engine
+from service.inference.model_input import decode_image
+from service.inference.predictions import predictions
 from service.inference.providers import DeviceError, EngineOptions
 from service.models.scanner import find_bundles
 from service.score.query import (
@@ -55,17 +56,11 @@ class LocalScorer:
     async def score(self, batch: Batch) -> list[Outcome]:
         """One outcome per picture, in one run of the model."""
         decoded = await asyncio.to_thread(lambda: [self._decode(picture) for picture in batch])
-        pixels = [picture for picture in decoded if not isinstance(picture, Skipped)]
-        if not pixels:
-            return [picture for picture in decoded if isinstance(picture, Skipped)]
-        async with self.turn:  # an engine may be called from one thread at a time
-            probabilities, poses = await asyncio.to_thread(lambda: self.engine.encode(np.stack(pixels)))
-        blank = are_blank(np.stack(pixels))
-        confident = are_confident(probabilities, blank, self.engine.manifest, self.query.min_probability)
-        seen = zip(self._classes(probabilities, poses), confident, blank.tolist(), strict=True)
+        images = [image for image in decoded if not isinstance(image, Skipped)]
+        rows = iter(await self._classify(np.stack(images)) if images else ())
         return [
-            one if isinstance(one, Skipped) else Row(picture.name, *next(seen))
-            for picture, one in zip(batch, decoded, strict=True)
+            image if isinstance(image, Skipped) else Row(picture.name, *next(rows))
+            for picture, image in zip(batch, decoded, strict=True)
         ]
 
     def _decode(self, picture: Loaded | Skipped) -> Floats | Skipped:
@@ -74,22 +69,27 @@ class LocalScorer:
             return picture
         try:
             files = [picture.content] if picture.right is None else [picture.content, picture.right]
-            opened = [read_picture(content, self.max_pixels) for content in files]
-            return views_to_input(opened, self.engine.manifest.preprocessing, self.query.preprocess)
+            facts = self.engine.manifest.preprocessing
+            return decode_image(files, facts, self.query.preprocess, self.max_pixels)
         except PictureError as error:
             return Skipped(picture.name, str(error))
         except Exception as error:  # a fault of ours costs this picture its row, not the job its end
             return Skipped(picture.name, f"cannot be processed: {type(error).__name__}: {error}")
 
-    def _classes(self, probabilities: Floats, poses: Floats) -> list[list[Capsule]]:
-        """Probabilities [N, J] and poses [N, J, D] as the service answers them."""
-        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.query.top_k]  # [N, k]
-        names, flat = self.chosen.class_names, as_written(probabilities)
-        written = as_written(poses) if self.query.poses else [[None] * len(names)] * len(flat)
+    async def _classify(self, pixels: Floats) -> list[tuple[list[Capsule], bool | None, bool]]:
+        """For each image [N, H, W, C] its classes, and whether it is confident and blank."""
+        async with self.turn:  # one thread at a time may call an engine
+            outputs = await asyncio.to_thread(self.engine.encode, pixels)
+        made = predictions(
+            pixels, outputs, self.engine.manifest, self.query.top_k, self.query.min_probability
+        )
         return [
-            [Capsule(names[j], values[j], pose[j]) for j in ranks]
-            for values, pose, ranks in zip(flat, written, order.tolist(), strict=True)
+            ([self._capsule(one) for one in image["classes"]], image["confident"], image["blank"])
+            for image in as_written(made)
         ]
+
+    def _capsule(self, seen: Mapping[str, Any]) -> Capsule:
+        return Capsule(seen["label"], seen["probability"], seen["pose"] if self.query.poses else None)
 
 
 @asynccontextmanager

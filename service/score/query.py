@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 
 class ScoreError(Exception):
@@ -128,8 +126,6 @@ def check_top_k(query: Query, chosen: Chosen) -> None:
         raise ScoreError(f"--top-k must be 1 to {classes}, the classes of {chosen.model}; got {query.top_k}")
 
 
-def as_written(values: NDArray[np.float32]) -> list[Any]:
-    """Nested lists of numbers with the few digits that JSON gives float32, here as over HTTP."""
-    dense = np.ascontiguousarray(values)
-    written: list[Any] = orjson.loads(orjson.dumps(dense, option=orjson.OPT_SERIALIZE_NUMPY))
-    return written
+def as_written(values: object) -> Any:
+    """The values as the service's JSON has them: float32 numbers in as few digits as identify them."""
+    return orjson.loads(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
