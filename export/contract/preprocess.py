@@ -1,5 +1,6 @@
 """A picture becomes the model's input: the one implementation for training on folders and for serving."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -90,8 +91,8 @@ def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
 
 def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
     """The whole picture in the middle, around it black or, for any polarity, its border's colour."""
-    border = np.median(_border(picture), axis=0).astype(int).tolist()
-    ground = 0 if facts.polarity == "light-on-dark" else tuple(border)
+    border = np.atleast_1d(np.median(_border(np.asarray(picture)), axis=0)).astype(int)
+    ground = 0 if facts.polarity == "light-on-dark" else tuple(border.tolist())
     scale = min(facts.width / picture.width, facts.height / picture.height)
     inner = _resized(picture, (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     frame = Image.new(picture.mode, (facts.width, facts.height), ground)
@@ -126,13 +127,28 @@ def _has_light_border(picture: Image.Image, share: float = 0.5) -> bool:
 
     The range of a flat picture tells nothing; its border is lighter than grey, or not.
     """
-    grey = picture.convert("L")
-    border = float(np.quantile(_border(grey), 1 - share))
-    low, high = np.percentile(np.asarray(grey), (2, 98))
+    grey = np.asarray(picture if picture.mode == "L" else picture.convert("L"))
+    [border] = quantiles(_border(grey), 1 - share)
+    low, high = quantiles(grey, 0.02, 0.98)
     return border > ((low + high) / 2 if high - low > 12 else 127)
 
 
-def _border(picture: Image.Image) -> NDArray[np.uint8]:
-    """The pixels at the four edges, [P, channels]."""
-    pixels = np.asarray(picture, np.uint8).reshape(picture.height, picture.width, -1)
+def quantiles(levels: NDArray[np.uint8], *shares: float) -> list[float]:
+    """What `np.quantile` gives, in a tenth of its time: every small picture waits for it.
+
+    Args:
+        levels: of pixels, any shape.
+        shares: of the pixels that lie below each quantile, 0 to 1.
+    """
+    ordered = np.sort(levels, axis=None, kind="stable")  # of 8 bits: a radix sort
+    places = [share * (len(ordered) - 1) for share in shares]
+    neighbours = [(float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])) for place in places]
+    return [
+        below + (above - below) * (place % 1)
+        for place, (below, above) in zip(places, neighbours, strict=True)
+    ]
+
+
+def _border(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of pixels [H, W] or [H, W, channels] those at the four edges, [P] or [P, channels]."""
     return np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])

@@ -333,7 +333,7 @@ async def _read(request: Request) -> Body:
             f"Content-Encoding: {shown(coding)}",
         )
     content_type = request.headers.get("content-type", "")
-    return Body(await request.body(), content_type, _media_type(request), request.url.path)
+    return Body(await request.body(), content_type, _media_type(request), request.scope["path"])
 
 
 def _require_content(body: Body) -> None:

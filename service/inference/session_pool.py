@@ -70,9 +70,14 @@ class SessionPool:
 
     @property
     def large_batch_above(self) -> int | None:
-        """Above so many images in a batch each image costs less; None if the size matters little."""
-        borders = self.plan.beside.borders
-        return borders[-1] if borders else None
+        """Above so many images in a batch each image costs less; None if the size matters little.
+
+        They do from the first range of `both_axes` on, whichever graph may be the fastest above it.
+        """
+        forms, borders = self.plan.beside.forms, self.plan.beside.borders
+        if "both_axes" not in forms:
+            return None
+        return (0, *borders)[forms.index("both_axes")]
 
     def describe(self) -> str:
         """Which graph runs when: "plain", or "one_axis to 4 images, then both_axes"."""

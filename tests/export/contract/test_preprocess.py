@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageOps
 from export.contract.arrays import ArrayError, read_array
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
-from export.contract.preprocess import to_input
+from export.contract.preprocess import quantiles, to_input
 from training.data.load import load_split
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -244,6 +244,13 @@ def test_a_light_thing_that_reaches_two_edges_is_no_paper():
     coat = Image.new("L", (28, 28), 0)
     coat.paste(200, (3, 0, 25, 28))  # from the upper to the lower edge, 44 of 108 pixels of the border
     np.testing.assert_array_equal(to_input(coat, DIGIT)[..., 0] * 255, np.asarray(coat))
+
+
+@pytest.mark.parametrize("count", [1, 2, 108, 784])
+def test_quantiles_are_numpys(count):
+    levels = np.random.default_rng(count).integers(0, 256, count).astype(np.uint8)
+    shares = (0.02, 0.25, 0.5, 0.98)
+    assert quantiles(levels, *shares) == pytest.approx(np.quantile(levels, shares))
 
 
 def test_no_drawn_digit_is_inverted():

@@ -73,3 +73,8 @@ def test_gathering_pays_where_large_batches_have_a_graph_of_their_own():
     assert pool(ALWAYS, TO_FOUR).large_batch_above == 4
     assert pool(ALWAYS, THREE).large_batch_above == 4
     assert pool(TO_FOUR, ALWAYS).large_batch_above is None
+
+
+def test_gathering_pays_however_a_noisy_measurement_parts_the_large_batches():
+    noisy = Choice(forms=("one_axis", "plain", "both_axes", "one_axis"), borders=(1, 2, 8))
+    assert pool(ALWAYS, noisy).large_batch_above == 2
