@@ -23,7 +23,7 @@ def weakest_named(probabilities: Floats, objects: int) -> Floats:
         probabilities: of each class, [N, J].
         objects: classes that are named for each image, 1 to J.
     """
-    return np.asarray(-np.partition(-probabilities, objects - 1, axis=1)[:, objects - 1])
+    return np.asarray(np.sort(probabilities, axis=1)[:, -objects])
 
 
 def threshold_of(right: Floats) -> float:

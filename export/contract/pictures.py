@@ -19,6 +19,13 @@ from export.contract.depths import DepthError, check_deep_color, has_deep_color,
 from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
+SIGNATURES = {
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "JPEG": (b"\xff\xd8\xff",),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "GIF": (b"GIF87a", b"GIF89a"),
+}
 MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
 MAX_SIDE_PIXELS = 65_535  # as far as JPEG goes; nobody means a longer picture
 WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the shorter side to no less
@@ -126,16 +133,9 @@ def declared_pixels(content: bytes) -> int:
 
 def _format_of(content: bytes) -> str:
     """Tell the format by the file's first bytes."""
-    signatures = {
-        "PNG": (b"\x89PNG\r\n\x1a\n",),
-        "JPEG": (b"\xff\xd8\xff",),
-        "BMP": (b"BM",),
-        "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-        "GIF": (b"GIF87a", b"GIF89a"),
-    }
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "WEBP"
-    for name, starts in signatures.items():
+    for name, starts in SIGNATURES.items():
         if content.startswith(starts):
             return name
     came = f"{len(content)} bytes that start with {content[:8]!r}" if content else "no bytes at all"
@@ -207,7 +207,7 @@ def _shrunk(
     picture: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image] | None = None
 ) -> Image.Image:
     """The picture of a working size, converted to the mode; strip by strip: a converted whole costs much."""
-    convert = convert or (lambda strip: strip.convert(mode))
+    convert = convert or (lambda strip: strip if strip.mode == mode else strip.convert(mode))
     short, long = sorted(picture.size)
     factor = max(short // WORKING_SIDE_PIXELS, min(long // LONG_SIDE_PIXELS, short // MIN_SIDE_PIXELS))
     if factor < 2:

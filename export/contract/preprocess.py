@@ -68,11 +68,13 @@ def to_input(picture: Image.Image, facts: Preprocessing, rule: Rule = "auto") ->
     if rule == "off":
         return _values(picture if picture.size == size else _resized(picture, size), channels)
     if picture.size == size:
-        is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture, ALMOST_ALL)
-        return _values(ImageOps.invert(picture) if is_inverted else picture, channels)
+        pixels = _pixels(picture, channels)
+        grey = pixels if channels == 1 else _pixels(picture, 1)
+        is_inverted = facts.polarity == "light-on-dark" and _has_light_border(grey, ALMOST_ALL)
+        return _scaled(255 - pixels if is_inverted else pixels)
     if facts.placement == "digit":
         return _digit(picture, facts)
-    is_inverted = facts.polarity == "light-on-dark" and _has_light_border(picture)
+    is_inverted = facts.polarity == "light-on-dark" and _has_light_border(_pixels(picture, 1))
     upright = ImageOps.invert(picture) if is_inverted else picture
     place = _fit if facts.placement == "fit" else _centre_crop
     return _values(place(upright, facts), channels)
@@ -91,8 +93,8 @@ def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
 
 def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
     """The whole picture in the middle, around it black or, for any polarity, its border's colour."""
-    border = np.atleast_1d(np.median(_border(np.asarray(picture)), axis=0)).astype(int)
-    ground = 0 if facts.polarity == "light-on-dark" else tuple(border.tolist())
+    border = np.median(_border(_pixels(picture, len(picture.getbands()))), axis=0).astype(int).tolist()
+    ground = 0 if facts.polarity == "light-on-dark" else tuple(border)
     scale = min(facts.width / picture.width, facts.height / picture.height)
     inner = _resized(picture, (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     frame = Image.new(picture.mode, (facts.width, facts.height), ground)
@@ -116,18 +118,29 @@ def _resized(
 
 def _values(picture: Image.Image, channels: int) -> NDArray[np.float32]:
     """Pixels as float32 [H, W, C], 0-1."""
+    return _scaled(_pixels(picture, channels))
+
+
+def _scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.divide(pixels, np.float32(255), dtype=np.float32)
+
+
+def _pixels(picture: Image.Image, channels: int) -> NDArray[np.uint8]:
+    """Pixels as they are, [H, W, C], 0-255."""
     mode = "L" if channels == 1 else "RGB"
     pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-    channels_last = pixels.reshape(picture.height, picture.width, channels)
-    return np.divide(channels_last, np.float32(255), dtype=np.float32)
+    return pixels.reshape(picture.height, picture.width, channels)
 
 
-def _has_light_border(picture: Image.Image, share: float = 0.5) -> bool:
+def _has_light_border(grey: NDArray[np.uint8], share: float = 0.5) -> bool:
     """Whether this share of the border is lighter than the middle of the picture's range.
 
     The range of a flat picture tells nothing; its border is lighter than grey, or not.
+
+    Args:
+        grey: pixels [H, W, 1], 0-255.
+        share: 0 to 1.
     """
-    grey = np.asarray(picture if picture.mode == "L" else picture.convert("L"))
     [border] = quantiles(_border(grey), 1 - share)
     low, high = quantiles(grey, 0.02, 0.98)
     return border > ((low + high) / 2 if high - low > 12 else 127)
@@ -150,5 +163,5 @@ def quantiles(levels: NDArray[np.uint8], *shares: float) -> list[float]:
 
 
 def _border(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of pixels [H, W] or [H, W, channels] those at the four edges, [P] or [P, channels]."""
+    """The pixels at the four edges of [H, W, C], [P, C]."""
     return np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])

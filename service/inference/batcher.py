@@ -43,6 +43,7 @@ Run = Callable[..., Arrays]
 
 COMPANY_S = 0.05  # about the time of a large batch; for so long it is expected back
 GATHER_S = 0.01  # how long a lane that could have a large batch waits for it
+ALONE_IMAGES = 16  # of more than that on all cores, two batches side by side are faster
 RESTARTS = 3  # of a dead thread, within the time below; one that keeps dying is left dead
 RESTARTS_WITHIN_S = 60.0
 
@@ -364,7 +365,7 @@ class Batcher:
         if self._gather_above is None:
             return
         crowd = self._crowd.at(time.monotonic())
-        takes_all = crowd <= self._max_batch
+        takes_all = crowd <= min(self._max_batch, ALONE_IMAGES)
         images = crowd if takes_all else min(self._max_batch, crowd // len(self._lanes))
         if images > self._gather_above:
             self._gathering, self._gathered = lane, images

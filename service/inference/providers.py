@@ -23,7 +23,7 @@ TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-
 # The same of an encoder in half precision.
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Images per run where no number is asked for. On CPUs larger ones are hardly faster.
-LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 16, "cuda": 64, "tensorrt": 64}
+LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 64, "tensorrt": 64}
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
