@@ -358,6 +358,22 @@ def test_where_few_are_on_their_way_nobody_waits_for_more():
     asyncio.run(scenario())
 
 
+def test_more_than_sixteen_are_shared_between_lanes_though_one_batch_could_hold_them(monkeypatch):
+    monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that gathers for both is too late
+    monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
+
+    async def scenario() -> None:
+        with closing(make_batcher(lanes=2, max_batch=32, gather_above=2)) as batcher:
+            graph = Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(20)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            share = asyncio.gather(*(batcher.submit(graph.run, images(n)) for n in range(10)))
+            await asyncio.wait_for(share, WAIT_S)
+
+    asyncio.run(scenario())
+
+
 def test_closing_does_not_wait_for_what_a_lane_gathers(monkeypatch):
     monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that is not woken outlives the closing
     monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
