@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from training.models.capsnet import CapsNet
 from training.models.decoder import Decoder
+from training.models.graph_names import name_in_graph
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.models.matrix_capsules import MATRIX_SIDE, POSE
 
@@ -32,6 +33,7 @@ class EncoderGraph(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Images [N, H, W, C], float32, 0 to 1, to probabilities [N, J] and poses [N, J, D]."""
         channels_first = pixels.permute(0, 3, 1, 2)
+        name_in_graph(channels_first=channels_first)
         poses, probabilities = self.model.classify(channels_first)
         return probabilities, poses
 

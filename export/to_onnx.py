@@ -1,16 +1,11 @@
-"""The export: a wrapped model to one static ONNX graph whose values carry the paper's names.
+"""The export: a wrapped model to one static ONNX graph whose values carry the paper's names (`value_names`).
 
-torch.onnx unrolls the routing loop, because the loop is Python's. What it names `matmul_3` is renamed here
-after the module it belongs to and the variable that the model's code assigns it to, which is the paper's
-letter: `class_caps/routing/c_2` are the coupling coefficients of the second iteration.
+torch.export unrolls the routing loop, because the loop is Python's.
 """
 
-import itertools
 import logging
 import math
-import re
 import warnings
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,25 +13,15 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.fx.traceback import annotate_fn
 
 from export.fold import fold_coupling
 from export.graph import CapsuleNetwork, DecoderGraph, EncoderGraph, pose_shape
 from export.onnx_ops import TRANSLATIONS
-from training.models import em
-from training.models.matrix_capsules import MatrixCapsules
+from export.value_names import keep_steps, name_values, note_steps
 
 OPSET = 20  # of the default domain; ONNX Runtime 1.17 and TensorRT 10 read it
 BATCH_AXIS = "batch"
 TRACED_BATCH = 2  # 1 would be taken for a constant
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
-_STACK = "pkg.torch.onnx.stack_trace"
-_FRAME = re.compile(r'File ".+", line \d+, in (\w+)\n *(.+)')
-_ASSIGNMENT = re.compile(r"(\w+)(?:\s*:[^=]+)?\s*=[^=]")
-# torch notes the line of a value in a module's `forward`, and in functions that are said to matter.
-for _function in (MatrixCapsules._routed, em.EMRouting.steps, em.EMRouting._fit, em._assign):
-    annotate_fn({})(_function)
 
 
 @dataclass(frozen=True)
@@ -88,8 +73,10 @@ def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> 
         # Of torch 2.13 about itself: a deprecated call of its own, and axes that share the name `batch`.
         warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
         warnings.filterwarnings("ignore", "# The axis name: batch will not be used", UserWarning)
+        traced = torch.export.export(graph.eval(), example, dynamic_shapes=(free_batch,) * len(example))
+        note_steps(traced)
         program = torch.onnx.export(
-            graph.eval(),
+            traced,
             example,
             dynamo=True,
             verbose=False,
@@ -98,8 +85,11 @@ def to_onnx(graph: EncoderGraph | DecoderGraph, example: tuple[Tensor, ...]) -> 
             dynamic_shapes=(free_batch,) * len(example),
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
+            optimize=False,
         )
-    assert program is not None  # torch gives None only when it writes a file
+        assert program is not None  # torch gives None only when it writes a file
+        keep_steps(program.model)
+        program.optimize()
     drop_additions_of_nothing(program.model)
     name_values(program.model)
     _strip_metadata(program.model)
@@ -123,89 +113,6 @@ def drop_additions_of_nothing(model: ir.Model) -> None:
                 model.graph.remove(node, safe=True)
     for name in [name for name, weight in model.graph.initializers.items() if not weight.uses()]:
         del model.graph.initializers[name]
-
-
-def name_values(model: ir.Model) -> None:
-    """Rename every value that is not an input, output or weight: `<module>/<variable>[_<iteration>]`.
-
-    The last node of a statement gives the variable its value; those before it add their operator to the
-    name. A constant is named after the value that it goes into.
-    """
-    ends = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
-    statements = [list(group) for _, group in itertools.groupby(model.graph, key=_place)]
-    occurrences = Counter(_variable(nodes[0]) for nodes in statements)
-    turns: Counter[str] = Counter()  # of the loop in a module: how often its busiest variable is assigned
-    for nodes in statements:
-        turns[_module(nodes[0])] = max(turns[_module(nodes[0])], occurrences[_variable(nodes[0])])
-    seen: Counter[str] = Counter()
-    for nodes in statements:
-        variable = _variable(nodes[0])
-        seen[variable] += 1
-        # What is constant in a first iteration is folded away: count so that the last turns agree.
-        turn = turns[_module(nodes[0])] - occurrences[variable] + seen[variable]
-        name = f"{variable}_{turn}" if occurrences[variable] > 1 else variable
-        for position, node in enumerate(nodes):
-            last = position == len(nodes) - 1
-            node.name = name if last else f"{name}/{node.op_type.lower()}_{position}"
-            if id(node.outputs[0]) not in ends:
-                node.outputs[0].name = node.name
-    _name_initializers(model.graph)
-
-
-def _place(node: ir.Node) -> tuple[str, str]:
-    """Module and source line that a node comes from; a loop's next turn comes after other lines.
-
-    Of a module's functions that call each other it is the innermost line that assigns a variable.
-    """
-    line = ""
-    for function, code in reversed(_FRAME.findall(node.metadata_props.get(_STACK, ""))):
-        line = line if _ASSIGNMENT.match(line) else code
-        if function == "forward":
-            break
-    return _module(node), line or node.op_type
-
-
-def _module(node: ir.Node) -> str:
-    """Innermost module of ours, as a path: `class_caps/routing`."""
-    scopes = [scope for scope in _literal_list(node.metadata_props.get(_SCOPES, "[]"))[:-1] if scope]
-    dotted = scopes[-1] if scopes else ""
-    return dotted.removeprefix("model").removeprefix(".").replace(".", "/")
-
-
-def _variable(node: ir.Node) -> str:
-    """Module and the variable that the node's statement assigns; the module alone when it assigns none."""
-    module, line = _place(node)
-    assigned = _ASSIGNMENT.match(line)
-    parts = [module, assigned[1] if assigned else ""]
-    output = node.outputs[0].name if node.outputs[0].is_graph_output() else None
-    return "/".join(part for part in parts if part) or output or node.op_type.lower()
-
-
-def _literal_list(text: str) -> list[str]:
-    return re.findall(r"'([^']*)'", text)
-
-
-def _name_initializers(graph: ir.Graph) -> None:
-    """Weights by their place in the model, constants by the first value they go into."""
-    weights = {id(value) for value in graph.initializers.values() if "." in (value.name or "")}
-    named: set[int] = set()
-    for node in graph:
-        for value in node.inputs:
-            if value is None or not value.is_initializer() or id(value) in named:
-                continue
-            named.add(id(value))
-            assert value.name is not None  # an initializer is found by its name
-            weight = value.name.removeprefix("model.").removeprefix("decoder.")
-            value.name = weight if id(value) in weights else f"{node.name}/{_role(node, value)}"
-
-
-def _role(node: ir.Node, value: ir.Value) -> str:
-    """What a constant is to the node that takes it first."""
-    if node.op_type == "Reshape":
-        return "shape"
-    if node.op_type in {"ReduceMax", "ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"}:
-        return "axes"
-    return f"constant_{list(node.inputs).index(value)}"
 
 
 def _strip_metadata(model: ir.Model) -> None:

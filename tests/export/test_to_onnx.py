@@ -3,11 +3,13 @@ from dataclasses import replace
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from export.parity import check_parity, run_onnx
-from export.to_onnx import trace, trace_decoder, trace_encoder
+from export.to_onnx import TRACED_BATCH, to_onnx, trace, trace_decoder, trace_encoder
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
+from training.models.graph_names import NOTE, name_in_graph
 
 TINY = CapsNetConfig(conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,))
 
@@ -77,6 +79,54 @@ def test_values_are_named_in_the_papers_terms(encoder):
         expected += [f"class_caps/routing/{letter}_{iteration}" for letter in letters]
     expected.remove("class_caps/routing/v_3")  # which is the output `poses`
     assert set(expected) <= set(produced)
+
+
+def test_steps_towards_a_value_are_named_after_it(encoder):
+    produced = [name for node in encoder.graph.node for name in node.output]
+    first = produced.index("class_caps/routing/a_2/unsqueeze_0")
+    assert produced[first : first + 5] == [
+        "class_caps/routing/a_2/unsqueeze_0",
+        "class_caps/routing/a_2/matmul_1",
+        "class_caps/routing/a_2",
+        "class_caps/routing/b_2",
+        "class_caps/routing/c_2",
+    ]
+
+
+def test_values_of_the_decoder_are_named_as_well(decoder):
+    produced = {name for node in decoder.graph.node for name in node.output}
+    assert {"decoder/masked", "decoder/x_1", "decoder/x_2", "decoder/reconstruction"} <= produced
+
+
+class Doubling(nn.Module):
+    """Its variables have other names than its values."""
+
+    input_names, output_names = ("x",), ("y",)
+
+    def forward(self, x):
+        doubled = 2 * x
+        for _ in range(2):
+            doubled = doubled * x + 1
+            name_in_graph(power=doubled)
+        return doubled.relu()
+
+
+def test_a_value_has_the_name_that_the_model_gives_it_whatever_the_variable_is_called():
+    graph = to_onnx(Doubling(), (torch.rand(TRACED_BATCH, 3),)).graph
+    assert [name for node in graph.node for name in node.output] == [
+        "power_1/mul_0",
+        "power_1/mul_1",
+        "power_1",
+        "power_2/mul_0",
+        "power_2",
+        "y",
+    ]
+
+
+def test_naming_a_value_does_nothing_where_no_graph_is_traced():
+    x = torch.rand(2, 3, requires_grad=True)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(Doubling())(x)
+    assert not [node for node in traced.graph.nodes if node.target is NOTE]
 
 
 def test_no_value_keeps_the_tracers_name(encoder, decoder):

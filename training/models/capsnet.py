@@ -9,6 +9,7 @@ from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.cpu.convolution import Convolution, conv_relu
 from training.models.decoder import Decoder
+from training.models.graph_names import name_in_graph
 from training.models.official_initialization import initialize_officially
 from training.models.standardize import as_shown
 
@@ -63,10 +64,13 @@ class CapsNet(nn.Module):
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
         x = as_shown(pixels, self.config.standardize_per_image, light)
+        name_in_graph(x=x)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
             x = conv_relu(layer, x)
+            name_in_graph(x=x)
         features = conv_relu(self.conv1, x)
+        name_in_graph(features=features)
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)
         return v

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from training.models.cpu.convolution import Convolution
 from training.models.cpu.cpu_training import trained_on_cpu
 from training.models.cpu.factored_votes import FactoredVotes
+from training.models.graph_names import name_in_graph
 
 VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 stalls early
 
@@ -73,8 +74,10 @@ class RoutingByAgreement(nn.Module):
             c = self.couple(b)
             s = _weighted_sum(c, u_hat)  # [B, J, D]
             v = squash(s if self.bias is None else s + self.bias)
+            name_in_graph(b=b, c=c, s=s, v=v)
             if iteration < self.iterations:  # after the last one nobody would read the logits
                 a = _agreement(u_hat, v)  # [B, J, I]
+                name_in_graph(a=a)
                 b = b + a  # from here on each example has logits of its own
         return v
 
@@ -141,6 +144,7 @@ class PrimaryCapsules(nn.Module):
         # Types and pose elements must part before pixels join, or capsules would mix pixels.
         s = primary.unflatten(1, (-1, self.pose_dim)).flatten(3).transpose(2, 3).flatten(1, 2)
         u = squash(s)
+        name_in_graph(s=s, u=u)
         return u
 
 
@@ -184,4 +188,5 @@ class ClassCapsules(nn.Module):
         """Predictions u_hat_j|i = W_ij u_i: [B, I, E] to [B, J, I, D]."""
         votes = u.transpose(0, 1) @ self.weight  # [I, B, J * D]
         u_hat = votes.unflatten(2, (self.upper, self.upper_dim)).permute(1, 2, 0, 3).contiguous()
+        name_in_graph(u_hat=u_hat)
         return u_hat

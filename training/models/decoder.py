@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from training.models.graph_names import name_in_graph
+
 
 class Decoder(nn.Module):
     """Fully connected layers from the masked class capsules to pixels."""
@@ -32,7 +34,10 @@ class Decoder(nn.Module):
         """
         masked = poses * mask.unsqueeze(-1)
         x = masked.flatten(1)
+        name_in_graph(masked=masked, x=x)
         for layer in self.hidden:
             x = torch.relu(layer(x))
+            name_in_graph(x=x)
         reconstruction = torch.sigmoid(self.pixels(x)).unflatten(1, self.image_shape)
+        name_in_graph(reconstruction=reconstruction)
         return reconstruction

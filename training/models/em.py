@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.models.graph_names import name_in_graph
+
 NOWHERE = -1e30  # log of what a parent that is not there gets; finite, so that nothing becomes NaN
 
 
@@ -212,6 +214,7 @@ class EMRouting(nn.Module):
         mean = None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
+            name_in_graph(assignments=assignments, mass=mass)
             mean, variance, squares, log_activations = self._fit(mass, votes, mean, iteration)
             yield assignments, mean, log_activations
             if iteration < self.iterations - 1:
@@ -245,6 +248,8 @@ class EMRouting(nn.Module):
         squares = (votes - mean).square()  # [B, P, J, N, H]
         variance = (weights @ squares).squeeze(3) + self.constants.variance_floor
         log_activations = self._activate(total.squeeze(3), variance, iteration)
+        name_in_graph(total=total, weights=weights, mean=mean, squares=squares)
+        name_in_graph(variance=variance, log_activations=log_activations)
         return mean.squeeze(3), variance, squares, log_activations
 
     def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
@@ -270,4 +275,5 @@ def _assign(squares: Tensor, variance: Tensor, log_activations: Tensor, fields: 
     log_density = -(squares @ precision).squeeze(4) - log_norm  # [B, P, J, N]
     joint = log_activations.unsqueeze(3) + log_density
     totals = fields.over_parents(joint.logsumexp(dim=2))  # [B, P, N]
+    name_in_graph(precision=precision, log_norm=log_norm, log_density=log_density, joint=joint, totals=totals)
     return (joint - totals.unsqueeze(2)).exp()

@@ -22,6 +22,7 @@ from training.models.em import (
     EMRouting,
     ReceptiveFields,
 )
+from training.models.graph_names import name_in_graph
 from training.models.matrix_capsules import (
     COORDINATES,
     OFFICIAL_COORDINATES,
@@ -77,12 +78,14 @@ class MatrixCapsNet(nn.Module):
         """
         x = as_shown(pixels, self.config.standardize_per_image, light)
         features = conv_relu(self.conv, x)
+        name_in_graph(x=x, features=features)
         capsules = self.primary_caps(features)
         for layer in self.conv_caps:
             capsules = layer(capsules)
         capsules = self.class_caps(capsules)
         poses = capsules.poses.squeeze(1)
         activations = capsules.activations.squeeze(1)
+        name_in_graph(poses=poses, activations=activations)
         return Capsules(poses, activations)
 
     def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:

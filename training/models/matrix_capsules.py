@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from training.models.em import Capsules, EMRouting, ReceptiveFields
+from training.models.graph_names import name_in_graph
 
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
 MATRIX_SIDE = 4
@@ -35,6 +36,7 @@ class PrimaryMatrixCapsules(nn.Module):
         """Feature maps [B, C, H, W] to capsules at S = H * W positions, row by row, float32."""
         poses = self.poses(x).float().flatten(2).transpose(1, 2).unflatten(2, (-1, POSE))
         activations = self.activations(x).float().sigmoid().flatten(2).transpose(1, 2)
+        name_in_graph(poses=poses, activations=activations)
         return Capsules(poses, activations)
 
 
@@ -95,6 +97,7 @@ class MatrixCapsules(nn.Module):
             return self._fused(children)
         votes = self.votes(children.poses)
         activations = self.fields.seen(children.activations)
+        name_in_graph(votes=votes, activations=activations)
         parents: Capsules = self.routing(votes, activations, self.fields)
         return parents
 
