@@ -12,6 +12,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
 
 
+def folded(title: str, text: str) -> str:
+    """Text that a page shows once its title is clicked."""
+    return f"<details markdown>\n<summary>{title}</summary>\n\n{text.strip()}\n\n</details>\n"
+
+
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     """`0.25 ± 0.01 (3)`: mean, deviation of the sample and how many; blank without values."""
     if not values:

@@ -24,6 +24,7 @@ from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
 
 LOCK = ".lock"
+FIGURE = "figure.png"
 IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"
 
 
@@ -103,23 +104,23 @@ def write_report(out: Path) -> Path:
     try:
         text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
         if rows:
-            _module(claim.experiment).plot(rows, out / "figure.png")
+            _module(claim.experiment).plot(rows, out / FIGURE)
     except KeyError as missing:
         raise ValueError(
             f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
             f"and carry out {claim.experiment} again: networks are kept"
         ) from None
-    if rows:
-        text += "\n![figure](figure.png)\n"
     checkpoint.write_atomically(out / "report.md", text)
     return out / "report.md"
 
 
 def section(claim: Claim, rows: list[Row]) -> str:
-    """Tables of an experiment, and how they came about."""
+    """The figure, the tables of an experiment, and, folded, how they came about."""
     form = f"{QUICK_FORM}\n\n" if claim.quick else ""
     part = "" if claim.finished else IN_PART
-    return f"{part}{form}{_module(claim.experiment).report(rows)}\n{markdown.origins(rows)}"
+    figure = f"![figure]({FIGURE})\n\n" if rows else ""
+    origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
+    return f"{figure}{part}{form}{_module(claim.experiment).report(rows)}\n{origins}"
 
 
 def write_page(folder: Path) -> Path:
@@ -138,7 +139,7 @@ def write_page(folder: Path) -> Path:
     parts = ["# Experiments\n"]
     for out in sorted(found, key=_place_in_page):
         report = write_report(out).read_text()
-        parts.append("#" + report.replace("](figure.png)", f"]({out.name}/figure.png)"))
+        parts.append("#" + report.replace(f"]({FIGURE})", f"]({out.name}/{FIGURE})"))
     checkpoint.write_atomically(folder / "report.md", "\n".join(parts))
     return folder / "report.md"
 

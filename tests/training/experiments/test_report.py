@@ -108,8 +108,13 @@ def test_what_is_finished_is_not_called_a_part(report):
     assert "In part" not in report
 
 
-def test_the_report_shows_its_figure(report, folder):
-    assert "![figure](figure.png)" in report
+def test_the_report_begins_with_its_figure_and_folds_how_its_rows_came_about(report, folder):
+    assert report.startswith(f"# {EXPERIMENTS['table1']}\n\n![figure](figure.png)\n\n")
+    shown, _, folded = report.partition("<details markdown>\n<summary>")
+    assert "| mnist, " in shown
+    assert "- command: " not in shown
+    assert "- command: " in folded
+    assert folded.endswith("\n\n</details>\n")
     assert (folder / "table1-quick" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
