@@ -1,5 +1,5 @@
-# Each target first makes the `.venv` that it needs, and makes it again only when pyproject.toml or
-# constraints.txt has changed.
+# Each target first creates the `.venv` that it needs, and updates it only if pyproject.toml or constraints.txt has
+# changed.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -9,44 +9,48 @@ VENV := .venv
 PIP := -m pip --disable-pip-version-check
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: help serve test test-all fuzz dev experiments-quick soak docker-test constraints clean
+.PHONY: help serve test test-all fuzz docs dev experiments-quick soak docker-test constraints clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s  %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'PYTHON=python3.12 chooses the Python that .venv is made of: 3.11 or later.'
-	@echo 'TORCH_INDEX=URL is a package index to look for torch in as well, such as one of builds for the CPU.'
+	@echo 'PYTHON=python3.12 makes .venv with this Python; 3.11 or later.'
+	@echo 'TORCH_INDEX=URL adds a package index for torch, such as the one of CPU builds.'
 
-serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, no torch
+serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, without torch
 	@exec $(VENV)/bin/capsnet-serve
 
-test: $(VENV)/.dev ## run ruff, mypy, import-linter and all tests
+test: $(VENV)/.dev ## run ruff, mypy, import-linter, the build of the site, and all tests
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m docs.build
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-all: $(VENV)/.dev ## run all tests, the long forms of some among them
+test-all: $(VENV)/.dev ## run all tests, with the long forms of some
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m '' -n auto --maxprocesses 4 --dist worksteal
 
-fuzz: $(VENV)/.dev ## send the service more than 20,000 requests that are mostly wrong (SEED=7: the same again)
+fuzz: $(VENV)/.dev ## send the service more than 20,000 requests, most of them invalid (SEED=7 repeats a run)
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600
 
-dev: $(VENV)/.dev ## install all that tests, benchmarks and experiments import
+docs: $(VENV)/.dev ## build the site in build/site; fails on a broken link
+	$(VENV)/bin/python -m docs.build
 
-experiments-quick: $(VENV)/.dev ## run the quick form of all experiments whose data is there, and join them into one page
+dev: $(VENV)/.dev ## install everything that tests, benchmarks and experiments import
+
+experiments-quick: $(VENV)/.dev ## run the quick form of every experiment whose data is there, then write one report
 	@test -e "$${CAPSNET_DATA:-data}/toys" || $(VENV)/bin/capsnet-train make toys
 	$(VENV)/bin/capsnet-train experiment all --quick
 	$(VENV)/bin/capsnet-train report
 
-soak: $(VENV)/.serve ## keep a service saturated for ten minutes; fails if it grows (needs wrk or oha)
+soak: $(VENV)/.serve ## saturate a service for ten minutes; fails if memory, threads or open files grow (needs wrk or oha)
 	$(VENV)/bin/python -m benchmarks.resilience.soak
 
-docker-test: ## build the images, run them with compose and check what they answer
+docker-test: ## build the images, run them with compose and check their answers
 	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' docker/test.sh
 
-constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml allows
+constraints: $(VENV)/.made ## update constraints.txt to the newest versions that pyproject.toml allows
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch" && \
 	"$$scratch/bin/python" $(PIP) install $(EXTRA_INDEX) '.[cpu,train,dev]' && \
 	sed '/^[^#]/d' constraints.txt > "$$scratch/pins" && \
@@ -55,9 +59,9 @@ constraints: $(VENV)/.made ## pin anew: the newest versions that pyproject.toml 
 	grep -v -i -E '^(nvidia|cuda|triton==)' | sed 's/+.*//' | LC_ALL=C sort -f >> "$$scratch/pins" && \
 	cp "$$scratch/pins" constraints.txt
 
-clean: ## remove .venv and what the tools leave behind; runs/ and data/ stay
+clean: ## remove .venv and the files of the tools; keeps runs/ and data/
 	rm -rf $(VENV) build capsnet.egg-info
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis .cache
 	find capsnet training export service tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------

@@ -22,7 +22,7 @@ examples:
 Then open http://127.0.0.1:8000/docs, or
   curl -F images=@digit.png http://127.0.0.1:8000/classify
 
-Every setting is an environment variable CAPSNET_<NAME>, which the README explains; options go before them:
+Every setting is an environment variable CAPSNET_<NAME>; options take precedence (docs/serving/settings.md):
   HOST PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE MAX_BATCH
   QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS

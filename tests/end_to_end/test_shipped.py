@@ -136,7 +136,12 @@ def test_it_is_the_papers_network(bundle):
 
 def test_the_readme_states_the_manifests_error(any_bundle):
     error = error_percents(read_manifest(any_bundle))["test_error"]
-    assert f"gets **{error:.2f} %**" in " ".join((ROOT / "README.md").read_text().split())
+    name = any_bundle.parent.name
+    [row] = re.findall(rf"^\| `{name}`:.*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert f"| **{error:.2f} %** of " in row
+    assert row.endswith(f"| `capsnet-export evaluate models/{name}` |")
+    [row] = re.findall(rf"^\| `{name}`:.*", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE)
+    assert f"| {error:.2f} % of " in row
 
 
 @pytest.mark.mnist
@@ -248,7 +253,7 @@ def test_the_manifest_of_toys_states_an_error_on_all_toys_that_were_not_trained_
     assert (manifest.views, manifest.pose_shape) == (2, (4, 4))
     [metric] = manifest.metrics
     assert metric.data.startswith("toys test set, 24300 images")
-    assert f"gets **{metric.value:.2f} %** of 24,300 stereo" in (ROOT / "README.md").read_text()
+    assert f"| **{metric.value:.2f} %** of 24,300 stereo pairs |" in (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

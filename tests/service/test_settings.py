@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from docs.generate import settings_table
 from service.serve import EXAMPLES
 from service.settings import MAX_PIXELS, Settings, SettingsError, check_key_variable, read_settings
 from tests.support.places import ROOT
@@ -95,7 +96,12 @@ def test_the_address_that_kubernetes_puts_into_our_port_is_ignored(monkeypatch, 
 
 def test_every_variable_that_the_repository_reads_is_known(monkeypatch):
     root = ROOT
-    files = [root / "docker-compose.yml", root / "Makefile", root / "README.md"]
+    files = [
+        root / "docker-compose.yml",
+        root / "Makefile",
+        root / "README.md",
+        *(root / "docs").rglob("*.md"),
+    ]
     for folder, kinds in (("docker", "*"), ("training", "*.py"), ("export", "*.py"), ("service", "*.py")):
         files += [file for file in (root / folder).rglob(kinds) if file.is_file()]
     constants = {"CAPSNET_ON_SMALLNORB"}
@@ -221,9 +227,10 @@ def test_origins_are_parted_by_commas(monkeypatch):
     assert read_settings().origins == ("https://one.example", "http://localhost:8080")
 
 
-def test_the_readme_lists_every_setting_with_its_default():
-    readme = (ROOT / "README.md").read_text()
+def test_the_documentation_lists_every_setting_with_its_default_and_meaning():
+    assert '--8<-- "settings.md"' in (ROOT / "docs" / "serving" / "settings.md").read_text()
+    listed = settings_table()
     for name, field in Settings.model_fields.items():
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
         told = "(unset)" if default in (None, "") else f"`{default}`"
-        assert f"| `CAPSNET_{name.upper()}` | {told} |" in readme
+        assert re.search(rf"^\| `CAPSNET_{name.upper()}` \| {re.escape(told)} \| \S", listed, re.MULTILINE)

@@ -1,0 +1,198 @@
+"""Write the tables of the site from the code: `make docs` does it before each build.
+
+Pages take them in with a line such as `--8<-- "settings.md"`. Each fact has one home:
+
+settings.md    service/settings.py, the docstring of `Settings`
+routes.md      the OpenAPI document of the service
+errors.md      service/errors.py, the classes
+metrics.md     what the service answers to Prometheus
+presets.md     training/presets/*.toml, the first comment and the values
+commands.md    what each command prints for --help
+cards/*.md     the model cards of the newest shipped bundles
+"""
+
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+from pydantic_core import PydanticUndefined
+
+from export.contract.manifest import newest_version
+from service import errors
+from service.app import create_app
+from service.settings import PREFIX, Settings
+from training.config import RunConfig, load_preset, presets
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = ROOT / "build" / "tables"
+PROGRAMS = {
+    "capsnet-serve": [""],
+    "capsnet-score": [""],
+    "capsnet-train": ["", "fit", "evaluate", "experiment", "report", "download", "make"],
+    "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "triton"],
+}
+NETWORKS = {"capsnet": "CapsNet", "matrix-capsnet": "matrix capsules", "cnn": "CNN"}
+SENTENCE_END = re.compile(r"(?<!Sec)(?<!al)\.\s+(?=[A-Z\"])|:\s+(?=\d|[A-Z] = )|;\s+")
+
+
+def main() -> None:
+    """Write the files."""
+    (TABLES / "cards").mkdir(parents=True, exist_ok=True)
+    document, scraped = asyncio.run(answers_of_a_service())
+    written = {
+        "settings.md": settings_table(),
+        "routes.md": routes_table(document),
+        "errors.md": errors_table(),
+        "metrics.md": metrics_table(scraped),
+        "presets.md": presets_table(),
+        "commands.md": command_help(),
+        **{f"cards/{model.name}.md": model_card(model) for model in sorted((ROOT / "models").iterdir())},
+    }
+    for name, text in written.items():
+        (TABLES / name).write_text(text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+
+
+def settings_table() -> str:
+    """Every environment variable of the service, its default and its meaning."""
+    meanings = attributes_of(Settings)
+    rows = []
+    for name, field in Settings.model_fields.items():
+        assert field.default is not PydanticUndefined, f"{name} has no default"
+        rows.append((f"`{PREFIX}{name.upper()}`", default_of(field.default), meanings[name]))
+    return table(["variable", "default", "meaning"], rows)
+
+
+def default_of(value: object) -> str:
+    """A default as the environment would have it."""
+    if value in (None, "") or isinstance(value, SecretStr):
+        return "(unset)"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def attributes_of(documented: type) -> dict[str, str]:
+    """What a Google-style docstring says of each attribute."""
+    _, _, section = (inspect.getdoc(documented) or "").partition("Attributes:\n")
+    entries = re.split(r"^(\w+): ", textwrap.dedent(section), flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+
+
+async def answers_of_a_service() -> tuple[dict[str, Any], str]:
+    """The OpenAPI document and the metrics of a service without models, which listens on no port."""
+    with tempfile.TemporaryDirectory() as empty:
+        app = create_app(Settings(models=empty, device="cpu"))
+        async with app.router.lifespan_context(app) as state:
+
+            async def started(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+                await app({**scope, "state": dict(state)}, receive, send)
+
+            transport = httpx.ASGITransport(started)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                document, metrics = await client.get("/openapi.json"), await client.get("/metrics")
+                return document.json(), metrics.text
+
+
+def routes_table(document: dict[str, Any]) -> str:
+    """Every route, from the OpenAPI document of the service."""
+    rows = [
+        (f"`{method.upper()} {path}`", operation.get("summary", ""))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return table(["route", "purpose"], rows)
+
+
+def errors_table() -> str:
+    """Every type of problem+json, by status."""
+    rows = {(kind.status, kind.slug): inspect.getdoc(kind) or "" for kind in leaves(errors.ServiceError)}
+    rows |= {(status, slug): f"{title}." for status, (slug, title) in errors.FRAMEWORK.items()}
+    listed = ((str(status), f"`/problems/{slug}`", about) for (status, slug), about in sorted(rows.items()))
+    return table(["status", "type", "when"], listed)
+
+
+def leaves(kind: type[errors.ServiceError]) -> Iterator[type[errors.ServiceError]]:
+    """The classes that are raised, the first of each slug."""
+    for below in kind.__subclasses__():
+        yield from leaves(below)
+        yield below
+
+
+def metrics_table(scraped: str) -> str:
+    """Every metric of the service, but for those of the process, from what Prometheus is told."""
+    found = re.findall(r"# HELP (capsnet_\w+) (.*)\n# TYPE \w+ (\w+)", scraped)
+    return table(["metric", "type", "meaning"], ((f"`{name}`", kind, about) for name, about, kind in found))
+
+
+def presets_table() -> str:
+    """Every preset: its data, its network, its length, and the first sentence of its comment."""
+    rows = []
+    for name in presets():
+        config = load_preset(name)
+        rows.append(
+            (f"`{name}`", config.data.name, network_of(config), epochs_of(config), first_sentence(name))
+        )
+    return table(["preset", "data", "network", "epochs", "what it is"], rows)
+
+
+def network_of(config: RunConfig) -> str:
+    """The kind of network in a word."""
+    return NETWORKS[config.model.architecture]
+
+
+def epochs_of(config: RunConfig) -> str:
+    """How many passes over the training images."""
+    return f"{config.optimizer.epochs:,}"
+
+
+def first_sentence(preset: str) -> str:
+    """The first sentence of the comment at the head of a preset."""
+    lines = (ROOT / "training" / "presets" / f"{preset}.toml").read_text().splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in lines[: lines.index("")])
+    return SENTENCE_END.split(comment)[0].rstrip(".") + "."
+
+
+def command_help() -> str:
+    """What every command prints for --help, a section for each program."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    parts = []
+    for program, commands in PROGRAMS.items():
+        parts.append(f"## {program}\n")
+        for command in commands:
+            if command:
+                parts.append(f"### {program} {command}\n")
+            parts.append(f"```text\n{help_of(entries[program], command)}```\n")
+    return "\n".join(parts)
+
+
+def help_of(entry: str, command: str) -> str:
+    """What `module:function` prints for --help, at a width that fits a page."""
+    module, _, function = entry.partition(":")
+    program = f"from {module} import {function}; {function}()"
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    asked = [sys.executable, "-c", program, *command.split(), "--help"]
+    return subprocess.run(asked, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def model_card(model: Path) -> str:
+    """The card of the newest version of a shipped model."""
+    return (newest_version(model) / "MODEL_CARD.md").read_text()
+
+
+if __name__ == "__main__":
+    main()
