@@ -35,9 +35,9 @@ from capsnet.async_client import AsyncClient
 from capsnet.base_client import DEFAULT_URL
 from capsnet.client import Client
 from capsnet.errors import CapsnetError, ChangedBundleError, ConnectError, UnreachableError
-from capsnet.pictures import Pair, Picture, Pictures
 from capsnet.reconstruct_requests import Sweep
 from capsnet.retries import Retry
+from capsnet.uploads import Pair, Picture, Pictures
 
 __all__ = [
     "DEFAULT_URL",

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from capsnet.errors import invalid_response
-from capsnet.pictures import Picture
 from capsnet.short_repr import ShortRepr, named
+from capsnet.uploads import Picture
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
 

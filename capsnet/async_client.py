@@ -27,9 +27,9 @@ from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
 from capsnet.errors import CapsnetError, unreachable
 from capsnet.exchange import Exchange, Request, advance, params
 from capsnet.picture_requests import Preprocess
-from capsnet.pictures import Picture, Pictures
 from capsnet.reconstruct_requests import Decoding, Sweep
 from capsnet.retries import ONCE, Retry
+from capsnet.uploads import Picture, Pictures
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from capsnet.errors import refusal
-from capsnet.pictures import REQUEST_BYTES
 from capsnet.retries import DEFAULT_RETRY, Contact, Retry, tenacity_options
+from capsnet.uploads import REQUEST_BYTES
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason

@@ -10,7 +10,7 @@ from capsnet.errors import invalid_response
 from capsnet.exchange import Exchange, Request
 from capsnet.model_requests import default_model, graph_path
 from capsnet.picture_requests import SameBundle
-from capsnet.pictures import REQUEST_IMAGES
+from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, WireError, read_tensors, split, write_request
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose

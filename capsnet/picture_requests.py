@@ -19,7 +19,7 @@ from capsnet.answers import (
 )
 from capsnet.errors import CapsnetError, changed_bundle, wrong_views
 from capsnet.exchange import Exchange, Params, Request, params
-from capsnet.pictures import (
+from capsnet.uploads import (
     REQUEST_IMAGES,
     Picture,
     Pictures,

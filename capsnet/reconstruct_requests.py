@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsnet.answers import Levels, Reconstructions, read_json, read_png, to_reconstructions
 from capsnet.errors import invalid_response
 from capsnet.exchange import Exchange, Params, Request
-from capsnet.pictures import Picture, load, picture_files
+from capsnet.uploads import Picture, load, picture_files
 
 # H rows, W columns, C channels
 

@@ -30,8 +30,8 @@ class Retry:
     Attributes:
         attempts: how often a request is sent, at least 1.
         first_wait_s: maximum random wait before the second attempt, in seconds.
-        longest_wait_s: maximum of Retry-After and of the random wait each, in seconds.
-        total_s: no attempt begins later than this after the first one, in seconds.
+        max_wait_s: maximum of Retry-After and of the random wait each, in seconds.
+        timeout_s: no attempt begins later than this after the first one, in seconds.
         until_started: also wait for a service that has never answered, such as one that is about to start.
 
     Raises:
@@ -40,14 +40,14 @@ class Retry:
 
     attempts: int = 10
     first_wait_s: float = 0.5
-    longest_wait_s: float = 30.0
-    total_s: float = 120.0
+    max_wait_s: float = 30.0
+    timeout_s: float = 120.0
     until_started: bool = False
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {self.attempts}")
-        if min(self.first_wait_s, self.longest_wait_s, self.total_s) < 0:
+        if min(self.first_wait_s, self.max_wait_s, self.timeout_s) < 0:
             raise ValueError(f"times must not be negative, got {self}")
 
 
@@ -64,7 +64,7 @@ class Contact:
 
 def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
     """The arguments of tenacity's Retrying and AsyncRetrying, for calls that raise CapsnetError."""
-    backoff = wait_random_exponential(multiplier=retry.first_wait_s, max=retry.longest_wait_s)
+    backoff = wait_random_exponential(multiplier=retry.first_wait_s, max=retry.max_wait_s)
 
     def is_temporary(error: BaseException) -> bool:
         if isinstance(error, ConnectError):
@@ -76,11 +76,11 @@ def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
     def wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked_s = error.retry_after_s if isinstance(error, CapsnetError) else 0.0
-        return min(asked_s, retry.longest_wait_s) + backoff(state)
+        return min(asked_s, retry.max_wait_s) + backoff(state)
 
     return {
         "retry": retry_if_exception(is_temporary),
         "wait": wait_s,
-        "stop": stop_after_attempt(retry.attempts) | stop_before_delay(retry.total_s),
+        "stop": stop_after_attempt(retry.attempts) | stop_before_delay(retry.timeout_s),
         "reraise": True,
     }

@@ -1,8 +1,8 @@
-"""capsnet-score: many pictures to one table, over HTTP or in process.
+"""capsnet-score: many pictures to one table, over HTTP or in this process.
 
-Everything streams: pictures are found and read as scoring goes on, a few batches are in flight at once, and
-rows are written in the pictures' order as soon as their batch is done. Memory does not grow with the number
-of pictures. One that cannot be scored has no row; it is among the errors.
+Everything streams: pictures are found and read while others are scored, a few batches are in flight at once,
+and rows are written in the order of the pictures as soon as their batch is done. Memory use does not grow
+with the number of pictures. A picture that cannot be scored gets no row; it is listed among the errors.
 """
 
 from service.extras import naming_the_extra

@@ -1,8 +1,8 @@
 """The command line of capsnet-score.
 
 Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 130
-stopped with Ctrl-C, 141 the reader of stdout went away. However it ends, rows written before stay, and
---resume goes on from there.
+interrupted with Ctrl-C; 141 the reader of stdout has gone. In every case the rows already written stay, and
+--resume continues from there.
 """
 
 import argparse
@@ -13,70 +13,74 @@ from importlib.metadata import version as installed_version
 
 from capsnet import DEFAULT_URL
 from service.score.query import ScoreError
-from service.score.run import run
+from service.score.run import score
 from service.score.terminal import say
 from service.settings import SettingsError
 
 BATCH = 32
 CONCURRENCY = 4
-PATIENCE_S = 120
-OF_THE_COMMAND = 0  # no model has this version
+RETRY_TIMEOUT_S = 120
+COMMAND_VERSION = 0  # no model has this version
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
-READER_LEFT = 141  # the same for SIGPIPE
+READER_GONE = 141  # the same for SIGPIPE
 
 EXAMPLES = """examples:
   capsnet-score 7.png                                           one picture, to the terminal
-  capsnet-score digits/ --out scores.csv                        every picture in a folder and its subfolders
-  capsnet-score 'scans/**/*.png' --out scores.jsonl             a pattern, quoted for more than a shell takes
-  capsnet-score scans.tar.gz more.zip --out scores.parquet      archives are read as they are
-  capsnet-score 'set/*.parquet' --out scores.csv --poses        pictures in Parquet files, poses in the table
+  capsnet-score digits/ --out scores.csv                        all pictures in a folder and its subfolders
+  capsnet-score 'scans/**/*.png' --out scores.jsonl             a pattern; quoted, it may match any number
+  capsnet-score scans.tar.gz more.zip --out scores.parquet      archives, without unpacking them
+  capsnet-score 'set/*.parquet' --out scores.csv --poses        pictures in Parquet files; poses in the table
   find / -name '*.png' | capsnet-score --files-from - --out scores.csv
-  capsnet-score digits/ --out scores.csv --resume               go on after a crash, or begin
+  capsnet-score digits/ --out scores.csv --resume               continue after a crash, or start
   capsnet-score digits/ --out scores.csv --url http://gpu:8001  a service elsewhere
-  capsnet-score digits/ --out scores.csv --local                no service: the model runs in this process
+  capsnet-score digits/ --out scores.csv --local                no service: run the model in this process
   capsnet-score 1_left.png 1_right.png --model matrix-capsnet-toys
                                                                 one stereo pair, one row
 
-Folders, archives and patterns give files with picture suffixes whose names do not begin with a dot; folders
-sorted, archives in their own order. A file named itself is taken whatever its suffix. Rows of Parquet files
-are called set.parquet#12; files in archives scans.zip/a/7.png.
+In folders, archives and patterns, files count that have a picture's suffix and whose name does not begin with
+a dot. Folders are sorted; archives keep their own order. A file that is named itself counts whatever its
+suffix. Rows of Parquet files are named set.parquet#12; files in archives, scans.zip/a/7.png.
 
-For a model of two views two neighbours in that order are a pair, the left view first, as in a folder of
-1_left.png, 1_right.png, 2_left.png, ...; a pair has one row, called by both names. Pairs lie in one folder,
-on disk or in an archive, or in one Parquet file; in a list (--files-from) they are whatever files stand side
-by side. An odd number of pictures is an error before anything is scored; in a tar archive, a Parquet file or
-a list from a pipe, where it is known at the end alone, the picture left over is one without a row.
+For a model of two views, two neighbors in that order are a pair, the left view first, as in a folder of
+1_left.png, 1_right.png, 2_left.png, ... A pair has one row, named by both files. Both files of a pair are in
+the same folder, on disk or in an archive, or in the same Parquet file; in a list (--files-from) they may be
+anywhere. An odd number of pictures is an error before anything is scored. In a tar archive, a Parquet file or
+a list from a pipe the number is known only at the end: there the last picture gets no row.
 
-A row is confident if its picture is not blank and all classes that it names are probable enough: what
-the model expects of answers that are right, see `confidence` in its manifest, or --min-probability.
+A row is confident if its picture is not blank and all classes that it names are probable enough: they reach
+the model's own threshold (`confidence` in its manifest) or --min-probability.
 
-Pictures without a row and the reasons go to scores.csv.errors.jsonl beside the table (to stderr when rows go
-to stdout). scores.csv.run.json tells how far a run is and what it was asked; --resume needs the same pictures
-in the same order. A key for the service is read from CAPSNET_API_KEY.
+Pictures without a row are listed with the reasons in scores.csv.errors.jsonl beside the table, or on stderr
+if rows go to stdout. scores.csv.run.json says how far a run is and with which options; --resume needs the
+same pictures in the same order. The environment variable CAPSNET_API_KEY holds the key for the service.
 
 exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no service, or nothing was scored
 """
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors of the user's end with one line and status 2."""
+    """Run the command line; a user's mistake ends it with one line and status 2."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.version == OF_THE_COMMAND:
+    if options.version == COMMAND_VERSION:
         if options != parser.parse_args(["--version"]):
-            parser.error("--version of a model needs its number; only alone does it print the command's own")
+            parser.error("--version of a model needs a number; without one it must be the only argument")
         print(f"capsnet-score {installed_version('capsnet')}")
         sys.exit(0)
-    logging.basicConfig(format="capsnet-score: %(message)s")  # warnings: versions and devices passed over
+    logging.basicConfig(
+        format="capsnet-score: %(message)s"
+    )  # warnings, such as versions that cannot be loaded
     try:
-        sys.exit(run(options))
+        sys.exit(score(options))
     except KeyboardInterrupt:
-        again = "" if options.out == "-" else "; --resume goes on with them"
-        say(f"interrupted; the rows written so far stay{again}")
+        remedy = "" if options.out == "-" else "; continue with --resume"
+        say(f"interrupted; the rows written so far stay{remedy}")
         sys.exit(STOPPED_BY_SIGNAL)
-    except BrokenPipeError:  # as `| head` does once it has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
-        sys.exit(READER_LEFT)
+    except BrokenPipeError:  # by `| head`, for example
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # so that the flush at exit does not fail
+        sys.exit(READER_GONE)
     except (ScoreError, SettingsError, OSError) as error:
         say(str(error))
         sys.exit(2)
@@ -86,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="capsnet-score",
         usage="%(prog)s [PATH ...] [--out FILE] [options]",
-        description="Class probabilities of many pictures, as CSV, JSON lines or Parquet.",
+        description="Write the class probabilities of many pictures as CSV, JSON lines or Parquet.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -103,16 +107,18 @@ def _add_pictures(group: "argparse._ArgumentGroup") -> None:
         metavar="PATH",
         help="file, folder, quoted pattern, archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) or .parquet",
     )
-    group.add_argument("--files-from", metavar="FILE", help="a list of further paths, one a line; - is stdin")
+    group.add_argument(
+        "--files-from", metavar="FILE", help="file with further paths, one per line; - is stdin"
+    )
     group.add_argument(
         "--image-column",
         metavar="NAME",
-        help="of Parquet files (default: the only one that can hold pictures)",
+        help="column of Parquet files with the pictures (default: the only one that can hold some)",
     )
     group.add_argument(
         "--id-column",
         metavar="NAME",
-        help="of Parquet files: what rows are called (default: file and number)",
+        help="column of Parquet files with the names of the rows (default: file and row number)",
     )
 
 
@@ -125,69 +131,87 @@ def _add_table(group: "argparse._ArgumentGroup") -> None:
         action="store_const",
         const="resume",
         default="refuse",
-        help="go on with the table if it has been begun",
+        help="continue the table if it exists",
     )
     existing.add_argument(
-        "--overwrite", dest="existing", action="store_const", const="overwrite", help="begin it again"
+        "--overwrite",
+        dest="existing",
+        action="store_const",
+        const="overwrite",
+        help="start over if the table exists",
     )
     group.add_argument(
         "--format",
         choices=["csv", "jsonl", "parquet"],
-        help="default: as --out ends, .csv, .jsonl or .parquet; csv on stdout",
+        help="of the table (default: by the suffix of --out; csv on stdout)",
     )
-    group.add_argument("--top-k", type=_whole, metavar="K", help="the K most probable classes (default: all)")
+    group.add_argument(
+        "--top-k", type=_positive_integer, metavar="K", help="only the K most probable classes (default: all)"
+    )
     group.add_argument(
         "--min-probability",
         type=_probability,
         metavar="P",
-        help="what is confident is as probable as this (default: the model's own threshold)",
+        help="minimum probability of a confident row (default: the model's own threshold)",
     )
-    group.add_argument("--poses", action="store_true", help="the pose of every class, too")
+    group.add_argument("--poses", action="store_true", help="also write the pose of every class")
     group.add_argument(
         "--errors",
         metavar="FILE",
-        help="pictures without a row, as JSON lines (default: --out's name with .errors.jsonl)",
+        help="JSON lines of the pictures without a row (default: --out with .errors.jsonl appended)",
     )
 
 
 def _add_model(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--url", metavar="URL", help=f"the service (default: {DEFAULT_URL})")
+    group.add_argument("--url", metavar="URL", help=f"of the service (default: {DEFAULT_URL})")
     group.add_argument(
-        "--patience",
-        type=_whole,
-        default=PATIENCE_S,
+        "--retry-timeout",
+        type=_positive_integer,
+        default=RETRY_TIMEOUT_S,
         metavar="S",
-        help=f"seconds to insist where the service is overloaded or gone (default: {PATIENCE_S})",
+        help="how long to repeat a request while the service is overloaded or away, in seconds "
+        f"(default: {RETRY_TIMEOUT_S})",
     )
-    group.add_argument(
-        "--local", action="store_true", help="run the model in this process, without a service"
+    group.add_argument(  # the flag's earlier name
+        "--patience",
+        dest="retry_timeout",
+        type=_positive_integer,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
+    group.add_argument("--local", action="store_true", help="run the model in this process; needs no service")
     group.add_argument(
         "--models",
         metavar="PATH",
         help="with --local: folders of bundles (default: $CAPSNET_MODELS, else models)",
     )
-    group.add_argument("--model", metavar="NAME", help="default: the service's default model")
+    group.add_argument(
+        "--model", metavar="NAME", help="name of the model (default: the service's default model)"
+    )
     group.add_argument(
         "--version",
         nargs="?",
-        type=_whole,
-        const=OF_THE_COMMAND,
+        type=_positive_integer,
+        const=COMMAND_VERSION,
         metavar="N",
-        help="of the model (default: the newest); alone and without N it prints the command's own",
+        help="of the model (default: the newest); without N: print the command's own version",
     )
     group.add_argument(
         "--preprocess",
         choices=["auto", "off"],
         default="auto",
-        help="off: a plain resize instead of the model's own rule (default: auto)",
+        help="auto: the model's own rule for pictures of other sizes; off: a plain resize (default: auto)",
     )
     group.add_argument(
-        "--batch", type=_whole, default=BATCH, metavar="N", help=f"pictures at a time (default: {BATCH})"
+        "--batch",
+        type=_positive_integer,
+        default=BATCH,
+        metavar="N",
+        help=f"pictures per request (default: {BATCH})",
     )
     group.add_argument(
         "--concurrency",
-        type=_whole,
+        type=_positive_integer,
         default=CONCURRENCY,
         metavar="N",
         help=f"batches in flight at once (default: {CONCURRENCY})",
@@ -200,15 +224,15 @@ def _probability(text: str) -> float:
     except ValueError:
         number = -1
     if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"must be 0 to 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text!r}")
     return number
 
 
-def _whole(text: str) -> int:
+def _positive_integer(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return number

@@ -1,11 +1,10 @@
-"""The files that a run leaves: a table, its errors, and the record from which a killed run goes on.
+"""The files of a run: a table, its errors, and the record with which a killed run can be resumed.
 
-The record is replaced after rows and errors have reached the disk. Whenever a run is killed, there is a
-record, and behind the lengths that it tells a few rows more or a part of one; a resumed run cuts those off
-and scores their pictures again. No row is lost, none comes twice.
+The record is replaced after rows and errors have reached the disk. Whenever a run is killed, the files hold
+what the record says, and perhaps some rows more, the last one incomplete; a resumed run cuts those off and
+scores their pictures again. So no row is lost, and none appears twice.
 """
 
-import fcntl
 import os
 import sys
 import time
@@ -17,11 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from filelock import lock_descriptor
+
 from service.score.query import Outcome, Row, ScoreError, Skipped
-from service.score.record import Asked, NamesHash, Record, check_same, read_record, write_record
+from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, read_record, write_record
 from service.score.table import Columns, Csv, Format, JsonLines, error_lines
 
-COMMIT_SHARE = 0.1  # of the time, at most, is spent waiting for the disk; a slow one commits less often
+COMMIT_FRACTION = 0.1  # of the time, at most, is spent waiting for the disk; a slow one commits less often
 Existing = Literal["refuse", "resume", "overwrite"]
 
 
@@ -32,7 +33,7 @@ class Destination:
     Attributes:
         format: of the table.
         out: the table; None is stdout.
-        errors: the pictures without a row; None leaves them to be told on stderr.
+        errors: the file of the pictures without a row; None prints them to stderr.
     """
 
     format: Format
@@ -43,7 +44,7 @@ class Destination:
     def rows(self) -> Path | None:
         """The file that rows are appended to: the table, or JSON lines beside it that become Parquet.
 
-        A Parquet file that is being written has no footer yet and is lost when its writer is killed.
+        An unfinished Parquet file has no footer and would be lost if the process is killed.
         """
         if self.out is None or self.format != "parquet":
             return self.out
@@ -51,76 +52,75 @@ class Destination:
 
     @property
     def record(self) -> Path | None:
-        """The run's record; None where rows go to a pipe or a device, and nothing can be resumed."""
+        """The run's record; None if rows go to a pipe or a device: such a run cannot be resumed."""
         if self.out is None or (self.out.exists() and not self.out.is_file()):
             return None
         return self.out.with_name(f"{self.out.name}.run.json")
 
 
 def choose_destination(out: str, errors: str | None, kind: Format) -> Destination:
-    """The files that the command line names; errors lie beside the table unless it names another place.
+    """The files of a command line; the errors go beside the table by default.
 
-    They have the table's whole name in theirs: scores.csv and scores.parquet are two runs.
+    Their name contains the table's whole name: scores.csv and scores.parquet are two runs.
 
     Raises:
-        ScoreError: Parquet or the errors are to go where there can be no file, or to the table's; or Parquet
-            cannot be written, because pyarrow is not installed.
+        ScoreError: Parquet or the errors cannot go to a file of their own, or pyarrow is not installed.
     """
     if kind == "parquet":
-        import_module("service.score.parquet")  # or the error that pyarrow lacks, before a night's work
+        import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
     path = None if out == "-" else Path(out)
     chosen = Destination(kind, path, Path(errors) if errors else None)
     if chosen.errors and (chosen.errors == path or (chosen.errors.exists() and not chosen.errors.is_file())):
-        raise ScoreError(f"--errors is to name a file of its own, got {errors}")
+        raise ScoreError(f"--errors must name a file of its own, got {errors}")
     if path is None or chosen.record is None:
         if kind == "parquet":
-            raise ScoreError(f"Parquet is written to a file; name one with --out instead of {out}")
+            raise ScoreError(f"Parquet can only be written to a file; name one with --out, not {out}")
         return chosen
     return chosen if errors else Destination(kind, path, path.with_name(f"{path.name}.errors.jsonl"))
 
 
 def find_record(destination: Destination, existing: Existing) -> Record | None:
-    """The record of the run that this one goes on with; None where it begins.
+    """The record of the run to resume; None for a new run.
 
     Raises:
-        ScoreError: there are files already, and they are neither to be overwritten nor can be resumed.
+        ScoreError: there are files already, which must not be overwritten or cannot be resumed.
     """
     record = destination.record
     if existing == "resume" and record is None:
-        raise ScoreError("--resume goes on with a file; name it with --out FILE")
+        raise ScoreError("--resume needs a table in a file; name it with --out FILE")
     if existing == "resume" and record is not None and record.exists():
-        before = read_record(record)
-        _check_length(destination.rows, before.rows_bytes, record)
-        _check_length(destination.errors, before.errors_bytes, record)
-        return before
+        previous = read_record(record)
+        _check_length(destination.rows, previous.rows_bytes, record)
+        _check_length(destination.errors, previous.errors_bytes, record)
+        return previous
     places = (destination.out, destination.rows, destination.errors)
     found = [str(path) for path in places if path and path.is_file() and path.stat().st_size]
     if not found or existing == "overwrite":
         return None
     if existing == "resume":
         raise ScoreError(
-            f"{found[0]} cannot be resumed without {record}, which tells how far it is; "
-            "--overwrite begins again"
+            f"{found[0]} cannot be resumed without {record}, which says how far it is; "
+            "--overwrite starts over"
         )
-    resume = "--resume goes on with it, " if record else ""
-    raise ScoreError(f"{found[0]} exists already; {resume}--overwrite begins again")
+    resume = "--resume continues it, " if record else ""
+    raise ScoreError(f"{found[0]} exists already; {resume}--overwrite starts over")
 
 
 def _check_length(path: Path | None, length: int, record: Path) -> None:
-    """What the record tells of is there."""
+    """Check that the file is as long as the record says."""
     size = path.stat().st_size if path is not None and path.exists() else 0
     if size < length:
         raise ScoreError(
-            f"{path} cannot be resumed: it has {size} bytes, and {record} tells of {length}; "
-            "--overwrite begins again"
+            f"{path} cannot be resumed: it has {size} bytes, but {length} according to {record}; "
+            "--overwrite starts over"
         )
 
 
 class Output:
-    """The files of a run while it goes on. Use `open_output`.
+    """The open files of a run. Use `open_output`.
 
     Attributes:
-        record: how far the run is; what it tells is written, though not yet safe from a power failure.
+        record: how far the run is; all of that is written, but not yet safe from a power failure.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Output:
             self._append([], [], self._lines.header())
 
     def write(self, outcomes: Sequence[Outcome]) -> None:
-        """Append the rows and errors of the pictures that come next."""
+        """Append the rows and errors of the next pictures."""
         rows = [outcome for outcome in outcomes if isinstance(outcome, Row)]
         for outcome in outcomes:
             self._names.add(outcome.name)
@@ -152,43 +152,43 @@ class Output:
             self.commit()
 
     def finish(self) -> None:
-        """All pictures are done; this writes the Parquet file, if there is to be one."""
+        """Note that all pictures are done; a Parquet table is written now."""
         rows, out = self._destination.rows, self._destination.out
         changes: dict[str, object] = {"finished": True}
         if rows is not None and out is not None and rows != out:
             from service.score.parquet import write_parquet  # pyarrow is an extra
 
             write_parquet(rows, out, self._columns)
-            changes["rows_bytes"] = 0  # they go once the record says so
+            changes["rows_bytes"] = 0  # the JSON lines are removed once the record says so
         self.record = self.record.model_copy(update=changes)
 
     def commit(self) -> None:
-        """From now on a resumed run goes on from here."""
+        """Make the files safe: a resumed run will go on from here."""
         if self._destination.record is None:
             return
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         for file in (self._rows, self._errors):
             if file is not None:
                 os.fsync(file.fileno())
         write_record(self._destination.record, self.record)
         ended_s = time.monotonic()
-        self._next_commit_s = ended_s + (ended_s - began_s) * (1 / COMMIT_SHARE - 1)
+        self._next_commit_s = ended_s + (ended_s - started_s) * (1 / COMMIT_FRACTION - 1)
 
     def _append(self, rows: Sequence[Row], skipped: Sequence[Skipped], lines: bytes) -> None:
         self._rows.write(lines)
         self._rows.flush()
-        told = error_lines(skipped)
+        errors = error_lines(skipped)
         if self._errors is not None:
-            self._errors.write(told)
+            self._errors.write(errors)
             self._errors.flush()
         labels = Counter(self.record.labels) + Counter(row.classes[0].label for row in rows)
-        self.record = self.record.model_copy(  # last, so that it never tells more than there is
+        self.record = self.record.model_copy(  # last, so that it never says more than the files hold
             update={
                 "pictures": self.record.pictures + len(rows) + len(skipped),
                 "labels": dict(labels),
                 "names_sha256": self._names.hexdigest(),
                 "rows_bytes": self.record.rows_bytes + len(lines),
-                "errors_bytes": self.record.errors_bytes + len(told),
+                "errors_bytes": self.record.errors_bytes + len(errors),
                 "finished": False,
             }
         )
@@ -196,34 +196,34 @@ class Output:
 
 @contextmanager
 def open_output(
-    destination: Destination, asked: Asked, columns: Columns, before: Record | None, names: NamesHash
+    destination: Destination, spec: RunSpec, columns: Columns, previous: Record | None, names: NamesHash
 ) -> Iterator[Output]:
-    """Open the files for a run that begins, or goes on from the record `before`.
+    """Open the files of a new run, or of a resumed one.
 
     Args:
         destination: the files.
-        asked: what decides the rows.
+        spec: what determines the rows.
         columns: of the table.
-        before: what `find_record` found.
-        names: those of the pictures done before, which `skip_done` gave.
+        previous: the record of the run to resume, from `find_record`.
+        names: of the pictures that are done, from `skip_done`.
 
     Raises:
-        ScoreError: the run before was asked for something else, or another process is writing.
+        ScoreError: the previous run had another spec, or another process is writing.
     """
-    if before is not None:
-        check_same(before.asked, asked, str(destination.out))
-        if before.finished and destination.format == "parquet":
+    if previous is not None:
+        check_same_spec(previous.spec, spec, str(destination.out))
+        if previous.finished and destination.format == "parquet":
             raise ScoreError(
-                f"{destination.out} is finished with {before.pictures} pictures and cannot be added to; "
+                f"{destination.out} is finished with {previous.pictures} pictures and cannot be extended; "
                 "score the others to another file, or all of them again with --overwrite"
             )
     with ExitStack() as files:
         rows = files.enter_context(_open_rows(destination))
         if destination.record is not None:
-            _check_unchanged(destination.record, before)
-        record = before or Record(asked=asked, names_sha256=names.hexdigest())
-        if before is None and destination.record is not None:
-            _begin(destination, destination.record, record)
+            _check_unchanged(destination.record, previous)
+        record = previous or Record(spec=spec, names_sha256=names.hexdigest())
+        if previous is None and destination.record is not None:
+            _start(destination, destination.record, record)
         errors = files.enter_context(_open_file(destination.errors)) if destination.errors else None
         if destination.record is not None:
             _cut(rows, record.rows_bytes)
@@ -234,7 +234,7 @@ def open_output(
             yield output
         finally:
             output.commit()
-            _tidy(destination, output.record)
+            _remove_leftovers(destination, output.record)
 
 
 def _open_rows(destination: Destination) -> AbstractContextManager[BinaryIO]:
@@ -243,27 +243,25 @@ def _open_rows(destination: Destination) -> AbstractContextManager[BinaryIO]:
     if destination.record is None:  # a pipe or a device
         return destination.rows.open("wb")
     file = _open_file(destination.rows)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_descriptor(file.fileno(), blocking=False):
         file.close()
-        raise ScoreError(f"another process is writing {destination.out}") from None
+        raise ScoreError(f"another process is writing {destination.out}")
     return file
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open for writing without emptying it."""
+    """Open for writing, without truncating it."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
 
 
-def _check_unchanged(record: Path, before: Record | None) -> None:
-    """No other process has gone on with the run since it was looked at."""
-    if before is not None and read_record(record) != before:
+def _check_unchanged(record: Path, previous: Record | None) -> None:
+    """Check that no other process has resumed the run since its record was read."""
+    if previous is not None and read_record(record) != previous:
         raise ScoreError(f"another process has changed {record} just now")
 
 
-def _begin(destination: Destination, path: Path, record: Record) -> None:
-    """Nothing of an earlier run counts any more."""
+def _start(destination: Destination, path: Path, record: Record) -> None:
+    """Write the record of a new run; what an earlier run has left no longer counts."""
     write_record(path, record)
     if destination.out is not None and destination.out != destination.rows:
         destination.out.unlink(missing_ok=True)
@@ -274,8 +272,8 @@ def _cut(file: BinaryIO, length: int) -> None:
     file.seek(length)
 
 
-def _tidy(destination: Destination, record: Record) -> None:
-    """Remove what nobody needs: errors if there are none, and rows that have become Parquet."""
+def _remove_leftovers(destination: Destination, record: Record) -> None:
+    """Remove an empty file of errors, and the JSON lines that have become Parquet."""
     if destination.errors is not None and record.errors_bytes == 0:
         destination.errors.unlink(missing_ok=True)
     if record.finished and destination.rows is not None and destination.rows != destination.out:

@@ -1,4 +1,4 @@
-"""Parquet in and out, a few rows at a time in memory. Imported late: pyarrow is the extra `parquet`."""
+"""Reading and writing Parquet, a few rows at a time. Imported late: pyarrow is in the extra `parquet`."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.score.pictures import Picture, UnreadablePictureError, check_bytes, unreadable
+from service.score.picture_stream import Picture, UnreadablePictureError, check_bytes, unreadable
 from service.score.query import ScoreError
 from service.score.table import Columns, from_bytes, to_bytes
 
@@ -25,15 +25,15 @@ GROUP_BYTES = 2**23  # of JSON lines that become a row group at once
 def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> Iterator[Picture]:
     """The pictures of a Parquet file, row by row.
 
-    A picture is a file's bytes, or a struct of `bytes` and `path` as Hugging Face datasets write it. Rows are
-    called `set.parquet#12`, and `set.parquet#12/cat/7.png` where the struct tells a path: such paths alone
-    need not differ. An `id_column` names them as it stands.
+    A picture is a file's bytes, or a struct of `bytes` and `path`, as Hugging Face datasets write it. Rows
+    are named `set.parquet#12`, or `set.parquet#12/cat/7.png` if the struct has a path: the paths alone need
+    not be unique. An `id_column` holds the names as they are.
 
     Raises:
-        ScoreError: there is no such column, or none or several that may hold pictures.
+        ScoreError: a column does not exist, or no column or several could hold pictures.
     """
     try:
-        # Without a buffer, or with a prepared one, the pictures of a whole row group are read at once.
+        # Without a buffer, or with pre_buffer, pyarrow reads the pictures of a whole row group at once.
         with pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False) as file:
             images = _image_column(path, file.schema_arrow, image_column)
             if id_column is not None and id_column not in file.schema_arrow.names:
@@ -46,41 +46,41 @@ def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> I
                     yield _picture(path, number, cell, given)
                     number += 1
     except (pa.ArrowException, OSError) as error:
-        yield unreadable(str(path), f"the Parquet file cannot be read on: {error}")
+        yield unreadable(str(path), f"the Parquet file cannot be read further: {error}")
 
 
-def write_parquet(journal: Path, out: Path, columns: Columns) -> None:
-    """Turn the JSON lines of a finished run into one Parquet file, which is there whole or not at all.
+def write_parquet(rows: Path, out: Path, columns: Columns) -> None:
+    """Turn the JSON lines of a finished run into a Parquet file, atomically.
 
-    A file being written has no footer yet and is lost when its writer is killed; JSON lines are not, so that
-    rows wait for the end of the run in those.
+    An unfinished Parquet file has no footer and would be lost if the process is killed. JSON lines are not,
+    so they hold the rows until the run is finished.
     """
     schema = _schema(columns)
     aside = out.with_name(f".{out.name}.partial")
-    with aside.open("wb") as file, journal.open("rb") as lines:
+    with aside.open("wb") as file, rows.open("rb") as lines:
         with pq.ParquetWriter(file, schema) as writer:
             while group := lines.readlines(GROUP_BYTES):
-                rows = [_record(json.loads(from_bytes(line)), columns) for line in group]
-                writer.write_table(pa.Table.from_pylist(rows, schema))
+                records = [_record(json.loads(from_bytes(line)), columns) for line in group]
+                writer.write_table(pa.Table.from_pylist(records, schema))
         file.flush()
         os.fsync(file.fileno())
     aside.replace(out)
 
 
-def _image_column(path: Path, schema: pa.Schema, asked: str | None) -> str:
-    if asked is not None and asked not in schema.names:
-        raise _no_column(path, asked, schema)
+def _image_column(path: Path, schema: pa.Schema, requested: str | None) -> str:
+    if requested is not None and requested not in schema.names:
+        raise _no_column(path, requested, schema)
     candidates = [field.name for field in schema if _may_hold_pictures(field.type)]
-    if asked is not None and asked not in candidates:
+    if requested is not None and requested not in candidates:
         raise ScoreError(
-            f"{path}: the column {asked!r} is {schema.field(asked).type}; pictures are binary, or a struct "
-            "with a binary field `bytes`"
+            f"{path}: the column {requested!r} is {schema.field(requested).type}; pictures are binary, or a "
+            "struct with a binary field `bytes`"
         )
-    if asked is None and len(candidates) != 1:
-        found = f"the columns {', '.join(candidates)} may all" if candidates else "no column can"
+    if requested is None and len(candidates) != 1:
+        found = f"the columns {', '.join(candidates)} could all" if candidates else "no column can"
         remedy = "choose one with --image-column" if candidates else f"there are {', '.join(schema.names)}"
         raise ScoreError(f"{path}: {found} hold pictures; {remedy}")
-    return asked or candidates[0]
+    return requested or candidates[0]
 
 
 def _may_hold_pictures(kind: pa.DataType) -> bool:
@@ -94,12 +94,12 @@ def _is_binary(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _no_column(path: Path, asked: str, schema: pa.Schema) -> ScoreError:
-    return ScoreError(f"{path} has no column {asked!r}; there are {', '.join(schema.names)}")
+def _no_column(path: Path, name: str, schema: pa.Schema) -> ScoreError:
+    return ScoreError(f"{path} has no column {name!r}; there are {', '.join(schema.names)}")
 
 
 def _picture(path: Path, number: int, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
-    """The picture in a cell of the image column, called as the cell of the id column says."""
+    """The picture in a cell of the image column, with the name in the cell of the id column."""
     content, inner = cell, None
     if isinstance(cell, pa.StructScalar) and cell.is_valid:
         content = cell["bytes"]
@@ -133,8 +133,8 @@ def _schema(columns: Columns) -> pa.Schema:
 
 
 def _record(row: dict[str, Any], columns: Columns) -> dict[str, object]:
-    """A journal's line as the cells of its row."""
-    # Parquet's strings are text; bytes of a name that are none are written as \xe9.
+    """A row from its JSON line."""
+    # Strings in Parquet are valid text; other bytes of a name are written as \xe9.
     path = to_bytes(row["path"]).decode("utf-8", "backslashreplace")
     cells: dict[str, object] = {name: row[name] for name in ("label", "probability", "confident", "blank")}
     cells["path"] = path

@@ -1,4 +1,4 @@
-"""What is asked of every picture and what comes of it: the words that the scorers and the tables share."""
+"""What every picture is scored for, and with which outcome: the types that scorers and tables share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,20 @@ import orjson
 
 
 class ScoreError(Exception):
-    """Scoring cannot begin or go on; the message says what was expected, what came and what to do."""
+    """Scoring cannot start or go on; the message says what was expected, what came and what to do."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked of every picture; None leaves the choice to the service, or asks for all classes."""
+    """How every picture is scored.
+
+    Attributes:
+        model: None for the default model.
+        version: None for the newest one.
+        top_k: the k most probable classes; None for all.
+        poses: whether rows hold poses.
+        min_probability: from which on an answer is confident; None for the model's own threshold.
+    """
 
     model: str | None
     version: int | None
@@ -24,23 +32,23 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The version that answers the query: the same for all rows, even if a newer one is published.
+class ChosenModel:
+    """The version of a model that scores all pictures, even if a newer one is published meanwhile.
 
     Attributes:
-        digest: of its bundle, which is to stay the same as well.
-        views: pictures of which one row is made.
+        digest: of its bundle, which must not change either.
+        views: pictures per row.
     """
 
-    model: str
+    name: str
     version: int
     class_names: Sequence[str]
     digest: str
     views: int
 
 
-class Capsule(NamedTuple):
-    """One class of a picture: its probability and, where asked for, its pose, flat."""
+class ScoredClass(NamedTuple):
+    """One class of a picture: its probability and, if the query wants it, its flat pose."""
 
     label: str
     probability: float
@@ -48,8 +56,8 @@ class Capsule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A picture on its way: what it is called, and its file's bytes; of a pair also the right view's."""
+class LoadedPicture:
+    """A picture in memory: its name and the bytes of its file, and of the right view's file for a pair."""
 
     name: str
     content: bytes
@@ -57,41 +65,41 @@ class Loaded:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return len(self.content) + len(self.right or b"")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is seen in a picture.
+    """The result for one picture.
 
     Attributes:
-        name: the picture's.
+        name: of the picture.
         classes: by falling probability, all of them or the top k.
-        confident: the answer reaches the threshold; None where there is none.
-        blank: there was nothing to see.
+        confident: the answer reaches the threshold; None if there is no threshold.
+        blank: the picture shows nothing.
     """
 
     name: str
-    classes: Sequence[Capsule]
+    classes: Sequence[ScoredClass]
     confident: bool | None
     blank: bool
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A picture that has no row, and why."""
+    """A picture without a row, and the reason."""
 
     name: str
     reason: str
 
 
 Outcome = Row | Skipped
-Batch = Sequence[Loaded | Skipped]
+Batch = Sequence[LoadedPicture | Skipped]
 
 
 def only_model(names: Sequence[str]) -> str:
-    """The model for a query that names none where there is no default: the only one.
+    """The only model; for a query without a model where there is no default.
 
     Raises:
         ScoreError: there are several.
@@ -101,29 +109,29 @@ def only_model(names: Sequence[str]) -> str:
     return names[0]
 
 
-def usable_versions(model: str, asked: int | None, versions: Iterable[int]) -> list[int]:
-    """The version asked for alone, or all there are, newest first.
+def usable_versions(model: str, requested: int | None, versions: Iterable[int]) -> list[int]:
+    """The requested version, or all versions, newest first.
 
     Raises:
         ScoreError: there is no such version.
     """
     known = sorted(versions)
-    if asked is None:
+    if requested is None:
         return known[::-1]
-    if asked not in known:
-        raise ScoreError(f"{model} has no version {asked}; there are {', '.join(map(str, known))}")
-    return [asked]
+    if requested not in known:
+        raise ScoreError(f"{model} has no version {requested}; there are {', '.join(map(str, known))}")
+    return [requested]
 
 
-def check_top_k(query: Query, chosen: Chosen) -> None:
-    """There are as many classes as are asked for.
+def check_top_k(query: Query, model: ChosenModel) -> None:
+    """Check that the model has as many classes as the query wants.
 
     Raises:
-        ScoreError: there are fewer.
+        ScoreError: it has fewer.
     """
-    classes = len(chosen.class_names)
+    classes = len(model.class_names)
     if query.top_k is not None and query.top_k > classes:
-        raise ScoreError(f"--top-k must be 1 to {classes}, the classes of {chosen.model}; got {query.top_k}")
+        raise ScoreError(f"--top-k must be 1 to {classes}, the classes of {model.name}; got {query.top_k}")
 
 
 def as_written(values: object) -> Any:

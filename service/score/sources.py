@@ -1,7 +1,7 @@
-"""The pictures that files, folders, patterns, archives, Parquet files and lists stand for.
+"""The pictures of files, folders, patterns, archives, Parquet files and lists.
 
-They are found as scoring goes on, in an order that depends on nothing but the arguments and what lies there:
-a resumed run finds them in the same one.
+They are found while others are scored, in an order that depends only on the arguments and on what is on disk:
+a resumed run finds them in the same order.
 """
 
 import glob
@@ -16,7 +16,14 @@ from itertools import chain, starmap
 from pathlib import Path
 
 from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, in_tar, in_zip
-from service.score.pictures import SUFFIXES, Picture, Upcoming, check_bytes, is_picture_name, unreadable
+from service.score.picture_stream import (
+    SUFFIXES,
+    Picture,
+    PictureStream,
+    check_bytes,
+    is_picture_name,
+    unreadable,
+)
 from service.score.query import ScoreError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -30,9 +37,9 @@ class Sources:
 
     Attributes:
         paths: files, folders, patterns, archives and Parquet files.
-        files_from: a text file of further paths, one a line, without patterns; `-` is stdin.
-        image_column: the column of Parquet files with the pictures; default: the only one that can be it.
-        id_column: the column of Parquet files that names the rows; default: their file and number.
+        files_from: a text file of further paths, one per line, without patterns; `-` is stdin.
+        image_column: the column of Parquet files with the pictures; default: the only one that can hold some.
+        id_column: the column of Parquet files with the names of the rows; default: file and row number.
     """
 
     paths: Sequence[str]
@@ -40,27 +47,28 @@ class Sources:
     image_column: str | None = None
     id_column: str | None = None
 
-    def pictures(self) -> Upcoming:
+    def pictures(self) -> PictureStream:
         """The pictures, in the order of the paths.
 
         Raises:
-            ScoreError: there is no such file or folder, or no picture at all; before the first picture is
-                given. Later, if a Parquet file has no such column.
+            ScoreError: a file or folder does not exist, or there is no picture at all; or later, while
+                iterating: a Parquet file lacks a column.
         """
         listed = self._listed() if self.files_from else ()
-        pictures = Upcoming(chain.from_iterable(starmap(self._open, chain(self._named(), listed))))
+        pictures = PictureStream(chain.from_iterable(starmap(self._open, chain(self._named(), listed))))
         if pictures.peek() is None:
             places = [*self.paths, *([self.files_from] if self.files_from else [])]
             raise ScoreError(
-                f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}; archives and Parquet "
-                "files in folders are named themselves, as in 'set/*.tar'"
+                f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}; to score archives and "
+                "Parquet files in a folder, name them, as in 'set/*.tar'"
             )
         return pictures
 
     def pictures_known_by_name(self) -> Iterator[Picture]:
-        """The pictures that are found without reading any; what would have to be read stands as one alone.
+        """The pictures that are found without reading file contents.
 
-        Tar archives and Parquet files would have to. A list from a pipe is left out, because it comes once.
+        A tar archive or a Parquet file yields one placeholder. A list from a pipe is left out: it can be read
+        only once.
         """
         given = self.files_from
         listed = self._listed() if given and given != STDIN and Path(given).is_file() else ()
@@ -75,18 +83,18 @@ class Sources:
         return not self.files_from and not any(_is_container(path) for path in self.paths)
 
     def count(self) -> int:
-        """How many pictures there are, of which only the names are looked at if they are countable."""
+        """The number of pictures; if they are countable, none is read."""
         return sum(1 for _ in self.pictures())
 
     def _named(self) -> Iterable[tuple[Path, None]]:
-        """The existing paths that the arguments stand for, as `_open` takes them."""
+        """The existing paths of the arguments, as `_open` takes them."""
         found = [_expand(argument) for argument in self.paths]
         if any(_is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)):
-            import_module("service.score.parquet")  # or the error that pyarrow lacks, before a night's work
+            import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
         return ((path, None) for path in chain.from_iterable(found))
 
     def _listed(self) -> Iterator[tuple[Path, str]]:
-        """The paths in the list, as `_open` takes them; one that is not there costs no other its row."""
+        """The paths in the list, as `_open` takes them; they need not exist."""
         assert self.files_from is not None
         from_stdin = self.files_from == STDIN
         list_name = "the list on stdin" if from_stdin else f"the list {self.files_from}"
@@ -96,7 +104,7 @@ class Sources:
                     yield Path(path), list_name
 
     def _open(self, path: Path, list_name: str | None) -> Iterable[Picture]:
-        """The pictures that one path stands for; neighbours in a list are pairs wherever they lie."""
+        """The pictures of one path; neighbors in a list are pairs, whatever their folders."""
         if path.is_dir():
             return in_folder(path)
         name = path.name.lower()
@@ -112,9 +120,9 @@ class Sources:
 
 
 def _expand(argument: str) -> Sequence[Path]:
-    """The existing paths that an argument stands for."""
+    """The existing paths that an argument names or matches."""
     path = Path(argument)
-    if argument and path.exists():  # before patterns: a file may be called [7].png
+    if argument and path.exists():  # before patterns: a file's name may be [7].png
         return [path]
     if not glob.has_magic(argument):
         raise ScoreError(f"{argument!r}: no such file or folder")
@@ -126,9 +134,9 @@ def _expand(argument: str) -> Sequence[Path]:
 
 
 def in_folder(folder: Path) -> Iterator[Picture]:
-    """Pictures in a folder and its subfolders, by name; one folder's names are in memory at a time and level.
+    """The pictures in a folder and its subfolders, by name; in memory are the names of one folder per level.
 
-    Links to files are followed, links to folders are not: they may lead round in circles.
+    Links to files are followed; links to folders are not, as they may form loops.
     """
     try:
         with os.scandir(folder) as entries:
@@ -162,7 +170,7 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 
 def _may_match(path: Path) -> bool:
-    """Whether a pattern's match is taken."""
+    """Whether the match of a pattern counts."""
     return (is_picture_name(path.name) or _is_container(path.name)) and not path.is_dir()
 
 

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from service.score.query import Capsule, Row, ScoreError, Skipped
+from service.score.query import Row, ScoredClass, ScoreError, Skipped
 
 Format = Literal["csv", "jsonl", "parquet"]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # of cells that spreadsheets compute
@@ -16,9 +16,9 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # of cells that spreadsheets 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of CSV and Parquet: of every class, in the model's order, and of its pose where asked for.
+    """The columns of CSV and Parquet: one for every class, in the model's order, and for its pose if wanted.
 
-    A cell stays empty where the class is not among the top k.
+    A cell is empty if the class is not among the top k.
     """
 
     class_names: Sequence[str]
@@ -26,19 +26,19 @@ class Columns:
 
     @property
     def pose_names(self) -> list[str]:
-        """What the columns of the poses are called."""
+        """The names of the poses' columns."""
         return [f"{name}_pose" for name in self.class_names] if self.poses else []
 
     @property
     def names(self) -> list[str]:
-        """What the columns are called."""
+        """The names of all columns."""
         return ["path", "label", "probability", "confident", "blank", *self.class_names, *self.pose_names]
 
 
 class Csv:
-    """CSV with one header; a pose is a JSON list in its cell.
+    """CSV with one header; the cell of a pose is a JSON list.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it: names come from strangers.
+    A text that a spreadsheet would take for a formula gets an apostrophe in front: names are untrusted.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -46,22 +46,22 @@ class Csv:
 
     def header(self) -> bytes:
         """The first line."""
-        return self._written([[_defused(name) for name in self._columns.names]])
+        return self._format([[_escape_formula(name) for name in self._columns.names]])
 
     def lines(self, rows: Iterable[Row]) -> bytes:
         """A line for each row."""
-        return self._written(map(self._cells, rows))
+        return self._format(map(self._cells, rows))
 
     def _cells(self, row: Row) -> list[object]:
         by_name = {capsule.label: capsule for capsule in row.classes}
         known = [by_name.get(name) for name in self._columns.class_names]
         best = row.classes[0]
         cells: list[object] = [
-            _defused(row.name),
-            _defused(best.label),
+            _escape_formula(row.name),
+            _escape_formula(best.label),
             best.probability,
-            _truth(row.confident),
-            _truth(row.blank),
+            _json_bool(row.confident),
+            _json_bool(row.blank),
             *(c.probability if c else None for c in known),
         ]
         if self._columns.poses:
@@ -69,9 +69,9 @@ class Csv:
         return cells
 
     @staticmethod
-    def _written(rows: Iterable[Sequence[object]]) -> bytes:
+    def _format(rows: Iterable[Sequence[object]]) -> bytes:
         text = StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)  # CSV's own "\r\n" cut and awk keep a half of
+        csv.writer(text, lineterminator="\n").writerows(rows)  # cut and awk would keep the "\r" of "\r\n"
         return to_bytes(text.getvalue())
 
 
@@ -84,7 +84,7 @@ class JsonLines:
 
     def lines(self, rows: Iterable[Row]) -> bytes:
         """A line for each row."""
-        return b"".join(_json_line(_described(row)) for row in rows)
+        return b"".join(_json_line(_row_json(row)) for row in rows)
 
 
 def error_lines(skipped: Iterable[Skipped]) -> bytes:
@@ -93,23 +93,23 @@ def error_lines(skipped: Iterable[Skipped]) -> bytes:
 
 
 def to_bytes(text: str) -> bytes:
-    """UTF-8, and names that are no text as the bytes they are."""
+    """UTF-8; names that are not valid text become their original bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def from_bytes(text: bytes) -> str:
-    """The text of `to_bytes`."""
+    """The inverse of `to_bytes`."""
     return text.decode("utf-8", "surrogateescape")
 
 
-def choose_format(out: str, asked: Format | None) -> Format:
-    """The format asked for, or the one the file's name tells.
+def choose_format(out: str, requested: Format | None) -> Format:
+    """The requested format, or that of the file's suffix.
 
     Raises:
-        ScoreError: it tells none.
+        ScoreError: the suffix is another one.
     """
-    if asked:
-        return asked
+    if requested:
+        return requested
     if out == "-":
         return "csv"
     match Path(out).suffix.lower():
@@ -119,12 +119,12 @@ def choose_format(out: str, asked: Format | None) -> Format:
             return "jsonl"
         case ".parquet":
             return "parquet"
-    raise ScoreError(f"--out {out} ends in none of .csv, .jsonl and .parquet; say which with --format")
+    raise ScoreError(f"--out {out} ends in none of .csv, .jsonl and .parquet; choose one with --format")
 
 
-def _described(row: Row) -> dict[str, object]:
+def _row_json(row: Row) -> dict[str, object]:
     best = row.classes[0]
-    classes = [_described_capsule(capsule) for capsule in row.classes]
+    classes = [_class_json(capsule) for capsule in row.classes]
     return {
         "path": row.name,
         "label": best.label,
@@ -135,19 +135,19 @@ def _described(row: Row) -> dict[str, object]:
     }
 
 
-def _defused(text: str) -> str:
+def _escape_formula(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
-def _truth(value: bool | None) -> str:
-    """As JSON writes it, and nothing for None."""
+def _json_bool(value: bool | None) -> str:
+    """As in JSON; empty for None."""
     return "" if value is None else json.dumps(value)
 
 
-def _described_capsule(capsule: Capsule) -> dict[str, Any]:
+def _class_json(capsule: ScoredClass) -> dict[str, Any]:
     described = {"label": capsule.label, "probability": capsule.probability}
     return described if capsule.pose is None else {**described, "pose": capsule.pose}
 
 
-def _json_line(described: object) -> bytes:
-    return to_bytes(json.dumps(described, ensure_ascii=False) + "\n")
+def _json_line(value: object) -> bytes:
+    return to_bytes(json.dumps(value, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it, on stderr: its progress, pictures it skipped, and a summary."""
+"""What a run prints to stderr: its progress, skipped pictures, and a summary."""
 
 import sys
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from tqdm import tqdm
 
 from service.score.output import Destination
 from service.score.query import Outcome, Skipped
-from service.score.record import Record
+from service.score.run_record import Record
 from service.score.sources import Sources
 
 LABELS_SHOWN = 12
 
 
 def progress_bar(sources: Sources, destination: Destination, done: int, views: int) -> "tqdm[Any]":
-    """A bar on a terminal, unless the rows go to one as well; pairs of views count once."""
+    """A progress bar on a terminal, unless rows go to the terminal, too; a pair of views counts once."""
     shown = sys.stderr.isatty() and not (destination.out is None and sys.stdout.isatty())
     total = sources.count() // views if shown and sources.are_countable() else None
     unit = " pictures" if views == 1 else " pairs"
@@ -23,18 +23,18 @@ def progress_bar(sources: Sources, destination: Destination, done: int, views: i
 
 
 def report(outcomes: Iterable[Outcome]) -> None:
-    """The pictures without a row, a line for each."""
+    """Print a line for each picture without a row."""
     for outcome in outcomes:
         if isinstance(outcome, Skipped):
             say(f"skipped {outcome.name}: {outcome.reason}")
 
 
-def summarise(record: Record, destination: Destination, done_now: int, seconds: float) -> None:
-    """Counts of all pictures, the rate of those of this run, and how often each label came."""
-    why = f" ({destination.errors} says why)" if record.skipped and destination.errors else ""
-    asked = record.asked
+def summarize(record: Record, destination: Destination, done_now: int, seconds: float) -> None:
+    """Print the number of pictures, the rate of this run, and the number of rows of each label."""
+    reasons = f" ({destination.errors} has the reasons)" if record.skipped and destination.errors else ""
+    spec = record.spec
     say(
-        f"{record.scored} scored with {asked.model}/{asked.version}, {record.skipped} skipped{why}; "
+        f"{record.scored} scored with {spec.model}/{spec.version}, {record.skipped} skipped{reasons}; "
         f"{done_now} in this run" + (f", {done_now / seconds:.0f} a second" if done_now else "")
     )
     if record.labels:
@@ -45,6 +45,6 @@ def summarise(record: Record, destination: Destination, done_now: int, seconds: 
 
 
 def say(message: str) -> None:
-    """One line on stderr, above the progress bar."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)  # file names may hold anything
+    """Print one line to stderr, above the progress bar."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)  # names may contain anything
     tqdm.write(f"capsnet-score: {line}", file=sys.stderr)

@@ -39,8 +39,8 @@ from capsnet import (
     UnreachableError,
 )
 from capsnet.errors import retry_after_s, unreachable
-from capsnet.pictures import REQUEST_IMAGES
 from capsnet.retries import Contact, tenacity_options
+from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
@@ -541,7 +541,7 @@ def test_a_stream_that_is_left_does_not_wait_for_the_next_attempt():
     seen = {"label": "1", "labels": ["1"], "confident": True, "blank": False, "classes": []}
     good = json.dumps({"model": "other", "version": 1, "digest": "a", "results": [seen]}).encode()
     away = (503, {"Retry-After": "500"}, b"")
-    patient = Retry(longest_wait_s=500, total_s=5000)
+    patient = Retry(max_wait_s=500, timeout_s=5000)
     with server((200, {}, good), away) as (url, asked), Client(url, retry=patient) as client:
 
         def endless() -> Iterator[bytes]:
@@ -570,7 +570,7 @@ def test_what_is_busy_is_asked_again_after_the_time_it_asks_for(connect):
 def test_retry_after_is_capped(connect):
     for_hours = (429, {"Retry-After": "7200"}, b"")
     with server(for_hours, MODELS) as (url, asked):
-        connect(url, retry=Retry(attempts=2, longest_wait_s=0.05)).models()
+        connect(url, retry=Retry(attempts=2, max_wait_s=0.05)).models()
         assert len(asked) == 2
 
 
@@ -595,7 +595,7 @@ def test_what_would_be_refused_again_is_asked_once(connect, status):
 
 def test_no_attempt_begins_after_the_total_time(connect):
     with server((503, {"Retry-After": "5"}, b"")) as (url, asked), pytest.raises(CapsnetError):
-        connect(url, retry=Retry(total_s=4)).models()
+        connect(url, retry=Retry(timeout_s=4)).models()
     assert len(asked) == 1
 
 
@@ -621,7 +621,7 @@ REQUEST = httpx.Request("GET", "http://127.0.0.1:1/models")
 
 
 def test_that_nothing_listens_is_said_at_once(connect):
-    patient = Retry(first_wait_s=1000, longest_wait_s=1000, total_s=10**6)  # longer than the test may take
+    patient = Retry(first_wait_s=1000, max_wait_s=1000, timeout_s=10**6)  # longer than the test may take
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectError, match=r"Connection refused|connection attempts failed"):
@@ -799,7 +799,7 @@ def wait_s(retry: Retry, attempt: int, asked_s: float = 0) -> float:
 
 
 def test_waits_grow_are_random_and_have_a_limit():
-    retry = Retry(first_wait_s=1, longest_wait_s=8)
+    retry = Retry(first_wait_s=1, max_wait_s=8)
     for attempt in range(1, 2000):
         assert 0 <= wait_s(retry, attempt) <= min(8, 2 ** (attempt - 1))
     assert len({wait_s(retry, 3) for _ in range(10)}) > 1

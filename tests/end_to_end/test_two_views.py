@@ -430,7 +430,7 @@ def test_a_zip_archive_of_an_odd_number_of_pictures_is_an_error_before_a_row_is_
             file.writestr(name, content)
     assert score(archive, "--local", "--models", models, "--model", "stereo", "--batch", 1) == 2
     captured = capsys.readouterr()
-    assert f"{archive} gives 3, an odd number" in captured.err
+    assert f"{archive} has 3, an odd number" in captured.err
     assert captured.out == ""
 
 
@@ -503,7 +503,7 @@ def test_two_folders_of_an_odd_number_each_make_no_pair_between_them(models, tmp
     for folder in (a, b):
         written_pairs(folder, 0, 1)[3].unlink()
     assert score_pairs(models, out, a, b) == 2
-    assert f"{a} gives 3, an odd number, up to {a}/1_left.png" in capsys.readouterr().err
+    assert f"{a} has 3, an odd number, up to {a}/1_left.png" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -514,14 +514,14 @@ def test_a_pair_never_spans_two_subfolders(models, tmp_path, capsys):
     for name in ("one", "two"):
         written_pairs(folder / name, 1)[1].unlink()
     assert score_pairs(models, out, folder) == 2
-    assert f"{folder}/one gives 1, an odd number" in capsys.readouterr().err
+    assert f"{folder}/one has 1, an odd number" in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_pictures_named_one_by_one_make_no_pair_across_folders(models, tmp_path, capsys):
     paths = [path for name in ("a", "b") for path in written_pairs(tmp_path / name, 0, 1)[:3]]
     assert score_pairs(models, tmp_path / "scores.csv", *paths) == 2
-    assert f"{tmp_path}/a gives 3, an odd number" in capsys.readouterr().err
+    assert f"{tmp_path}/a has 3, an odd number" in capsys.readouterr().err
 
 
 def test_the_pairs_of_a_list_are_its_neighbours_wherever_they_lie(models, tmp_path):
@@ -544,7 +544,7 @@ def test_a_list_of_an_odd_number_is_an_error_before_a_row_is_written(models, tmp
     listed, out = tmp_path / "pairs.txt", tmp_path / "scores.csv"
     listed.write_text("".join(f"{path}\n" for path in paths[:3]))
     assert score_pairs(models, out, "--files-from", listed) == 2
-    assert f"the list {listed} gives 3, an odd number, up to {paths[2]}" in capsys.readouterr().err
+    assert f"the list {listed} has 3, an odd number, up to {paths[2]}" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -558,7 +558,7 @@ def test_a_list_of_an_odd_number_from_a_pipe_leaves_its_last_picture_without_a_r
     assert names_of_rows(out) == pair_names(tmp_path / "pairs", 0)
     ((name, reason),) = errors_of(out).items()
     assert name == str(paths[2])
-    assert reason.startswith("has no other view: the list on stdin gives an odd number")
+    assert reason.startswith("has no other view: the list on stdin has an odd number")
 
 
 def test_a_tar_archive_of_an_odd_number_leaves_its_last_picture_without_a_row_and_shifts_no_other(
@@ -573,7 +573,7 @@ def test_a_tar_archive_of_an_odd_number_leaves_its_last_picture_without_a_row_an
     assert_pairs_are_scored(models, out, 0, 2, 3)
     ((name, reason),) = errors_of(out).items()
     assert name == f"{archive}/1_left.png"
-    assert reason.startswith(f"has no other view: {archive} gives an odd number")
+    assert reason.startswith(f"has no other view: {archive} has an odd number")
 
 
 def test_a_parquet_file_of_an_odd_number_leaves_its_last_picture_without_a_row(models, tmp_path):
@@ -597,7 +597,7 @@ def test_a_tar_archive_cut_at_a_header_shifts_no_pair_behind_it(models, tmp_path
     *alone, cut = errors_of(out).items()
     assert [name for name, _ in alone] == [f"{archive}/1_left.png"][: members - 2]
     assert cut[0] == str(archive)
-    assert cut[1].startswith("the archive cannot be read on")
+    assert cut[1].startswith("the archive cannot be read further")
 
 
 @pytest.mark.parametrize("name", ["broken.zip", "broken.tar", "broken.parquet"])

@@ -206,7 +206,7 @@ def test_a_finished_run_is_not_finished_for_another_question(
     assert score(*paths[:3], "--out", out) == 0
     before = out.read_bytes()
     assert score(*paths[:3], "--out", out, "--resume", *options) == 2
-    assert f"cannot be resumed: {told}; --overwrite begins again" in capsys.readouterr().err
+    assert f"cannot be resumed: {told}; --overwrite starts over" in capsys.readouterr().err
     assert out.read_bytes() == before
 
 
@@ -225,7 +225,7 @@ def test_a_finished_parquet_file_is_not_added_to(score, paths, tmp_path, capsys)
     assert score(*paths[:3], "--out", out) == 0
     before = out.read_bytes()
     assert score(*paths[:5], "--out", out, "--resume") == 2
-    assert "is finished with 3 pictures and cannot be added to" in capsys.readouterr().err
+    assert "is finished with 3 pictures and cannot be extended" in capsys.readouterr().err
     assert out.read_bytes() == before
 
 
@@ -233,8 +233,8 @@ def test_a_finished_parquet_file_is_not_added_to(score, paths, tmp_path, capsys)
     ("now", "told"),
     [
         (lambda paths: paths[:50], "100 pictures were done, and now there are only 50"),
-        (lambda paths: paths[1:], "100 pictures were done, and now the names up to there are others"),
-        (lambda paths: [paths[1], paths[0], *paths[2:]], "the names up to there are others"),
+        (lambda paths: paths[1:], "100 pictures were done, and now their names have changed"),
+        (lambda paths: [paths[1], paths[0], *paths[2:]], "their names have changed"),
     ],
 )
 def test_other_pictures_than_those_that_were_done_are_refused(score, paths, tmp_path, capsys, now, told):
@@ -289,7 +289,7 @@ def test_a_run_keeps_to_its_version_when_a_newer_one_is_published(models, paths,
     resumed = [*paths[:9], "--out", out, "--resume", "--batch", 4]
     with live_service(settings_for(tmp_path / "models")) as service, pytest.raises(SystemExit):
         main([str(argument) for argument in (*resumed, "--url", service.base_url)])
-    assert json.loads(record_of(out).read_text())["asked"]["version"] == 1
+    assert json.loads(record_of(out).read_text())["spec"]["version"] == 1
     numbers = ("label", "probability", "0", "1", "2")
     with out.open() as rows, whole.open() as expected:
         for one, other in zip(csv.DictReader(rows), csv.DictReader(expected), strict=True):
@@ -316,7 +316,7 @@ def test_a_file_that_exists_is_not_overwritten_unless_asked_for(score, paths, tm
     (tmp_path / name).write_text("from yesterday")
     arguments = [*paths[:3], "--out", tmp_path / "scores.csv"]
     assert score(*arguments) == 2
-    told = f"{tmp_path / name} exists already; --resume goes on with it, --overwrite begins again"
+    told = f"{tmp_path / name} exists already; --resume continues it, --overwrite starts over"
     assert told in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "from yesterday"
     assert score(*arguments, "--resume") == 2
@@ -341,7 +341,7 @@ def test_rows_that_wait_to_become_parquet_are_not_overwritten_either(score, path
     out = tmp_path / "out.parquet"
     stopped_after(100, score, paths, out)
     assert score(*paths[:3], "--out", out) == 2
-    assert "out.parquet.rows.jsonl exists already; --resume goes on" in capsys.readouterr().err
+    assert "out.parquet.rows.jsonl exists already; --resume continues" in capsys.readouterr().err
 
 
 def test_an_empty_file_is_nothing_to_protect(score, paths, tmp_path):
@@ -354,7 +354,7 @@ def test_a_table_shorter_than_its_record_tells_is_refused(score, paths, tmp_path
     stopped_after(100, score, paths, out)
     os.truncate(out, 50)
     assert score(paths[0].parent, "--out", out, "--resume") == 2
-    assert "it has 50 bytes, and" in capsys.readouterr().err
+    assert "it has 50 bytes, but" in capsys.readouterr().err
 
 
 def test_a_record_that_is_none_is_refused(score, paths, tmp_path, capsys):
@@ -363,6 +363,15 @@ def test_a_record_that_is_none_is_refused(score, paths, tmp_path, capsys):
     record_of(out).write_text("{}")
     assert score(paths[0].parent, "--out", out, "--resume") == 2
     assert "is no record of a run" in capsys.readouterr().err
+
+
+def test_a_record_with_the_earlier_name_of_its_spec_is_resumed(score, paths, tmp_path):
+    out = tmp_path / "out.csv"
+    stopped_after(100, score, paths, out)
+    record = json.loads(record_of(out).read_text())
+    record_of(out).write_text(json.dumps({"asked": record.pop("spec"), **record}))
+    assert score(paths[0].parent, "--out", out, "--resume") == 1
+    assert set(json.loads(record_of(out).read_text())) == {"spec", *record}
 
 
 def test_two_runs_do_not_write_one_table(score, paths, tmp_path, capsys):

@@ -29,20 +29,20 @@ from export.contract.manifest import read_manifest
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
 from service.score import main
-from service.score.local import LocalScorer
-from service.score.pictures import Picture, UnreadablePictureError, Upcoming, in_batches
+from service.score.http_scorer import open_service
+from service.score.local_scorer import LocalScorer
+from service.score.picture_stream import Picture, PictureStream, UnreadablePictureError, in_batches
 from service.score.query import (
     Batch,
-    Capsule,
-    Chosen,
-    Loaded,
+    ChosenModel,
+    LoadedPicture,
     Outcome,
     Query,
     Row,
+    ScoredClass,
     ScoreError,
     Skipped,
 )
-from service.score.remote import open_service
 from service.score.run import in_order
 from service.score.sources import in_folder
 from service.score.table import Columns, Csv
@@ -212,10 +212,10 @@ def test_a_run_keeps_its_version_though_newer_ones_than_are_kept_are_published(t
     models = tmp_path / "models"
     write_bundle(models / "tiny" / "1", seed=1)
     write_picture(tmp_path / "7.png", seed=7)
-    picture = Loaded("7.png", (tmp_path / "7.png").read_bytes())
+    picture = LoadedPicture("7.png", (tmp_path / "7.png").read_bytes())
 
     async def scenario(service: httpx.Client) -> list[Outcome]:
-        async with open_service(str(service.base_url), QUERY, patience_s=1) as scorer:
+        async with open_service(str(service.base_url), QUERY, retry_timeout_s=1) as scorer:
             for version in (2, 3):
                 write_bundle(models / "tiny" / str(version), seed=version)
             wait_until(lambda: service.get("/readyz").json()["models"] == ["tiny/1", "tiny/3"])
@@ -237,10 +237,10 @@ def test_weights_that_are_replaced_under_the_version_of_a_run_end_it_and_both_di
     write_bundle(models / "tiny" / "1", seed=1)
     first = read_manifest(models / "tiny" / "1").digest
     write_picture(tmp_path / "7.png", seed=7)
-    picture = Loaded("7.png", (tmp_path / "7.png").read_bytes())
+    picture = LoadedPicture("7.png", (tmp_path / "7.png").read_bytes())
 
     async def scenario(service: httpx.Client) -> str:
-        async with open_service(str(service.base_url), QUERY, patience_s=1) as scorer:
+        async with open_service(str(service.base_url), QUERY, retry_timeout_s=1) as scorer:
             assert isinstance((await scorer.score([picture]))[0], Row)
             replaced = write_bundle(tmp_path / "aside" / "tiny" / "1", seed=2)
             shutil.rmtree(models / "tiny" / "1")
@@ -297,7 +297,7 @@ def test_in_csv_a_name_that_a_spreadsheet_would_compute_is_defused(models, tmp_p
 def test_in_csv_the_name_of_a_class_that_a_spreadsheet_would_compute_is_defused():
     table = Csv(Columns(["=1+1", "b"], poses=True))
     assert table.header() == b"path,label,probability,confident,blank,'=1+1,b,'=1+1_pose,b_pose\n"
-    row = Row("a.png", [Capsule("=1+1", 0.5, [-0.1])], None, False)
+    row = Row("a.png", [ScoredClass("=1+1", 0.5, [-0.1])], None, False)
     assert table.lines([row]) == b"a.png,'=1+1,0.5,,false,0.5,,[-0.1],\n"
 
 
@@ -386,7 +386,7 @@ def test_parquet_writes_a_name_that_is_no_text_with_escapes(models, digits, tmp_
 
 def test_parquet_is_not_written_to_stdout(models, digits, capsys):
     assert score(digits, "--format", "parquet", "--local", "--models", models) == 2
-    assert "Parquet is written to a file" in capsys.readouterr().err
+    assert "Parquet can only be written to a file" in capsys.readouterr().err
 
 
 def test_without_pyarrow_parquet_is_refused_before_anything_is_scored(digits, tmp_path, capsys, monkeypatch):
@@ -401,7 +401,7 @@ def test_without_pyarrow_parquet_is_refused_before_anything_is_scored(digits, tm
 def test_errors_need_a_file_of_their_own(models, digits, tmp_path, capsys, monkeypatch, errors):
     monkeypatch.chdir(tmp_path)
     assert score(digits, "--out", "a.csv", "--errors", errors, "--local", "--models", models) == 2
-    assert f"--errors is to name a file of its own, got {errors}" in capsys.readouterr().err
+    assert f"--errors must name a file of its own, got {errors}" in capsys.readouterr().err
 
 
 def test_archives_and_parquet_files_are_scored_like_the_files_in_them(models, digits, tmp_path):
@@ -479,7 +479,7 @@ def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, dig
     assert [error["path"] for error in errors] == bad
     assert all(error["reason"] for error in errors)
     summary, labels = capsys.readouterr().err.splitlines()
-    errors_file = f"({tmp_path / 'a.csv.errors.jsonl'} says why)"
+    errors_file = f"({tmp_path / 'a.csv.errors.jsonl'} has the reasons)"
     assert summary.startswith(
         f"capsnet-score: 10 scored with tiny/2, 3 skipped {errors_file}; 13 in this run"
     )
@@ -506,8 +506,8 @@ def test_in_process_a_picture_that_fails_unexpectedly_is_skipped(models, digits)
     engine = load_engine(models / "tiny" / "1", "tiny", EngineOptions("cpu", 32, models / "cache"))
     facts = engine.manifest.preprocessing.model_copy(update={"channels": 4})  # which nothing can make
     engine = replace(engine, manifest=engine.manifest.model_copy(update={"preprocessing": facts}))
-    chosen, query = Chosen("tiny", 1, CLASSES, "", 1), QUERY
-    picture = Loaded("0.png", (digits / "0" / "0.png").read_bytes())
+    chosen, query = ChosenModel("tiny", 1, CLASSES, "", 1), QUERY
+    picture = LoadedPicture("0.png", (digits / "0" / "0.png").read_bytes())
     (outcome,) = asyncio.run(LocalScorer(engine, chosen, query, 50_000_000).score([picture]))
     assert isinstance(outcome, Skipped)
     assert outcome.reason.startswith("cannot be processed: ValueError: ")
@@ -600,7 +600,7 @@ def test_a_choice_that_cannot_be_had_is_told_in_one_line(
 def test_a_version_without_its_number_is_no_way_to_score_nothing(capsys, around):
     assert score(*around, "--version") == 2
     captured = capsys.readouterr()
-    assert "--version of a model needs its number" in captured.err
+    assert "--version of a model needs a number" in captured.err
     assert captured.out == ""
     assert score("--version") == 0
     assert capsys.readouterr().out.startswith("capsnet-score ")
@@ -659,12 +659,13 @@ def test_an_overloaded_service_is_asked_again(service, digits, tmp_path):
     assert len(read_csv(tmp_path / "a.csv")) == 10
 
 
+@pytest.mark.parametrize("flag", ["--retry-timeout", "--patience"])  # the second is its earlier name
 def test_a_service_that_stays_overloaded_is_given_up_with_the_rows_before_kept(
-    service, digits, tmp_path, capsys
+    service, digits, tmp_path, capsys, flag
 ):
     with in_front_of(service, lambda post: 503 if post > 2 else None) as url:
         arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 3, "--concurrency", 1]
-        assert score(*arguments, "--url", url, "--patience", 1) == 2
+        assert score(*arguments, "--url", url, flag, 1) == 2
     assert len(read_csv(tmp_path / "a.csv")) == 6
     assert "the service answered 503" in capsys.readouterr().err
     assert score(*arguments, "--url", service.base_url, "--resume") == 0
@@ -732,7 +733,7 @@ def test_ctrl_c_leaves_whole_rows_and_status_130(service, digits, tmp_path):
             _, told = running.communicate(timeout=30)
         released.set()
     assert running.returncode == 130
-    assert told == "capsnet-score: interrupted; the rows written so far stay; --resume goes on with them\n"
+    assert told == "capsnet-score: interrupted; the rows written so far stay; continue with --resume\n"
     assert [len(json.loads(line)["classes"]) for line in out.read_text().splitlines()] == [3, 3, 3, 3]
 
 
@@ -763,7 +764,7 @@ def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
 
     async def names_of_all() -> list[str]:
         names: list[str] = []
-        async for outcomes in in_order(later_ones_first, in_batches(Upcoming(pictures()), 10, 1), 4):
+        async for outcomes in in_order(later_ones_first, in_batches(PictureStream(pictures()), 10, 1), 4):
             names += [outcome.name for outcome in outcomes]
             assert taken <= len(names) + 4 * 10
         return names

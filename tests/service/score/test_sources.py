@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.score.pictures import in_batches
-from service.score.query import Loaded, ScoreError, Skipped
+from service.score.picture_stream import in_batches
+from service.score.query import LoadedPicture, ScoreError, Skipped
 from service.score.sources import Sources
 
 LIMIT = 2**20  # bytes of one file
@@ -28,7 +28,7 @@ def content(name: str) -> bytes:
     return f"the picture {name}".encode() * 50
 
 
-def found(*paths: Path, limit: int = LIMIT, **options: str | None) -> list[Loaded | Skipped]:
+def found(*paths: Path, limit: int = LIMIT, **options: str | None) -> list[LoadedPicture | Skipped]:
     sources = Sources([str(path) for path in paths], **options)
     return [picture for batch in in_batches(sources.pictures(), 4, limit) for picture in batch]
 
@@ -87,7 +87,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 )
 def test_an_archive_gives_its_pictures_in_its_order(tmp_path, name, write):
     archive = write(tmp_path / name)
-    assert found(archive) == [Loaded(f"{archive}/{inner}", content(inner)) for inner in NAMES]
+    assert found(archive) == [LoadedPicture(f"{archive}/{inner}", content(inner)) for inner in NAMES]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="from 3.14 on Python reads Zstandard")
@@ -131,7 +131,7 @@ def test_links_and_devices_in_a_tar_archive_are_not_followed(tmp_path):
         f"{path}/hard.png": "is a link in the archive; only files are read",
         f"{path}/device.png": "is a device in the archive; only files are read",
     }
-    assert found(path)[-1] == Loaded(f"{path}/7.png", b"7")
+    assert found(path)[-1] == LoadedPicture(f"{path}/7.png", b"7")
 
 
 def test_links_encrypted_members_and_odd_compressions_in_a_zip_archive_are_skipped(tmp_path):
@@ -149,7 +149,7 @@ def test_links_encrypted_members_and_odd_compressions_in_a_zip_archive_are_skipp
     path.write_bytes(file)
     assert reasons(path) == {
         f"{path}/link.png": "is a link in the archive; only files are read",
-        f"{path}/lzma.png": "is neither stored nor deflated; other compressions are not read",
+        f"{path}/lzma.png": "uses a compression other than deflate, which is not read",
         f"{path}/secret.png": "is encrypted",
     }
 
@@ -168,11 +168,11 @@ def test_a_file_over_the_limit_is_skipped_without_being_read(tmp_path, kind):
             add_to_tar(archive, "huge.png", huge)
             add_to_tar(archive, "7.png", b"7")
     del huge
-    told: list[Loaded | Skipped] = []
+    told: list[LoadedPicture | Skipped] = []
     assert peak_bytes(lambda: told.extend(found(path))) < 10 * LIMIT  # of which xz takes 8 MiB
     assert isinstance(told[0], Skipped)
     assert f"has {40 * LIMIT} bytes" in told[0].reason
-    assert [isinstance(one, Loaded) for one in told[1:]] == ([] if kind == "png" else [True])
+    assert [isinstance(one, LoadedPicture) for one in told[1:]] == ([] if kind == "png" else [True])
 
 
 def test_a_zip_member_that_unpacks_to_more_than_it_announces_costs_no_memory(tmp_path):
@@ -182,11 +182,11 @@ def test_a_zip_member_that_unpacks_to_more_than_it_announces_costs_no_memory(tmp
         archive.writestr("7.png", b"7")
     file = path.read_bytes().replace(struct.pack("<L", 40 * LIMIT), struct.pack("<L", 100))
     path.write_bytes(file)
-    told: list[Loaded | Skipped] = []
+    told: list[LoadedPicture | Skipped] = []
     assert peak_bytes(lambda: told.extend(found(path))) < LIMIT
     assert isinstance(told[0], Skipped)
     assert told[0].reason.startswith("cannot be unpacked: Bad CRC-32")
-    assert told[1] == Loaded(f"{path}/7.png", b"7")
+    assert told[1] == LoadedPicture(f"{path}/7.png", b"7")
 
 
 def test_a_tar_header_that_announces_a_huge_name_costs_no_memory(tmp_path):
@@ -196,10 +196,12 @@ def test_a_tar_header_that_announces_a_huge_name_costs_no_memory(tmp_path):
         name = tarfile.TarInfo("././@LongLink")
         name.type, name.size = tarfile.GNUTYPE_LONGNAME, 40 * LIMIT
         archive.addfile(name, io.BytesIO(bytes(40 * LIMIT)))
-    told: list[Loaded | Skipped] = []
+    told: list[LoadedPicture | Skipped] = []
     assert peak_bytes(lambda: told.extend(found(path))) < LIMIT
-    assert told[0] == Loaded(f"{path}/7.png", b"7")
-    assert told[1:] == [Skipped(str(path), f"the archive cannot be read on: a header of {40 * LIMIT} bytes")]
+    assert told[0] == LoadedPicture(f"{path}/7.png", b"7")
+    assert told[1:] == [
+        Skipped(str(path), f"the archive cannot be read further: a header of {40 * LIMIT} bytes")
+    ]
 
 
 @pytest.mark.parametrize("kept", [0.2, 0.5, 0.8, 0.95])
@@ -212,7 +214,7 @@ def test_an_archive_cut_short_anywhere_is_reported_after_the_pictures_before_the
     size = 3 * 512 * 3 if kind == "tar" else path.stat().st_size * 0.9
     os.truncate(path, int(size * kept))
     *before, last = found(path)
-    there = [one for one in before if isinstance(one, Loaded)]
+    there = [one for one in before if isinstance(one, LoadedPicture)]
     assert there == pictures[: len(there)]
     assert isinstance(last, Skipped)
     assert last.name == str(path)
@@ -225,9 +227,9 @@ def test_a_damaged_header_in_a_tar_archive_is_no_quiet_end(tmp_path):
     file[second] ^= 0xFF
     path.write_bytes(file)
     first, told = found(path)
-    assert first == Loaded(f"{path}/{NAMES[0]}", content(NAMES[0]))
+    assert first == LoadedPicture(f"{path}/{NAMES[0]}", content(NAMES[0]))
     assert isinstance(told, Skipped)
-    assert told.reason.startswith("the archive cannot be read on: bad checksum")
+    assert told.reason.startswith("the archive cannot be read further: bad checksum")
 
 
 def test_a_member_of_negative_size_ends_a_tar_archive(tmp_path):
@@ -238,8 +240,8 @@ def test_a_member_of_negative_size_ends_a_tar_archive(tmp_path):
         member.pax_headers = {"size": "-1536"}  # back to its own header
         archive.addfile(member)
     first, *_, last = found(path)
-    assert first == Loaded(f"{path}/7.png", b"7")
-    assert last == Skipped(str(path), "the archive cannot be read on: a member of negative size")
+    assert first == LoadedPicture(f"{path}/7.png", b"7")
+    assert last == Skipped(str(path), "the archive cannot be read further: a member of negative size")
 
 
 def test_a_damaged_member_of_a_zip_archive_costs_no_other_its_row(tmp_path):
@@ -262,7 +264,7 @@ def test_a_parquet_file_gives_its_rows_called_by_their_number(tmp_path):
     path = write_parquet(
         tmp_path / "set.parquet", label=list(range(40)), picture=[b"%d" % n for n in range(40)]
     )
-    assert found(path) == [Loaded(f"{path}#{n}", b"%d" % n) for n in range(40)]
+    assert found(path) == [LoadedPicture(f"{path}#{n}", b"%d" % n) for n in range(40)]
 
 
 def test_hugging_faces_struct_of_bytes_and_path_is_read(tmp_path):
@@ -275,8 +277,8 @@ def test_hugging_faces_struct_of_bytes_and_path_is_read(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", image=cells, label=[0, 0, 0, 0])
     nothing = "the row holds no bytes"
     assert found(path) == [
-        Loaded(f"{path}#0/cat/7.png", b"0"),
-        Loaded(f"{path}#1", b"1"),
+        LoadedPicture(f"{path}#0/cat/7.png", b"0"),
+        LoadedPicture(f"{path}#1", b"1"),
         Skipped(f"{path}#2/8.png", nothing),
         Skipped(f"{path}#3", nothing),
     ]
@@ -289,9 +291,11 @@ def test_an_id_column_names_the_rows(tmp_path):
 
 def test_of_several_binary_columns_one_must_be_chosen(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", left=[b"l"], right=[b"r"], label=["x"])
-    with pytest.raises(ScoreError, match="left, right may all hold pictures; choose one with --image-column"):
+    with pytest.raises(
+        ScoreError, match="left, right could all hold pictures; choose one with --image-column"
+    ):
         found(path)
-    assert found(path, image_column="right") == [Loaded(f"{path}#0", b"r")]
+    assert found(path, image_column="right") == [LoadedPicture(f"{path}#0", b"r")]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ def test_a_damaged_parquet_file_costs_no_other_source_its_rows(tmp_path):
     told, picture = found(tmp_path / "bad.parquet", good)
     assert isinstance(told, Skipped)
     assert told.name == str(tmp_path / "bad.parquet")
-    assert picture == Loaded(f"{good}#0", b"0")
+    assert picture == LoadedPicture(f"{good}#0", b"0")
 
 
 # Not getrusage, which tells of a child what its parent used.

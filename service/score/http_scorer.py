@@ -1,4 +1,4 @@
-"""Scoring through a service: a batch is a request of the client, which repeats, waits and halves."""
+"""Scoring over HTTP. The client repeats requests, and halves a batch to find the picture that fails it."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ from capsnet import (
 )
 from service.score.query import (
     Batch,
-    Capsule,
-    Chosen,
-    Loaded,
+    ChosenModel,
+    LoadedPicture,
     Outcome,
     Query,
     Row,
+    ScoredClass,
     ScoreError,
     Skipped,
     as_written,
@@ -35,29 +35,29 @@ from service.score.query import (
 
 KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can read its command lines
 UNAUTHORIZED = 401
-UNBOUNDED = sys.maxsize  # attempts: time alone decides
+UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
 
 @dataclass(frozen=True)
 class HttpScorer:
-    """One version of a model behind a service."""
+    """A version of a model that a service runs."""
 
     client: AsyncClient
-    chosen: Chosen
+    model: ChosenModel
     query: Query
 
     async def score(self, batch: Batch) -> list[Outcome]:
-        """One outcome per picture, in one request if all goes well.
+        """One outcome per picture, in one request if nothing fails.
 
         Raises:
-            ScoreError: the service is gone, or does not answer this question any more.
+            ScoreError: the service has gone, or refuses the query.
         """
         seen = self.client.classify_many(
-            [_to_send(picture) for picture in batch if isinstance(picture, Loaded)],
+            [_to_picture(picture) for picture in batch if isinstance(picture, LoadedPicture)],
             top_k=self.query.top_k,
-            model=self.chosen.model,
-            version=self.chosen.version,
-            digest=self.chosen.digest,
+            model=self.model.name,
+            version=self.model.version,
+            digest=self.model.digest,
             min_probability=self.query.min_probability,
             preprocess=self.query.preprocess,
             batch=len(batch),
@@ -66,7 +66,7 @@ class HttpScorer:
         try:
             outcomes = iter([outcome async for outcome in seen])
         except CapsnetError as error:
-            raise _told(error) from None
+            raise _score_error(error) from None
         return [
             picture if isinstance(picture, Skipped) else self._outcome(picture.name, next(outcomes))
             for picture in batch
@@ -78,55 +78,55 @@ class HttpScorer:
         answer = seen.classification
         return Row(name, [self._capsule(one) for one in answer.classes], answer.confident, answer.blank)
 
-    def _capsule(self, seen: ClassScore) -> Capsule:
+    def _capsule(self, seen: ClassScore) -> ScoredClass:
         pose = as_written(seen.pose.ravel()) if self.query.poses else None
-        return Capsule(seen.label, seen.probability, pose)
+        return ScoredClass(seen.label, seen.probability, pose)
 
 
 @asynccontextmanager
-async def open_service(url: str, query: Query, patience_s: float) -> AsyncIterator[HttpScorer]:
-    """The model that a service answers the query with.
+async def open_service(url: str, query: Query, retry_timeout_s: float) -> AsyncIterator[HttpScorer]:
+    """Open the model of the query at a service.
 
     Args:
-        url: where the service is.
-        query: which model, and what is asked.
-        patience_s: seconds to insist on an answer where the service is overloaded or gone.
+        url: of the service.
+        query: the model, and how to score.
+        retry_timeout_s: how long to repeat a request while the service is overloaded or away, in seconds.
 
     Raises:
         ScoreError: the service cannot be reached, does not become ready, or has no such model.
     """
     try:
-        retry = Retry(attempts=UNBOUNDED, total_s=patience_s)
+        retry = Retry(attempts=UNBOUNDED, timeout_s=retry_timeout_s)
         client = AsyncClient(url, api_key=os.environ.get(KEY) or None, retry=retry)
     except ValueError as error:
         raise ScoreError(f"--url or {KEY}: {error}") from None
     async with client:
         try:
             await client.ready()
-            chosen = await _choose(client, query)
+            model = await _choose(client, query)
         except UnreachableError as error:
             raise ScoreError(
                 f"no service answers at {url} ({error.detail}); start one with `make serve`, name another "
-                "with --url, or do without with --local"
+                "with --url, or use --local, which needs none"
             ) from None
         except CapsnetError as error:
-            raise _told(error) from None
-        check_top_k(query, chosen)
-        yield HttpScorer(client, chosen, query)
+            raise _score_error(error) from None
+        check_top_k(query, model)
+        yield HttpScorer(client, model, query)
 
 
-async def _choose(client: AsyncClient, query: Query) -> Chosen:
-    """The version that the service answers the query with now."""
+async def _choose(client: AsyncClient, query: Query) -> ChosenModel:
+    """The version with which the service would answer the query now."""
     model = query.model or await _default_model(client)
     versions = await _versions(client, model)
     usable_versions(model, query.version, versions)
-    pinned = await client.pin(model, query.version)  # loads it, or has the service say what is wrong
-    # Once more by its number: the service keeps what is named, whatever is published meanwhile.
+    pinned = await client.pin(model, query.version)  # loads it, or raises what is wrong with it
+    # Again, by its number: the service keeps a version loaded that requests name, whatever is published.
     _, version, manifest, digest = await client.pin(model, pinned.version)
-    return Chosen(model, version, manifest["class_names"], digest, manifest["views"])
+    return ChosenModel(model, version, manifest["class_names"], digest, manifest["views"])
 
 
-def _to_send(picture: Loaded) -> bytes | Pair:
+def _to_picture(picture: LoadedPicture) -> bytes | Pair:
     return picture.content if picture.right is None else Pair(picture.content, picture.right)
 
 
@@ -137,12 +137,12 @@ async def _default_model(client: AsyncClient) -> str:
 
 
 async def _versions(client: AsyncClient, model: str) -> dict[int, ModelVersion]:
-    """Those of which there is more to say than that they are refused."""
+    """All versions but the refused ones."""
     versions = (await client.model(model)).versions
     return {one.version: one for one in versions if one.state != "refused"}
 
 
-def _told(error: CapsnetError) -> ScoreError:
-    answered = "" if error.status is None else "the service answered "
+def _score_error(error: CapsnetError) -> ScoreError:
+    prefix = "" if error.status is None else "the service answered "
     remedy = f"; set {KEY}" if error.status == UNAUTHORIZED else ""
-    return ScoreError(f"{answered}{error}{remedy}")
+    return ScoreError(f"{prefix}{error}{remedy}")

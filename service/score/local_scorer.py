@@ -1,4 +1,4 @@
-"""Scoring in this process: the model that a service over the same folders would answer with."""
+"""Scoring in this process, with the model that a service of the same folders would use."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from service.inference.providers import DeviceError, EngineOptions
 from service.models.scanner import find_bundles
 from service.score.query import (
     Batch,
-    Capsule,
-    Chosen,
-    Loaded,
+    ChosenModel,
+    LoadedPicture,
     Outcome,
     Query,
     Row,
+    ScoredClass,
     ScoreError,
     Skipped,
     as_written,
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LocalScorer:
-    """One version of a model in this process; pictures are decoded in threads while others are classified."""
+    """A version of a model in this process; pictures are decoded in threads while others are classified."""
 
     engine: Engine
-    chosen: Chosen
+    model: ChosenModel
     query: Query
     max_pixels: int
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,7 +63,7 @@ class LocalScorer:
             for picture, image in zip(batch, decoded, strict=True)
         ]
 
-    def _decode(self, picture: Loaded | Skipped) -> Floats | Skipped:
+    def _decode(self, picture: LoadedPicture | Skipped) -> Floats | Skipped:
         """The model's input [H, W, C] in 0-1."""
         if isinstance(picture, Skipped):
             return picture
@@ -73,10 +73,10 @@ class LocalScorer:
             return decode_image(files, facts, self.query.preprocess, self.max_pixels)
         except PictureError as error:
             return Skipped(picture.name, str(error))
-        except Exception as error:  # a fault of ours costs this picture its row, not the job its end
+        except Exception as error:  # a bug of ours must not end the run for one picture
             return Skipped(picture.name, f"cannot be processed: {type(error).__name__}: {error}")
 
-    async def _classify(self, pixels: Floats) -> list[tuple[list[Capsule], bool | None, bool]]:
+    async def _classify(self, pixels: Floats) -> list[tuple[list[ScoredClass], bool | None, bool]]:
         """For each image [N, H, W, C] its classes, and whether it is confident and blank."""
         async with self.turn:  # one thread at a time may call an engine
             outputs = await asyncio.to_thread(self.engine.encode, pixels)
@@ -88,26 +88,26 @@ class LocalScorer:
             for image in as_written(made)
         ]
 
-    def _capsule(self, seen: Mapping[str, Any]) -> Capsule:
-        return Capsule(seen["label"], seen["probability"], seen["pose"] if self.query.poses else None)
+    def _capsule(self, seen: Mapping[str, Any]) -> ScoredClass:
+        return ScoredClass(seen["label"], seen["probability"], seen["pose"] if self.query.poses else None)
 
 
 @asynccontextmanager
 async def open_local(models: str | None, query: Query, batch: int) -> AsyncIterator[LocalScorer]:
-    """The model that a service over the same folders would answer the query with.
+    """Load the model of the query that a service of the same folders would use.
 
     Args:
         models: folders of bundles, separated as in PATH; default: CAPSNET_MODELS.
-        query: which of them, and what is asked.
-        batch: pictures per run, at most.
+        query: the model, and how to score.
+        batch: maximum pictures per run of the model.
 
     Raises:
         ScoreError: there is no such model, or it cannot be loaded.
     """
     try:
         settings = read_settings(models=models)
-        model, bundles = _find(settings, query.model)
-        versions = usable_versions(model, query.version, bundles)
+        name, bundles = _find(settings, query.model)
+        versions = usable_versions(name, query.version, bundles)
         options = EngineOptions(
             settings.device,
             batch,
@@ -115,35 +115,35 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
             precision=settings.precision,
             optimize=settings.optimize,
         )
-        version, engine = await asyncio.to_thread(_load_first, model, versions, bundles, options)
+        version, engine = await asyncio.to_thread(_load_first, name, versions, bundles, options)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
     manifest = engine.manifest
-    chosen = Chosen(model, version, manifest.class_names, manifest.digest, manifest.views)
-    check_top_k(query, chosen)
-    yield LocalScorer(engine, chosen, query, settings.max_pixels)
+    model = ChosenModel(name, version, manifest.class_names, manifest.digest, manifest.views)
+    check_top_k(query, model)
+    yield LocalScorer(engine, model, query, settings.max_pixels)
 
 
-def _find(settings: Settings, asked: str | None) -> tuple[str, Mapping[int, Path]]:
-    """The model asked for, or the default, or the only one, and the bundles of its versions."""
+def _find(settings: Settings, requested: str | None) -> tuple[str, Mapping[int, Path]]:
+    """The requested model, else the default, else the only one; and the bundles of its versions."""
     found = find_bundles(settings.roots)
     if not found:
-        raise ScoreError(f"no bundle <model>/<version>/ in {settings.models}; say where with --models")
-    if asked is not None and asked not in found:
-        raise ScoreError(f"no model {asked!r} in {settings.models}; there are {', '.join(sorted(found))}")
+        raise ScoreError(f"no bundle <model>/<version>/ in {settings.models}; name the folder with --models")
+    if requested is not None and requested not in found:
+        raise ScoreError(f"no model {requested!r} in {settings.models}; there are {', '.join(sorted(found))}")
     default = settings.default_model if settings.default_model in found else None
-    model = asked or default or only_model(sorted(found))
+    model = requested or default or only_model(sorted(found))
     return model, found[model]
 
 
 def _load_first(
     model: str, versions: Sequence[int], bundles: Mapping[int, Path], options: EngineOptions
 ) -> tuple[int, Engine]:
-    """The first of the versions that can be used, and its engine; those before it are logged.
+    """The first version that can be loaded, and its engine; logs why the ones before it cannot.
 
     Raises:
-        ScoreError: none can; the message is the last one's fault.
-        DeviceError: an explicit device cannot be had.
+        ScoreError: none can be loaded; says why the last one cannot.
+        DeviceError: the device is not available.
     """
     first, *rest = versions
     try:
