@@ -233,7 +233,7 @@ def _optimize(options: argparse.Namespace) -> None:
     report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     print(*as_table(report), sep="\n")
     print(f"the fastest: {report.choice}")
-    print(f"wrote {', '.join(str(found.file) for form, found in report.forms.items() if form != 'plain')}")
+    print(f"wrote {', '.join(str(found.file) for name, found in report.variants.items() if name != 'plain')}")
     if options.half:
         _write_half(bundle, options)
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from export.optimize.plan import Form
+from export.optimize.plan import Variant
 
 PLAIN = "plain graph"
-FORMS: Mapping[Form, str] = {"plain": PLAIN, "one_axis": "ours, one axis", "both_axes": "ours, both axes"}
+VARIANTS: Mapping[Variant, str] = {
+    "plain": PLAIN,
+    "toom_cook_1d": "ours, one axis",
+    "toom_cook_2d": "ours, both axes",
+}
 SERVED = "ours, as served"
-OURS = {FORMS["one_axis"], FORMS["both_axes"], SERVED}
+OURS = {VARIANTS["toom_cook_1d"], VARIANTS["toom_cook_2d"], SERVED}
 
 
 @dataclass
@@ -59,11 +63,11 @@ class Report:
 
     Attributes:
         rows: of the contenders that were measured to the end.
-        choice: the form that export/optimize chooses, by size of batch.
+        choice: the variant that export/optimize chooses, by size of batch.
     """
 
     rows: Sequence[Row]
-    choice: Mapping[int, Form]
+    choice: Mapping[int, Variant]
 
     @property
     def ratios(self) -> dict[str, dict[int, Ratios]]:
@@ -84,12 +88,12 @@ class Report:
         return found
 
     @property
-    def of_best_form(self) -> dict[int, float]:
-        """The service's session against the fastest form of each round, by size; at best about 1."""
-        served, forms = self._row(SERVED), [row for row in self.rows if row.name in FORMS.values()]
-        if not served or len(forms) < len(FORMS):
+    def of_best_variant(self) -> dict[int, float]:
+        """The service's session against the fastest variant of each round, by size; at best about 1."""
+        served, variants = self._row(SERVED), [row for row in self.rows if row.name in VARIANTS.values()]
+        if not served or len(variants) < len(VARIANTS):
             return {}
-        return {size: speed_ratio(served, forms, size) for size in self.choice}
+        return {size: speed_ratio(served, variants, size) for size in self.choice}
 
     def lines(self) -> Iterator[str]:
         """Both tables; what is chosen at a size stands in bold."""
@@ -105,9 +109,9 @@ class Report:
                     f"{name} / best other", *(f"{one.to_best_other:.2f}" for one in found.values()), ""
                 )
         bests = next((list(found.values()) for found in ratios.values() if found), [])
-        if self.of_best_form:
+        if self.of_best_variant:
             yield _line(
-                "as served / best form", *(f"{ratio:.2f}" for ratio in self.of_best_form.values()), ""
+                "as served / best variant", *(f"{ratio:.2f}" for ratio in self.of_best_variant.values()), ""
             )
         if bests:
             yield _line("best other", *(one.best_other for one in bests), "")
@@ -129,7 +133,7 @@ class Report:
     def _chosen(self, size: int) -> Row | None:
         """None where it, or what it was chosen from, was not measured."""
         has_ours = any(row.name in OURS - {SERVED} for row in self.rows)
-        return self._row(FORMS[self.choice[size]]) if has_ours else None
+        return self._row(VARIANTS[self.choice[size]]) if has_ours else None
 
     def _row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)

@@ -15,7 +15,7 @@ other to whichever was the fastest in that round, so it may differ from that of 
 
 The plain graph is the bundle's on ONNX Runtime. Ours is, at each size, the graph that export/optimize chooses
 on this machine before anything else is measured; it stands in bold. As served are the sessions that a service
-has, several of them, with a batch shared between its lanes; it is meant to be within 5 % of the best form.
+has, several of them, with a batch shared between its lanes; it is meant to be within 5 % of the best variant.
 
 The last column, "differs by", is the largest difference of an output from the plain graph's, at any size.
 Memory is the highest resident memory of the process until it has run batches of that size and the smaller
@@ -42,13 +42,13 @@ import onnx
 
 from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
-from benchmarks.inference.report import FORMS, SERVED, Report, Row
+from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
 from benchmarks.places import ROOT
 from export.contract.manifest import Manifest, read_checked, read_manifest
-from export.optimize.choice import choose, open_forms
-from export.optimize.derive import write_forms
+from export.optimize.choice import choose, open_variants
+from export.optimize.derive import write_variants
 from export.optimize.measure import SIZES, measure
-from export.optimize.plan import Form
+from export.optimize.plan import Variant
 from service.inference.providers import usable_cpus
 
 # N images, H rows, W columns, C channels
@@ -72,7 +72,7 @@ CONTENDERS = (
     Contender("torch eager", "torch", "weights.npz"),
     Contender("torch.compile", "torch.compile", "weights.npz"),
     Contender("OpenVINO", "openvino", "plain.onnx"),
-    *(Contender(name, "onnxruntime", f"{form}.onnx") for form, name in FORMS.items()),
+    *(Contender(name, "onnxruntime", f"{variant}.onnx") for variant, name in VARIANTS.items()),
     Contender(SERVED, "service", "bundle"),
 )
 
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write_files(
     folder: Path, bundle: Path, manifest: Manifest, encoder: bytes, options: argparse.Namespace
-) -> dict[int, Form]:
-    """Write all that contenders open, and the plain graph's outputs; returns which form ours is, by size."""
+) -> dict[int, Variant]:
+    """Write all that contenders open and the plain graph's outputs; return which variant is ours, by size."""
     model = onnx.load_model_from_string(encoder)
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    forms = write_forms(model, folder, options.threads)
+    variants = write_variants(model, folder, options.threads)
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
     np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]
@@ -119,8 +119,8 @@ def write_files(
     np.save(folder / "pixels.npy", pixels)
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
     np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))
-    choice = choose(measure(open_forms(forms, options.threads), SIZES).milliseconds)
-    return {size: choice.form(size) for size in options.batches}
+    choice = choose(measure(open_variants(variants, options.threads), SIZES).milliseconds)
+    return {size: choice.variant(size) for size in options.batches}
 
 
 def pictures(bundle: Path, manifest: Manifest, count: int) -> Floats:
@@ -241,7 +241,7 @@ def opened(contender: Contender, folder: Path, threads: int) -> Iterator[Child]:
     """
     file = folder / contender.file
     if not file.exists():
-        raise ContenderError("export/optimize does not expect this form to pay for this graph")
+        raise ContenderError("export/optimize does not expect this variant to pay for this graph")
     command = [sys.executable, str(HERE / "contender.py"), contender.runtime, str(file), str(threads)]
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -320,7 +320,7 @@ def _record(options: argparse.Namespace, manifest: Manifest, report: Report) -> 
             for row in report.rows
         ],
         "chosen": report.chosen_names(),
-        "of_best_form": report.of_best_form,
+        "of_best_variant": report.of_best_variant,
         "ratios": {
             name: {size: one._asdict() for size, one in found.items()}
             for name, found in report.ratios.items()

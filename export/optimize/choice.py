@@ -1,4 +1,4 @@
-"""Choose the fastest form of a graph for each size of batch, from what was measured."""
+"""Choose the fastest variant of a graph for each batch size, from its measured times."""
 
 from collections.abc import Mapping
 from itertools import groupby, pairwise, product
@@ -10,15 +10,15 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.optimize.measure import noise
-from export.optimize.plan import Choice, Form
+from export.optimize.plan import Choice, Variant
 
 Name = TypeVar("Name")
 
 TESTED_IMAGES = 19
-# A form whose outputs differ by more from the plain graph's is not used. Two orders of summation in float32
-# differ by 1e-6; the weights of a model far from the papers' might be such that a transform loses more.
+# A variant whose outputs differ by more from the plain graph's is not used. Two orders of summation in
+# float32 differ by 1e-6; with unusual weights a transform may lose more.
 MAX_ERROR = 1e-5
-# A graph that is faster by less, at one size, is not worth its memory.
+# A graph that is faster by less than this, at one batch size, is not worth its memory.
 LEAST_GAIN = 0.03
 # Threads that spin for a moment need not be woken for the next node, or for a run that follows at once, which
 # takes up to a quarter of a small batch's time. If they spun for longer they would starve image decoding and
@@ -26,14 +26,14 @@ LEAST_GAIN = 0.03
 SPIN_US = 50
 
 
-def open_forms(
-    files: Mapping[Form, Path], threads: int, *, prepared: bool = False
-) -> dict[Form, ort.InferenceSession]:
-    """A session of each form on the CPU; prepared ones are as the runtime rearranges them already."""
-    return {form: open_form(file, threads, prepared=prepared) for form, file in files.items()}
+def open_variants(
+    files: Mapping[Variant, Path], threads: int, *, prepared: bool = False
+) -> dict[Variant, ort.InferenceSession]:
+    """A session of each variant on the CPU; prepared ones are as the runtime rearranges them already."""
+    return {variant: open_variant(file, threads, prepared=prepared) for variant, file in files.items()}
 
 
-def open_form(file: Path, threads: int, *, prepared: bool = False) -> ort.InferenceSession:
+def open_variant(file: Path, threads: int, *, prepared: bool = False) -> ort.InferenceSession:
     """A session on the CPU; a prepared graph is as the runtime rearranges it already."""
     options = cpu_options(threads, prepared=prepared)
     return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -51,57 +51,60 @@ def cpu_options(threads: int, *, prepared: bool = False) -> ort.SessionOptions:
 
 
 def largest_errors(
-    sessions: Mapping[Form, ort.InferenceSession], pixels: NDArray[np.float32] | None = None
-) -> dict[Form, float]:
-    """The largest difference of an output from the plain form's, by form; infinite if one is not a number.
+    sessions: Mapping[Variant, ort.InferenceSession], pixels: NDArray[np.float32] | None = None
+) -> dict[Variant, float]:
+    """Largest difference of an output from the plain variant's, by variant; infinite if one is NaN.
 
     Args:
-        sessions: the plain form among them.
+        sessions: the plain variant among them.
         pixels: images [N, H, W, C], 0 to 1; None takes noise of all contrasts.
     """
     plain = sessions["plain"]
     images = noise(plain, TESTED_IMAGES) if pixels is None else pixels
     expected = plain.run(None, {"pixels": images})
-    errors: dict[Form, float] = {}
-    for form, session in sessions.items():
-        if form != "plain":
+    errors: dict[Variant, float] = {}
+    for variant, session in sessions.items():
+        if variant != "plain":
             found = session.run(None, {"pixels": images})
             worst = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
-            errors[form] = float(np.nan_to_num(worst, nan=np.inf))
+            errors[variant] = float(np.nan_to_num(worst, nan=np.inf))
     return errors
 
 
-def choose(milliseconds: Mapping[Form, Mapping[int, float]]) -> Choice:
-    """The forms that together lose least, each for a range of sizes.
+def choose(milliseconds: Mapping[Variant, Mapping[int, float]]) -> Choice:
+    """The variants that together lose least time, each for a range of batch sizes.
 
-    What they lose at a size is how much slower they are than the fastest form there; it is added up, and each
-    border between two ranges counts as a loss of LEAST_GAIN.
+    The loss at a size is how much slower a variant is than the fastest one. The losses are added up, and
+    each border between two ranges costs LEAST_GAIN.
 
     Args:
-        milliseconds: of a batch, by form and size; every form has the same sizes.
+        milliseconds: of a batch, by variant and size; every variant has the same sizes.
     """
     sizes = sorted(next(iter(milliseconds.values())))
     slower = slower_than_fastest(milliseconds)
 
-    def lost(forms: tuple[Form, ...]) -> float:
-        borders = sum(a != b for a, b in pairwise(forms))
-        return LEAST_GAIN * borders + sum(slower[form][size] for form, size in zip(forms, sizes, strict=True))
+    def lost(variants: tuple[Variant, ...]) -> float:
+        borders = sum(a != b for a, b in pairwise(variants))
+        return LEAST_GAIN * borders + sum(
+            slower[variant][size] for variant, size in zip(variants, sizes, strict=True)
+        )
 
     best = min(product(milliseconds, repeat=len(sizes)), key=lost)
     ranges = [
-        (form, [size for _, size in members])
-        for form, members in groupby(zip(best, sizes, strict=True), key=lambda pair: pair[0])
+        (variant, [size for _, size in members])
+        for variant, members in groupby(zip(best, sizes, strict=True), key=lambda pair: pair[0])
     ]
     return Choice(
-        forms=tuple(form for form, _ in ranges), borders=tuple(members[-1] for _, members in ranges[:-1])
+        variants=tuple(variant for variant, _ in ranges),
+        borders=tuple(members[-1] for _, members in ranges[:-1]),
     )
 
 
 def slower_than_fastest(milliseconds: Mapping[Name, Mapping[int, float]]) -> dict[Name, dict[int, float]]:
-    """By what share each form is slower than the fastest at each size: 0.1 is a tenth."""
+    """By what share each variant is slower than the fastest at each size: 0.1 is a tenth."""
     sizes = next(iter(milliseconds.values()))
     fastest = {size: min(found[size] for found in milliseconds.values()) for size in sizes}
     return {
-        form: {size: found[size] / fastest[size] - 1 for size in sizes}
-        for form, found in milliseconds.items()
+        variant: {size: found[size] / fastest[size] - 1 for size in sizes}
+        for variant, found in milliseconds.items()
     }

@@ -1,6 +1,6 @@
-"""How long a convolution takes in each of its forms: a model with few numbers, measured once.
+"""How long a convolution takes in each of its variants: a model with few numbers, measured once.
 
-It is only asked which tiles may be best and whether a form can pay at all. Which of the two best tiles is
+It is only asked which tiles may be best and whether a variant can pay at all. Which of the two best tiles is
 used, and which graph for which batch, is measured on the machine itself (`measure`). So the numbers below
 need to be about right in their proportions. They are those of two Zen 3 cores with ONNX Runtime 1.31 on the
 paper's network.
@@ -24,25 +24,25 @@ DIRECT, BETWEEN_CHANNELS, NARROW, MOVED = 80.0, 65.0, 28.0, 8.0
 # Bytes of weights per nanosecond, once a batch. Memory gives less; half of it happens beside the arithmetic.
 WEIGHT_BYTES = 50.0
 NODE_NS = 5000.0  # to start one more node, once a batch
-NODES_OF_ONE_AXIS = 8  # that are there in place of one
-SMALL_BATCH, LARGE_BATCH = 1, 16  # that the forms are meant for
+TOOM_COOK_1D_NODES = 8  # that are there in place of one
+SMALL_BATCH, LARGE_BATCH = 1, 16  # that the variants are meant for
 LARGEST_TILE = 6  # beyond it float32 loses too much
 
 
-def one_axis_tiles(convolution: Convolution) -> list[int]:
+def toom_cook_1d_tiles(convolution: Convolution) -> list[int]:
     """The tiles along rows with which one image is faster than as the convolution is, best first."""
     rows = convolution.output_size[0]
     tiles = _possible_tiles(rows, convolution.weight.shape[2], convolution.strides[0])
-    times = {tile: one_axis_ns(convolution, tile) for tile in tiles}
+    times = {tile: toom_cook_1d_ns(convolution, tile) for tile in tiles}
     return _faster_than(direct_ns(convolution, SMALL_BATCH), times)
 
 
-def both_axes_tiles(encoder: PlainEncoder) -> list[tuple[int, int]]:
+def toom_cook_2d_tiles(encoder: PlainEncoder) -> list[tuple[int, int]]:
     """The tiles with which a large batch is faster than in the plain encoder, best first."""
     primary = encoder.primary
     sizes = zip(primary.output_size, primary.weight.shape[2:], primary.strides, strict=True)
     times = {
-        (rows, columns): both_axes_ns(encoder, (rows, columns))
+        (rows, columns): toom_cook_2d_ns(encoder, (rows, columns))
         for rows, columns in product(*(_possible_tiles(*size) for size in sizes))
     }
     return _faster_than(direct_ns(encoder.conv1, LARGE_BATCH) + direct_ns(primary, LARGE_BATCH), times)
@@ -54,8 +54,8 @@ def direct_ns(convolution: Convolution, batch: int) -> float:
     return rows * columns * convolution.weight.size / DIRECT + _weights_ns(convolution.weight.size, batch)
 
 
-def one_axis_ns(convolution: Convolution, tile: int) -> float:
-    """Nanoseconds for one image with rows transformed (`one_axis`)."""
+def toom_cook_1d_ns(convolution: Convolution, tile: int) -> float:
+    """Nanoseconds for one image with rows transformed (`toom_cook_1d`)."""
     features, channels, kernel, kernel_width = convolution.weight.shape
     (rows, columns), (height, width) = convolution.output_size, convolution.size
     size = strided_convolution(tile, kernel, convolution.strides[0]).size
@@ -65,11 +65,11 @@ def one_axis_ns(convolution: Convolution, tile: int) -> float:
     narrow = products * (height * channels * width + tile * features * columns) / NARROW
     moved = (channels * width * (height + products) + features * columns * (rows + products)) / MOVED
     weights = _weights_ns(size * kernel_width * channels * features, SMALL_BATCH)
-    return between + narrow + moved + weights + NODES_OF_ONE_AXIS * NODE_NS / SMALL_BATCH
+    return between + narrow + moved + weights + TOOM_COOK_1D_NODES * NODE_NS / SMALL_BATCH
 
 
-def both_axes_ns(encoder: PlainEncoder, tile: tuple[int, int]) -> float:
-    """Nanoseconds per image of Conv1 and PrimaryCapsules with both axes transformed (`both_axes`)."""
+def toom_cook_2d_ns(encoder: PlainEncoder, tile: tuple[int, int]) -> float:
+    """Nanoseconds per image of Conv1 and PrimaryCapsules with both axes transformed (`toom_cook_2d`)."""
     primary = encoder.primary
     features, channels = primary.weight.shape[:2]
     along_rows, along_columns = (

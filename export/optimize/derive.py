@@ -1,4 +1,4 @@
-"""Derive a graph's faster forms, measure them and write those in use into a folder, with their plan."""
+"""Derive a graph's faster variants, measure them and write those in use into a folder, with their plan."""
 
 import hashlib
 import shutil
@@ -16,18 +16,21 @@ from export.optimize.choice import (
     choose,
     cpu_options,
     largest_errors,
-    open_form,
-    open_forms,
+    open_variant,
+    open_variants,
     slower_than_fastest,
 )
 from export.optimize.measure import SIZES, measure
-from export.optimize.plan import FILE, MAX_LANES, PLAIN, Form, Plan, files_of, read_plan
+from export.optimize.plan import FILE, MAX_LANES, PLAIN, Plan, Variant, files_of, read_plan
 from export.optimize.rewrite import rewritten
 
 LARGE_TENSOR_BYTES = 64 * 1024
 ASIDE = ".deriving-"
 TILES = 2  # of the most promising, how many are measured
-MEANT_FOR: Mapping[Form, Sequence[int]] = {"one_axis": (1, 4), "both_axes": (8, 16)}  # sizes of batches
+MEANT_FOR: Mapping[Variant, Sequence[int]] = {
+    "toom_cook_1d": (1, 4),
+    "toom_cook_2d": (8, 16),
+}  # sizes of batches
 
 
 def derive(
@@ -39,7 +42,7 @@ def derive(
         encoder: the plain graph, as in its file.
         decoder: what a service runs between batches of the encoder, as in its file; empty for nothing.
         folder: to be made; a plan that another process has just made there is taken.
-        threads: of a batch that is alone and of one that shares the cores.
+        threads: of a batch that has all cores, and of one that shares them.
         again: replace a plan that was measured under load by one that is measured now, under less load.
 
     Raises:
@@ -61,12 +64,12 @@ def _derive(
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
-        files = write_forms(onnx.load_model_from_string(encoder), aside, threads[0])
+        files = write_variants(onnx.load_model_from_string(encoder), aside, threads[0])
         plan = _plan(files, decoder, threads)
         if found and found.waited <= plan.waited:
             return found
         for file in aside.iterdir():
-            if file.stem not in plan.forms - {"plain"}:
+            if file.stem not in plan.variants - {"plain"}:
                 file.unlink()
         digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
         plan = plan.model_copy(update={"sha256": digests})
@@ -78,28 +81,30 @@ def _derive(
     return plan
 
 
-def write_forms(model: onnx.ModelProto, folder: Path, threads: int) -> dict[Form, Path]:
-    """Write each form of a plain graph into the folder, with the faster of its two most promising tiles.
+def write_variants(model: onnx.ModelProto, folder: Path, threads: int) -> dict[Variant, Path]:
+    """Write each variant of a plain graph into the folder, with the faster of its two most promising tiles.
 
     Args:
         model: the plain graph; its weights are in the files afterwards, no longer in it.
-        folder: gets FORM.onnx and their weights.
+        folder: gets VARIANT.onnx and their weights.
         threads: that a run may use.
     """
-    rivals: dict[Form, list[Path]] = {}
+    rivals: dict[Variant, list[Path]] = {}
     for rank in range(TILES):
         part = folder / f"rank-{rank}"
         part.mkdir()
-        forms = rewritten(model, rank)
-        for form in list(forms):  # a form is only held until it is written; from then on it is mapped
-            rivals.setdefault(form, []).append(prepare(forms.pop(form), part / f"{form}.onnx"))
+        variants = rewritten(model, rank)
+        for variant in list(
+            variants
+        ):  # a variant is only held until it is written; from then on it is mapped
+            rivals.setdefault(variant, []).append(prepare(variants.pop(variant), part / f"{variant}.onnx"))
     # Last, as it takes the weights out of the model.
-    files: dict[Form, Path] = {"plain": prepare(model, folder / "plain.onnx")}
-    for form, found in rivals.items():
-        best = _fastest(found, MEANT_FOR[form], threads)
-        for name in files_of(form):  # a graph names its weights, so both keep their names
+    files: dict[Variant, Path] = {"plain": prepare(model, folder / "plain.onnx")}
+    for variant, found in rivals.items():
+        best = _fastest(found, MEANT_FOR[variant], threads)
+        for name in files_of(variant):  # a graph names its weights, so both keep their names
             (best.parent / name).rename(folder / name)
-        files[form] = folder / best.name
+        files[variant] = folder / best.name
     for rank in range(TILES):
         shutil.rmtree(folder / f"rank-{rank}")
     return files
@@ -109,7 +114,7 @@ def _fastest(files: Sequence[Path], sizes: Sequence[int], threads: int) -> Path:
     """The graph that loses least at these sizes of batches, all together."""
     if len(files) == 1:
         return files[0]
-    sessions = {file: open_form(file, threads, prepared=True) for file in files}
+    sessions = {file: open_variant(file, threads, prepared=True) for file in files}
     slower = slower_than_fastest(measure(sessions, sizes).milliseconds)
     return min(files, key=lambda file: sum(slower[file].values()))
 
@@ -140,25 +145,26 @@ def prepare(model: onnx.ModelProto, file: Path) -> Path:
     return file
 
 
-def _plan(files: Mapping[Form, Path], decoder: bytes, threads: tuple[int, int]) -> Plan:
+def _plan(files: Mapping[Variant, Path], decoder: bytes, threads: tuple[int, int]) -> Plan:
     if len(files) == 1:
         return PLAIN
-    alone, share = threads
-    errors = largest_errors(open_forms(files, share, prepared=True))
-    exact = {form: file for form, file in files.items() if errors.get(form, 0.0) <= MAX_ERROR}
-    between = _runs(decoder, share) if decoder else lambda: None
-    by_itself = measure(open_forms(exact, alone, prepared=True), SIZES, between=between)
-    in_company = by_itself
-    if share < alone:
-        sessions = open_forms(exact, share, prepared=True)
-        in_company = measure(sessions, SIZES, lanes=min(alone // share, MAX_LANES), between=between)
+    exclusive_threads, shared_threads = threads
+    errors = largest_errors(open_variants(files, shared_threads, prepared=True))
+    exact = {variant: file for variant, file in files.items() if errors.get(variant, 0.0) <= MAX_ERROR}
+    between = _runs(decoder, shared_threads) if decoder else lambda: None
+    exclusive = measure(open_variants(exact, exclusive_threads, prepared=True), SIZES, between=between)
+    shared = exclusive
+    if shared_threads < exclusive_threads:
+        sessions = open_variants(exact, shared_threads, prepared=True)
+        lanes = min(exclusive_threads // shared_threads, MAX_LANES)
+        shared = measure(sessions, SIZES, lanes=lanes, between=between)
     return Plan(
-        alone=choose(by_itself.milliseconds),
-        beside=choose(in_company.milliseconds),
+        exclusive=choose(exclusive.milliseconds),
+        shared=choose(shared.milliseconds),
         threads=threads,
         errors=errors,
-        milliseconds={"alone": by_itself.milliseconds, "beside": in_company.milliseconds},
-        waited=max(by_itself.waited, in_company.waited),
+        milliseconds={"exclusive": exclusive.milliseconds, "shared": shared.milliseconds},
+        waited=max(exclusive.waited, shared.waited),
         sha256={},
     )
 

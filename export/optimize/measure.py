@@ -1,14 +1,14 @@
-"""Time the forms of a graph as a service runs them: one form, many times in a row.
+"""Time the variants of a graph as a service runs them: one variant, many times in a row.
 
-A graph that runs once in a while finds its weights pushed out of the caches by what ran meanwhile; a service
-runs the same one again and again. So a form runs in blocks of runs in a row, of which the first is not
-counted. The blocks of the forms take turns, because a machine that becomes slower shall meet them all alike;
-between two blocks runs what else a service runs, such as its decoder. Where a service has several lanes the
-others run the same batches all the while.
+A graph that runs only once in a while finds its weights pushed out of the caches; a service runs the same one
+again and again. So a variant runs in blocks of consecutive runs, of which the first is not counted. The
+blocks of the variants take turns, so that a machine that slows down slows them all down alike. Between two
+blocks runs what else a service runs, such as its decoder. Where a service runs several batches side by side,
+other threads run the same batches during a block.
 
-The best run of a form is compared with the best runs of the others: what else the machine does only ever adds
-time. A form that is close to the fastest gets more blocks, and so do all that may be the fastest while the
-best of one of them has come only once.
+The best run of a variant is compared with the best runs of the others, because other work on the machine only
+ever adds time. A variant that is close to the fastest gets more blocks. So do all that may be the fastest
+while the best time of one of them has been seen only once.
 """
 
 import math
@@ -24,13 +24,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-Name = TypeVar("Name")  # of what is measured, such as a form
+Name = TypeVar("Name")  # of what is measured, such as a variant
 
 SIZES = (1, 2, 4, 8, 16)
 LEAST_BLOCKS, MOST_BLOCKS, MOST_S = 3, 10, 2.0  # for a size of batch; three blocks though they take longer
 LEAST_RUNS, BLOCK_S = 3, 0.04  # in a row, after the first
-CLOSE = 1.05  # times the fastest: to tell such forms apart takes more blocks
-RIVAL = 1.4  # times the fastest: noise might hide that such a form is faster
+CLOSE = 1.05  # times the fastest: to tell such variants apart takes more blocks
+RIVAL = 1.4  # times the fastest: noise might hide that such a variant is faster
 HOPELESS = 2.5  # times the fastest, in the first block already
 
 
@@ -39,7 +39,7 @@ class Times(Generic[Name]):
     """What was measured.
 
     Attributes:
-        milliseconds: of the best run of a batch, by form and size.
+        milliseconds: of the best run of a batch, by variant and size.
         waited_s: how long threads waited for a core, all together.
         took_s: how long measuring took.
     """
@@ -61,33 +61,33 @@ def measure(
     lanes: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> Times[Name]:
-    """Time each form at each size of batch.
+    """Time each variant at each size of batch.
 
     Args:
-        sessions: by form.
+        sessions: by variant.
         sizes: images in a batch.
         lanes: how many threads run batches side by side.
         between: is called between two blocks.
     """
-    times = Times({form: {} for form in sessions})
+    times = Times({variant: {} for variant in sessions})
     for size in sizes:
-        best: dict[Name, list[float]] = {form: [] for form in sessions}  # of each block
+        best: dict[Name, list[float]] = {variant: [] for variant in sessions}  # of each block
         feeds = {"pixels": noise(next(iter(sessions.values())), size)}
         until = time.perf_counter() + MOST_S
         while rivals := undecided(best, is_late=time.perf_counter() > until):
-            for form in rivals:
+            for variant in rivals:
                 between()
-                best[form].append(_block(sessions[form], feeds, lanes, times))
-        for form, found in best.items():
-            times.milliseconds[form][size] = min(found)
+                best[variant].append(_block(sessions[variant], feeds, lanes, times))
+        for variant, found in best.items():
+            times.milliseconds[variant][size] = min(found)
     return times
 
 
 def undecided(best: Mapping[Name, Sequence[float]], *, is_late: bool = False) -> list[Name]:
-    """The forms that need another block to say which one is the fastest; none once that is clear.
+    """The variants that need another block to say which one is the fastest; none once that is clear.
 
     Args:
-        best: the best run of each block so far, by form.
+        best: the best run of each block so far, by variant.
         is_late: there is no time for more than LEAST_BLOCKS.
     """
     blocks = max(map(len, best.values()))
@@ -95,13 +95,13 @@ def undecided(best: Mapping[Name, Sequence[float]], *, is_late: bool = False) ->
         return list(best)
     fastest = min(min(found) for found in best.values())
     limit = fastest * (HOPELESS if blocks < LEAST_BLOCKS else RIVAL)
-    rivals = [form for form, found in best.items() if min(found) <= limit]
+    rivals = [variant for variant, found in best.items() if min(found) <= limit]
     if len(rivals) == 1:
         return []
     if blocks < LEAST_BLOCKS:
         return rivals
-    close = [form for form in rivals if min(best[form]) <= CLOSE * fastest]
-    is_clear = len(close) == 1 and all(_came_twice(best[form]) for form in rivals)
+    close = [variant for variant in rivals if min(best[variant]) <= CLOSE * fastest]
+    is_clear = len(close) == 1 and all(_came_twice(best[variant]) for variant in rivals)
     return [] if is_late or is_clear or blocks >= MOST_BLOCKS else rivals
 
 
@@ -123,7 +123,7 @@ def _block(
     session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int, times: Times[Name]
 ) -> float:
     """Milliseconds of the best of some runs in a row; what they waited and took is added to the times."""
-    with _beside(session, feeds, lanes - 1):
+    with _other_lanes(session, feeds, lanes - 1):
         session.run(None, feeds)  # its weights come back into the caches; memory is set aside
         began, waited_s, best, runs = time.perf_counter(), _waited_s(), math.inf, 0
         while runs < LEAST_RUNS or time.perf_counter() < began + BLOCK_S:
@@ -137,7 +137,7 @@ def _block(
 
 
 @contextmanager
-def _beside(
+def _other_lanes(
     session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int
 ) -> Iterator[None]:
     """Meanwhile so many other lanes run the same batch again and again."""

@@ -1,4 +1,4 @@
-"""Which form of a graph runs which batch: what was derived and measured, as it is kept in a folder.
+"""Which variant of a graph runs which batch: what was derived and measured, as it is kept in a folder.
 
 Reading it takes no onnx, so a service that finds its plan made has nothing else to import.
 """
@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-Form = Literal["plain", "one_axis", "both_axes"]
+Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d"]
 
 FILE = "plan.json"
 MAX_LANES = 4  # batches that a service runs side by side, at most
@@ -23,49 +23,51 @@ MAX_WAITED = 0.1  # on idle cores threads wait for less than a hundredth of the 
 
 
 class Choice(BaseModel):
-    """The form for each size of batch.
+    """The variant for each size of batch.
 
     Attributes:
-        forms: from the one for small batches to the one for large ones.
+        variants: from the one for small batches to the one for large ones.
         borders: images in a batch, at most, for each of them but the last; ascending.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    forms: tuple[Form, ...] = Field(min_length=1)
+    variants: tuple[Variant, ...] = Field(min_length=1)
     borders: tuple[PositiveInt, ...] = ()
 
     @model_validator(mode="after")
-    def _borders_lie_between_forms(self) -> "Choice":
-        if len(self.borders) != len(self.forms) - 1 or any(a >= b for a, b in pairwise(self.borders)):
-            raise ValueError(f"{len(self.forms)} forms need a border less, ascending; got {self.borders}")
+    def _borders_lie_between_variants(self) -> "Choice":
+        if len(self.borders) != len(self.variants) - 1 or any(a >= b for a, b in pairwise(self.borders)):
+            raise ValueError(
+                f"{len(self.variants)} variants need a border less, ascending; got {self.borders}"
+            )
         return self
 
-    def form(self, images: int) -> Form:
+    def variant(self, images: int) -> Variant:
         """The one for so many images."""
-        return self.forms[bisect_left(self.borders, images)]
+        return self.variants[bisect_left(self.borders, images)]
 
     def __str__(self) -> str:
-        """In words: "plain", or "plain to 1 image, one_axis to 4 images, then both_axes"."""
+        """In words: "plain", or "plain to 1 image, toom_cook_1d to 4 images, then toom_cook_2d"."""
         if not self.borders:
-            return self.forms[0]
+            return self.variants[0]
         ranges = [
-            f"{form} to {border} {'image' if border == 1 else 'images'}"
-            for form, border in zip(self.forms[:-1], self.borders, strict=True)
+            f"{variant} to {border} {'image' if border == 1 else 'images'}"
+            for variant, border in zip(self.variants[:-1], self.borders, strict=True)
         ]
-        return f"{', '.join(ranges)}, then {self.forms[-1]}"
+        return f"{', '.join(ranges)}, then {self.variants[-1]}"
 
 
 class Plan(BaseModel):
-    """Forms by the threads that a batch has and by its size.
+    """Variants by the threads that a batch has and by its size.
 
     Attributes:
-        alone: for a batch that has all cores.
-        beside: for one that shares them with others.
-        threads: of a batch that is alone and of one beside others.
-        errors: largest difference of an output from the plain graph's, by form.
-        milliseconds: of a batch, which the choice was made from: for `alone` and for `beside`, by form and
-            images.
+        exclusive: for a batch that has all cores.
+        shared: for a batch that shares them with others.
+        threads: of a batch that has all cores, and of one that shares them.
+        errors: largest difference of an output from the plain graph's, by variant.
+        milliseconds: of a batch, from which the choice was made: for `exclusive` and for `shared`, by variant
+            and images.
         waited: seconds that threads waited for a core, all together, in each second of measuring; 0 where
             the system does not tell.
         sha256: of the files beside it, by name.
@@ -74,18 +76,18 @@ class Plan(BaseModel):
     # An error may be infinite, for which JSON has no number.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
-    alone: Choice
-    beside: Choice
+    exclusive: Choice
+    shared: Choice
     threads: tuple[int, int]
-    errors: dict[Form, float]
-    milliseconds: dict[Literal["alone", "beside"], dict[Form, dict[int, float]]]
+    errors: dict[Variant, float]
+    milliseconds: dict[Literal["exclusive", "shared"], dict[Variant, dict[int, float]]]
     waited: float
     sha256: dict[str, str]
 
     @property
-    def forms(self) -> set[Form]:
+    def variants(self) -> set[Variant]:
         """Those in use."""
-        return {*self.alone.forms, *self.beside.forms}
+        return {*self.exclusive.variants, *self.shared.variants}
 
     @property
     def is_under_load(self) -> bool:
@@ -93,10 +95,10 @@ class Plan(BaseModel):
         return self.waited > MAX_WAITED
 
 
-ALWAYS_PLAIN = Choice(forms=("plain",))
+ALWAYS_PLAIN = Choice(variants=("plain",))
 PLAIN = Plan(
-    alone=ALWAYS_PLAIN,
-    beside=ALWAYS_PLAIN,
+    exclusive=ALWAYS_PLAIN,
+    shared=ALWAYS_PLAIN,
     threads=(1, 1),
     errors={},
     milliseconds={},
@@ -109,7 +111,9 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan in a folder, or None where there is none or its files are not those that were written."""
     try:
         plan = Plan.model_validate_json((folder / FILE).read_bytes())
-        if plan.sha256.keys() != {name for form in plan.forms - {"plain"} for name in files_of(form)}:
+        if plan.sha256.keys() != {
+            name for variant in plan.variants - {"plain"} for name in files_of(variant)
+        }:
             return None
         for name, expected in plan.sha256.items():
             with (folder / name).open("rb") as file:
@@ -120,9 +124,9 @@ def read_plan(folder: Path) -> Plan | None:
     return plan
 
 
-def files_of(form: Form) -> tuple[str, str]:
-    """The names of a form's graph and of its weights."""
-    return f"{form}.onnx", f"{form}.weights"
+def files_of(variant: Variant) -> tuple[str, str]:
+    """The names of a variant's graph and of its weights."""
+    return f"{variant}.onnx", f"{variant}.weights"
 
 
 def plan_key(encoder_sha256: str, threads: tuple[int, int], runtime: str) -> str:
@@ -130,7 +134,7 @@ def plan_key(encoder_sha256: str, threads: tuple[int, int], runtime: str) -> str
 
     Args:
         encoder_sha256: of the plain graph's file.
-        threads: of a batch that is alone and of one that shares the cores.
+        threads: of a batch that has all cores, and of one that shares them.
         runtime: ONNX Runtime's version.
     """
     parts = (encoder_sha256, _sources(), _processor(), platform.machine(), runtime, *map(str, threads))

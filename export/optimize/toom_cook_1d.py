@@ -51,7 +51,7 @@ class Convolution:
         return rows, columns
 
 
-def add_one_axis(nodes: Nodes, value: str, name: str, convolution: Convolution, tile: int) -> None:
+def add_toom_cook_1d(nodes: Nodes, value: str, name: str, convolution: Convolution, tile: int) -> None:
     """Add nodes that take the value [N, C, H, W] to `name`, [N, F, P, Q].
 
     Args:

@@ -15,7 +15,7 @@ What there is around it decides whether that is a gain, so the data is laid out 
    (`routing`), with the votes' weights in the order in which the capsules come out here.
 
 The weights of step 3 are n_h n_w / (k_h k_w) times as large as the convolution's, 4.5 in the example. For one
-or two images reading them takes longer than computing with them: `one_axis` is for those.
+or two images reading them takes longer than computing with them: `toom_cook_1d` is for those.
 """
 
 # B images, C image channels, K = C k_h k_w pixels of a patch, F channels of Conv1, E pose of a primary
@@ -35,7 +35,7 @@ from export.optimize.toom_cook_1d import Convolution
 Floats = NDArray[np.float32]
 
 
-def both_axes(encoder: PlainEncoder, tile: tuple[int, int]) -> onnx.ModelProto:
+def toom_cook_2d(encoder: PlainEncoder, tile: tuple[int, int]) -> onnx.ModelProto:
     """The encoder as such a graph, with the plain one's inputs and outputs.
 
     Args:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from export.contract.manifest import Graph
-from export.optimize.plan import PLAIN, Choice, Form, Plan, read_plan
+from export.optimize.plan import PLAIN, Choice, Plan, Variant, read_plan
 from service.inference.graph_cache import cached_graphs, measure_again
 from service.inference.mapped_weights import map_weights
 from service.inference.providers import EngineOptions
@@ -72,16 +72,16 @@ class SessionPool:
     def large_batch_above(self) -> int | None:
         """Above so many images in a batch each image costs less; None if the size matters little.
 
-        They do from the first range of `both_axes` on, whichever graph may be the fastest above it.
+        They do from the first range of `toom_cook_2d` on, whichever graph may be the fastest above it.
         """
-        forms, borders = self.plan.beside.forms, self.plan.beside.borders
-        if "both_axes" not in forms:
+        variants, borders = self.plan.shared.variants, self.plan.shared.borders
+        if "toom_cook_2d" not in variants:
             return None
-        return (0, *borders)[forms.index("both_axes")]
+        return (0, *borders)[variants.index("toom_cook_2d")]
 
     def describe(self) -> str:
-        """Which graph runs when: "plain", or "one_axis to 4 images, then both_axes"."""
-        exclusive, shared = self.plan.alone, self.plan.beside
+        """Which graph runs when: "plain", or "toom_cook_1d to 4 images, then toom_cook_2d"."""
+        exclusive, shared = self.plan.exclusive, self.plan.shared
         words = str(exclusive) if exclusive == shared else f"{exclusive}; beside other batches {shared}"
         return f"{words}; measured under load" if self.plan.is_under_load else words
 
@@ -136,19 +136,19 @@ def open_on_cpu(
     mapped = functools.cache(map_weights)
     with cached_graphs(content, graph, cache, threads, decoder) as (plan, folder):
 
-        def opened(form: Form, threads: int) -> Session:
-            if form == "plain":
+        def opened(variant: Variant, threads: int) -> Session:
+            if variant == "plain":
                 return open_session(content, graph, "cpu", options, threads)
-            return open_derived(folder / f"{form}.onnx", graph, threads, mapped)
+            return open_derived(folder / f"{variant}.onnx", graph, threads, mapped)
 
-        shared = open_by_size(plan.beside, partial(opened, threads=shared_threads))
+        shared = open_by_size(plan.shared, partial(opened, threads=shared_threads))
         if shared_threads == exclusive_threads:
             return SessionPool(shared, shared, plan, folder)
-        exclusive = open_by_size(plan.alone, partial(opened, threads=exclusive_threads))
+        exclusive = open_by_size(plan.exclusive, partial(opened, threads=exclusive_threads))
     return SessionPool(exclusive, shared, plan, folder)
 
 
-def open_by_size(choice: Choice, opened: Callable[[Form], Session]) -> BySize:
+def open_by_size(choice: Choice, opened: Callable[[Variant], Session]) -> BySize:
     """The sessions of a choice, each opened once."""
-    sessions = {form: opened(form) for form in dict.fromkeys(choice.forms)}
-    return BySize([sessions[form] for form in choice.forms], choice.borders)
+    sessions = {variant: opened(variant) for variant in dict.fromkeys(choice.variants)}
+    return BySize([sessions[variant] for variant in choice.variants], choice.borders)

@@ -54,7 +54,7 @@ async def _remeasure(model: LoadedModel) -> bool:
     plan = await asyncio.to_thread(encoder.read_better_plan)
     if plan is None:
         return False
-    log.info("measured the graphs of %s again: %s", name, plan.alone)
+    log.info("measured the graphs of %s again: %s", name, plan.exclusive)
     return True
 
 

@@ -304,7 +304,7 @@ class VersionAnswer(BaseModel):
     encoder: str | None = Field(
         default=None,
         description="the encoder's graph in use: plain is the bundle's own; others, faster, are derived from "
-        "it, such as in `one_axis to 4 images, then both_axes`",
+        "it, such as in `toom_cook_1d to 4 images, then toom_cook_2d`",
     )
     precision: str | None = Field(default=None, description="float32 or half, of the encoder's products")
     digest: str | None = Field(default=None, description="as answers have it; of a loaded version")

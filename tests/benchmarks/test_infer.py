@@ -70,11 +70,11 @@ def row(name: str, *seconds: float, peak: int = 1) -> Row:
 
 def test_a_ratio_is_that_of_the_median_round():
     rows = [row(PLAIN, 2, 20, 200), row(ONE_AXIS, 1, 5, 100)]  # the machine became slower meanwhile
-    assert Report(rows, {2: "one_axis"}).ratios["ours"][2].to_plain == 2
+    assert Report(rows, {2: "toom_cook_1d"}).ratios["ours"][2].to_plain == 2
 
 
 def test_ours_is_what_is_chosen_for_the_size_though_another_be_faster():
-    report = Report([row(PLAIN, 4), row(ONE_AXIS, 2, peak=3), row(BOTH_AXES, 1)], {2: "one_axis"})
+    report = Report([row(PLAIN, 4), row(ONE_AXIS, 2, peak=3), row(BOTH_AXES, 1)], {2: "toom_cook_1d"})
     assert report.chosen_names() == {2: ONE_AXIS}
     assert report.ratios["ours"][2][:2] == (2, 2)
     assert report.ratios["ours"][2].memory_to_plain == 3
@@ -82,23 +82,23 @@ def test_ours_is_what_is_chosen_for_the_size_though_another_be_faster():
 
 def test_the_best_other_is_none_of_ours():
     rows = [row(PLAIN, 6), row("OpenVINO", 4), row(BOTH_AXES, 1), row(SERVED, 2)]
-    ratios = Report(rows, {2: "both_axes"}).ratios
+    ratios = Report(rows, {2: "toom_cook_2d"}).ratios
     assert {found[2].best_other for found in ratios.values()} == {"OpenVINO"}
     assert (ratios["ours"][2].to_best_other, ratios["as served"][2].to_best_other) == (4, 2)
 
 
 def test_the_best_other_is_the_fastest_of_each_round():
     rows = [row(PLAIN, 2, 6, 6), row("OpenVINO", 6, 2, 2), row(BOTH_AXES, 1, 1, 1)]
-    assert Report(rows, {2: "both_axes"}).ratios["ours"][2].to_best_other == 2
+    assert Report(rows, {2: "toom_cook_2d"}).ratios["ours"][2].to_best_other == 2
 
 
-def test_what_is_served_is_compared_with_the_fastest_form_of_each_round():
-    forms = [row(PLAIN, 2, 4, 4), row(ONE_AXIS, 4, 2, 8), row(BOTH_AXES, 8, 8, 8)]
-    assert Report([*forms, row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_form == {2: 0.8}
-    assert Report([*forms[1:], row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_form == {}
+def test_what_is_served_is_compared_with_the_fastest_variant_of_each_round():
+    variants = [row(PLAIN, 2, 4, 4), row(ONE_AXIS, 4, 2, 8), row(BOTH_AXES, 8, 8, 8)]
+    assert Report([*variants, row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_variant == {2: 0.8}
+    assert Report([*variants[1:], row(SERVED, 2, 4, 5)], {2: "plain"}).of_best_variant == {}
 
 
 def test_without_the_plain_graph_there_are_speeds_but_no_ratios():
-    lines = list(Report([row("OpenVINO", 4), row(BOTH_AXES, 1)], {2: "both_axes"}).lines())
+    lines = list(Report([row("OpenVINO", 4), row(BOTH_AXES, 1)], {2: "toom_cook_2d"}).lines())
     assert not any("/" in line for line in lines[2:])
     assert any("**2**" in line for line in lines)

@@ -37,62 +37,62 @@ def test_threads_that_have_nothing_to_do_use_no_processor_time():
 def test_the_fastest_for_one_image_and_the_fastest_for_many_are_chosen():
     times = {
         "plain": {1: 4.0, 4: 14.0, 16: 50.0},
-        "one_axis": {1: 3.0, 4: 10.0, 16: 40.0},
-        "both_axes": {1: 6.0, 4: 11.0, 16: 17.0},
+        "toom_cook_1d": {1: 3.0, 4: 10.0, 16: 40.0},
+        "toom_cook_2d": {1: 6.0, 4: 11.0, 16: 17.0},
     }
-    assert str(choose(times)) == "one_axis to 4 images, then both_axes"
+    assert str(choose(times)) == "toom_cook_1d to 4 images, then toom_cook_2d"
 
 
-def test_the_small_form_ends_where_the_large_one_becomes_faster():
-    times = {"plain": {1: 4.0, 4: 14.0, 16: 50.0}, "both_axes": {1: 6.0, 4: 13.0, 16: 17.0}}
-    assert str(choose(times)) == "plain to 1 image, then both_axes"
+def test_the_small_variant_ends_where_the_large_one_becomes_faster():
+    times = {"plain": {1: 4.0, 4: 14.0, 16: 50.0}, "toom_cook_2d": {1: 6.0, 4: 13.0, 16: 17.0}}
+    assert str(choose(times)) == "plain to 1 image, then toom_cook_2d"
 
 
-def test_a_form_that_is_slower_throughout_is_not_chosen():
-    times = {"plain": {1: 4.0, 4: 14.0}, "one_axis": {1: 5.0, 4: 15.0}}
+def test_a_variant_that_is_slower_throughout_is_not_chosen():
+    times = {"plain": {1: 4.0, 4: 14.0}, "toom_cook_1d": {1: 5.0, 4: 15.0}}
     assert str(choose(times)) == "plain"
 
 
-def test_three_forms_may_each_have_their_range():
+def test_three_variants_may_each_have_their_range():
     times = {
         "plain": {1: 2.0, 2: 5.0, 4: 10.0, 16: 40.0},
-        "one_axis": {1: 2.5, 2: 3.0, 4: 6.0, 16: 30.0},
-        "both_axes": {1: 6.0, 2: 6.0, 4: 7.0, 16: 10.0},
+        "toom_cook_1d": {1: 2.5, 2: 3.0, 4: 6.0, 16: 30.0},
+        "toom_cook_2d": {1: 6.0, 2: 6.0, 4: 7.0, 16: 10.0},
     }
     choice = choose(times)
-    assert str(choice) == "plain to 1 image, one_axis to 4 images, then both_axes"
-    assert [choice.form(images) for images in (1, 2, 4, 5, 64)] == [
+    assert str(choice) == "plain to 1 image, toom_cook_1d to 4 images, then toom_cook_2d"
+    assert [choice.variant(images) for images in (1, 2, 4, 5, 64)] == [
         "plain",
-        "one_axis",
-        "one_axis",
-        "both_axes",
-        "both_axes",
+        "toom_cook_1d",
+        "toom_cook_1d",
+        "toom_cook_2d",
+        "toom_cook_2d",
     ]
 
 
-def test_a_form_that_gains_hardly_anything_is_not_worth_its_memory():
-    times = {"plain": {1: 1.0, 4: 4.0}, "one_axis": {1: 1.02, 4: 3.98}}
+def test_a_variant_that_gains_hardly_anything_is_not_worth_its_memory():
+    times = {"plain": {1: 1.0, 4: 4.0}, "toom_cook_1d": {1: 1.02, 4: 3.98}}
     assert str(choose(times)) == "plain"
 
 
-def test_forms_and_borders_have_to_fit_each_other():
-    for forms, borders in (((), ()), (("plain",), (1,)), (("plain", "one_axis", "plain"), (4, 4))):
+def test_variants_and_borders_have_to_fit_each_other():
+    for variants, borders in (((), ()), (("plain",), (1,)), (("plain", "toom_cook_1d", "plain"), (4, 4))):
         with pytest.raises(ValidationError):
-            Choice(forms=forms, borders=borders)
+            Choice(variants=variants, borders=borders)
 
 
-def test_an_error_is_the_largest_difference_from_the_plain_form():
+def test_an_error_is_the_largest_difference_from_the_plain_variant():
     pixels = np.full((2, 2, 3, 1), 0.5, np.float32)
-    errors = largest_errors({"plain": scaling(1), "one_axis": scaling(1.5)}, pixels)
-    assert errors == {"one_axis": pytest.approx(0.25)}
+    errors = largest_errors({"plain": scaling(1), "toom_cook_1d": scaling(1.5)}, pixels)
+    assert errors == {"toom_cook_1d": pytest.approx(0.25)}
 
 
 def test_what_is_not_a_number_is_an_infinite_error():
-    assert largest_errors({"plain": scaling(1), "both_axes": scaling(np.nan)}) == {"both_axes": np.inf}
+    assert largest_errors({"plain": scaling(1), "toom_cook_2d": scaling(np.nan)}) == {"toom_cook_2d": np.inf}
 
 
 def test_a_plan_can_keep_an_infinite_error(tmp_path):
     """Else every start would take the plan for a damaged one and derive it again."""
-    plan = PLAIN.model_copy(update={"errors": {"both_axes": np.inf}})
+    plan = PLAIN.model_copy(update={"errors": {"toom_cook_2d": np.inf}})
     (tmp_path / FILE).write_text(plan.model_dump_json())
     assert read_plan(tmp_path) == plan

@@ -14,17 +14,17 @@ def failure(capsys, *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-def test_optimize_writes_both_forms_and_says_how_fast_and_how_exact_they_are(tmp_path, capsys):
+def test_optimize_writes_both_variants_and_says_how_fast_and_how_exact_they_are(tmp_path, capsys):
     main(["optimize", str(SHIPPED), "--out", str(tmp_path / "optimized"), "--threads", "1"])
-    head, plain, *forms, fastest, wrote = capsys.readouterr().out.splitlines()
+    head, plain, *variants, fastest, wrote = capsys.readouterr().out.splitlines()
     assert head.startswith("images/s in batches of")
     assert head.split()[4:10] == ["1", "2", "4", "8", "16", "32"]
-    assert [line.split()[0] for line in (plain, *forms)] == ["plain", "one_axis", "both_axes"]
-    assert all(float(line.split()[-1]) <= 1e-5 for line in forms)
+    assert [line.split()[0] for line in (plain, *variants)] == ["plain", "toom_cook_1d", "toom_cook_2d"]
+    assert all(float(line.split()[-1]) <= 1e-5 for line in variants)
     assert fastest.startswith("the fastest: ")
     assert wrote.startswith("wrote ")
-    for form in ("one_axis", "both_axes"):
-        onnx.checker.check_model(tmp_path / "optimized" / f"{form}.onnx")
+    for variant in ("toom_cook_1d", "toom_cook_2d"):
+        onnx.checker.check_model(tmp_path / "optimized" / f"{variant}.onnx")
 
 
 def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Forms are timed as a service runs them, and as long as it takes to say which one is the fastest."""
+"""Variants are timed as a service runs them, and as long as it takes to say which one is the fastest."""
 
 import os
 import subprocess
@@ -42,21 +42,21 @@ class Recorder:
 
 def recorded(sizes: list[int], **how: object) -> list[tuple[str, int, int]]:
     noted: list[tuple[str, int, int]] = []
-    sessions = {name: Recorder(name, noted) for name in ("plain", "one_axis")}
+    sessions = {name: Recorder(name, noted) for name in ("plain", "toom_cook_1d")}
     times = measure(sessions, sizes, between=lambda: noted.append(("decoder", 1, 0)), **how)
-    assert {form: sorted(found) for form, found in times.milliseconds.items()} == dict.fromkeys(
+    assert {variant: sorted(found) for variant, found in times.milliseconds.items()} == dict.fromkeys(
         sessions, sizes
     )
     return noted
 
 
-def test_each_form_runs_many_times_in_a_row_and_the_forms_take_turns():
+def test_each_variant_runs_many_times_in_a_row_and_the_variants_take_turns():
     names = [name for name, _, _ in recorded([1]) if name != "decoder"]
     blocks = [(name, len(list(runs))) for name, runs in groupby(names)]
-    assert {blocks[0][0], blocks[1][0]} == {"plain", "one_axis"}
+    assert {blocks[0][0], blocks[1][0]} == {"plain", "toom_cook_1d"}
     assert all(runs > LEAST_RUNS for _, runs in blocks)
-    for form in ("plain", "one_axis"):
-        assert sum(name == form for name, _ in blocks) >= LEAST_BLOCKS
+    for variant in ("plain", "toom_cook_1d"):
+        assert sum(name == variant for name, _ in blocks) >= LEAST_BLOCKS
 
 
 def test_between_two_blocks_the_decoder_runs():
@@ -70,37 +70,46 @@ def test_where_a_service_has_two_lanes_another_thread_runs_the_same_batches():
         by_thread.setdefault(thread, set()).add((name, images))
     mine = by_thread.pop(threading.get_ident())
     by_thread.pop(0)  # the decoder
-    assert mine == {("plain", 3), ("one_axis", 3)}
+    assert mine == {("plain", 3), ("toom_cook_1d", 3)}
     assert set.union(*by_thread.values()) == mine
 
 
-def test_every_form_gets_some_blocks():
-    assert undecided({"plain": [], "one_axis": []}) == ["plain", "one_axis"]
-    assert undecided({"plain": [1.0, 1.0], "one_axis": [2.0, 2.0]}, is_late=True) == ["plain", "one_axis"]
+def test_every_variant_gets_some_blocks():
+    assert undecided({"plain": [], "toom_cook_1d": []}) == ["plain", "toom_cook_1d"]
+    assert undecided({"plain": [1.0, 1.0], "toom_cook_1d": [2.0, 2.0]}, is_late=True) == [
+        "plain",
+        "toom_cook_1d",
+    ]
 
 
-def test_a_form_that_is_far_slower_gets_no_second_block():
-    assert undecided({"plain": [1.0], "one_axis": [1.2], "both_axes": [3.0]}) == ["plain", "one_axis"]
-    assert undecided({"plain": [1.0], "both_axes": [3.0]}) == []
+def test_a_variant_that_is_far_slower_gets_no_second_block():
+    assert undecided({"plain": [1.0], "toom_cook_1d": [1.2], "toom_cook_2d": [3.0]}) == [
+        "plain",
+        "toom_cook_1d",
+    ]
+    assert undecided({"plain": [1.0], "toom_cook_2d": [3.0]}) == []
 
 
 def test_it_is_over_once_one_is_clearly_the_fastest():
-    assert undecided({"plain": [1.0, 1.0, 3.0], "one_axis": [1.2, 1.2, 1.2], "both_axes": [5, 6, 7]}) == []
+    assert (
+        undecided({"plain": [1.0, 1.0, 3.0], "toom_cook_1d": [1.2, 1.2, 1.2], "toom_cook_2d": [5, 6, 7]})
+        == []
+    )
 
 
 def test_two_that_are_close_get_more_blocks_and_no_others_do():
-    close = {"plain": [1.00, 1.01, 1.02], "one_axis": [1.04, 1.05, 1.06], "both_axes": [5.0, 5.0, 5.0]}
-    assert undecided(close) == ["plain", "one_axis"]
+    close = {"plain": [1.00, 1.01, 1.02], "toom_cook_1d": [1.04, 1.05, 1.06], "toom_cook_2d": [5.0, 5.0, 5.0]}
+    assert undecided(close) == ["plain", "toom_cook_1d"]
 
 
 def test_a_time_that_came_only_once_is_not_trusted():
     """As beside a process that takes a core now and then."""
-    assert undecided({"plain": [1.0, 1.9, 1.8], "one_axis": [1.3, 1.3, 1.3]}) == ["plain", "one_axis"]
+    assert undecided({"plain": [1.0, 1.9, 1.8], "toom_cook_1d": [1.3, 1.3, 1.3]}) == ["plain", "toom_cook_1d"]
 
 
 @pytest.mark.parametrize(("blocks", "is_late"), [(MOST_BLOCKS, False), (LEAST_BLOCKS, True)])
 def test_two_that_stay_close_are_measured_no_longer_than_that(blocks, is_late):
-    assert undecided({"plain": [1.0] * blocks, "one_axis": [1.0] * blocks}, is_late=is_late) == []
+    assert undecided({"plain": [1.0] * blocks, "toom_cook_1d": [1.0] * blocks}, is_late=is_late) == []
 
 
 @contextmanager
@@ -121,5 +130,5 @@ def shared_core() -> Iterator[None]:
 def test_it_is_told_that_something_else_took_the_core():
     session = Recorder("plain", [], work=lambda: sum(range(10_000)))
     with shared_core():
-        times = measure({"plain": session, "one_axis": session}, [1])
+        times = measure({"plain": session, "toom_cook_1d": session}, [1])
     assert times.waited > MAX_WAITED

@@ -4,7 +4,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from export.optimize.cost import both_axes_tiles, one_axis_tiles
+from export.optimize.cost import toom_cook_1d_tiles, toom_cook_2d_tiles
 from export.optimize.plain_encoder import read_encoder
 from export.optimize.rewrite import rewritten
 from export.to_onnx import trace_decoder, trace_encoder
@@ -29,25 +29,25 @@ def weights_of(model: onnx.ModelProto) -> set[tuple[int, ...]]:
 
 def test_the_papers_convolution_is_one_tile(mnist):
     plain = read_encoder(mnist)
-    assert both_axes_tiles(plain)[0] == (6, 6)
-    assert one_axis_tiles(plain.primary)[0] == 6
+    assert toom_cook_2d_tiles(plain)[0] == (6, 6)
+    assert toom_cook_1d_tiles(plain.primary)[0] == 6
 
 
 def test_a_convolution_of_one_channel_stays_as_it_is(mnist):
-    assert one_axis_tiles(read_encoder(mnist).conv1) == []
+    assert toom_cook_1d_tiles(read_encoder(mnist).conv1) == []
 
 
 def test_a_narrow_network_stays_as_it_is():
     narrow = encoder(conv_channels=8, primary_types=2, classes=3, class_dim=4)
-    assert both_axes_tiles(read_encoder(narrow)) == []
+    assert toom_cook_2d_tiles(read_encoder(narrow)) == []
     assert rewritten(narrow) == {}
 
 
-def test_of_the_second_rank_are_other_tiles_and_of_a_rank_too_high_no_forms(mnist):
+def test_of_the_second_rank_are_other_tiles_and_of_a_rank_too_high_no_variants(mnist):
     first, second = rewritten(mnist), rewritten(mnist, 1)
-    assert first.keys() == second.keys() == {"one_axis", "both_axes"}
-    for form in first:
-        assert weights_of(first[form]) != weights_of(second[form])
+    assert first.keys() == second.keys() == {"toom_cook_1d", "toom_cook_2d"}
+    for variant in first:
+        assert weights_of(first[variant]) != weights_of(second[variant])
     assert rewritten(mnist, 99) == {}
 
 
@@ -68,16 +68,18 @@ def test_a_graph_without_convolutions_stays_as_it_is():
     ids=["mnist", "multimnist", "cifar10", "smallnorb", "a size that tiles do not divide"],
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_both_forms_compute_what_the_plain_graph_does(config, rank):
+def test_both_variants_compute_what_the_plain_graph_does(config, rank):
     """At half the papers' widths, which is where transforms begin to pay."""
     plain = encoder(conv_channels=128, primary_types=16, **config)
-    forms = rewritten(plain, rank)
-    assert forms.keys() == {"one_axis", "both_axes"}
-    sessions = {form: ort.InferenceSession(model.SerializeToString()) for form, model in forms.items()}
+    variants = rewritten(plain, rank)
+    assert variants.keys() == {"toom_cook_1d", "toom_cook_2d"}
+    sessions = {
+        variant: ort.InferenceSession(model.SerializeToString()) for variant, model in variants.items()
+    }
     session = ort.InferenceSession(plain.SerializeToString())
     shape = session.get_inputs()[0].shape[1:]
     pixels = np.random.default_rng(0).random((3, *shape)).astype(np.float32)
     expected = session.run(None, {"pixels": pixels})
-    for form, other in sessions.items():
+    for variant, other in sessions.items():
         for a, b in zip(other.run(None, {"pixels": pixels}), expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=form)
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=variant)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from export.fast_convolution.toom_cook import LARGEST
 from export.optimize.nodes import Nodes
-from export.optimize.toom_cook_1d import Convolution, add_one_axis
+from export.optimize.toom_cook_1d import Convolution, add_toom_cook_1d
 
 # Errors are counted in roundings of float32 relative to the largest sum of |weight| |input| of an output. Any
 # algorithm that sums makes a few; the direct one up to 3 at these sizes. In between, Toom and Cook's matrices
@@ -42,7 +42,7 @@ def cases(draw):
 
 def model_of(convolution, tile):
     nodes = Nodes()
-    add_one_axis(nodes, "x", "y", convolution, tile)
+    add_toom_cook_1d(nodes, "x", "y", convolution, tile)
     return finish(nodes, convolution)
 
 

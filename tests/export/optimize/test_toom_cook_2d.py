@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from export.optimize.plain_encoder import read_encoder
-from export.optimize.toom_cook_2d import both_axes
+from export.optimize.toom_cook_2d import toom_cook_2d
 from tests.support.random_encoders import (
     CONFIGURATIONS,
     oblong_encoder,
@@ -26,7 +26,7 @@ def outputs(model, batch):
 
 def largest_difference(plain, tile):
     """Of both outputs, at all batch sizes; NaN if there is one."""
-    rewritten, largest = both_axes(read_encoder(plain), tile), []
+    rewritten, largest = toom_cook_2d(read_encoder(plain), tile), []
     for batch in BATCHES:
         for found, expected in zip(outputs(rewritten, batch), outputs(plain, batch), strict=True):
             assert found.shape == expected.shape
@@ -94,7 +94,7 @@ def plain(request):
 
 @pytest.fixture(scope="module")
 def rewritten(plain):
-    return both_axes(read_encoder(plain), TILE)
+    return toom_cook_2d(read_encoder(plain), TILE)
 
 
 def test_inputs_and_outputs_are_those_of_the_plain_graph(plain, rewritten):
@@ -136,7 +136,7 @@ def test_names_are_unique_and_in_the_papers_terms(rewritten):
 
 def test_the_plain_graph_is_not_changed(plain):
     before = plain.SerializeToString(deterministic=True)
-    both_axes(read_encoder(plain), TILE)
+    toom_cook_2d(read_encoder(plain), TILE)
     assert plain.SerializeToString(deterministic=True) == before
 
 
@@ -153,4 +153,4 @@ def test_images_do_not_know_of_each_other(plain, rewritten):
 
 def test_a_tile_for_which_there_is_no_algorithm_is_refused(plain):
     with pytest.raises(ValueError, match="are possible"):
-        both_axes(read_encoder(plain), (2, 20))
+        toom_cook_2d(read_encoder(plain), (2, 20))

@@ -60,7 +60,7 @@ def cache(encoder, tmp_path_factory) -> Path:
     """A cache in which the encoder's plan has been made."""
     cache = tmp_path_factory.mktemp("cache")
     with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, _):
-        assert plan.forms != {"plain"}
+        assert plan.variants != {"plain"}
     return cache
 
 
@@ -78,8 +78,8 @@ def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
     pixels = np.random.default_rng(0).random((5, 28, 28, 1), dtype=np.float32)
     expected = ort.InferenceSession(encoder).run(None, {"pixels": pixels})
     with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
-        for form in plan.forms - {"plain"}:
-            found = ort.InferenceSession(folder / f"{form}.onnx").run(None, {"pixels": pixels})
+        for variant in plan.variants - {"plain"}:
+            found = ort.InferenceSession(folder / f"{variant}.onnx").run(None, {"pixels": pixels})
             for a, b in zip(found, expected, strict=True):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
         model.primary_caps.conv.weight[:, :, 0, 1] -= 100
     plan = derive(trace_encoder(model).SerializeToString(), b"", tmp_path / "plan", ONE_CORE)
     assert min(plan.errors.values()) > MAX_ERROR
-    assert plan.forms == {"plain"}
+    assert plan.variants == {"plain"}
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
     [
         {"sha256": {}},
         {"sha256": {"../../somewhere/else": "0" * 64}},
-        {"beside": {"forms": ["plain", "plain"], "borders": [-5]}},
-        {"beside": {"forms": ["none such"], "borders": []}},
+        {"shared": {"variants": ["plain", "plain"], "borders": [-5]}},
+        {"shared": {"variants": ["none such"], "borders": []}},
     ],
 )
 def test_a_plan_that_was_not_written_by_us_is_none(encoder, cache, tmp_path, change):
@@ -163,7 +163,7 @@ def test_only_the_graphs_in_use_are_kept(encoder, cache):
     folder = plan_file(encoder, cache).parent
     plan = read_plan(folder)
     kept = {file.stem for file in folder.iterdir() if file.name != FILE}
-    assert kept == plan.forms - {"plain"}
+    assert kept == plan.variants - {"plain"}
 
 
 def test_another_graph_or_another_number_of_threads_has_a_plan_of_its_own():
@@ -235,8 +235,8 @@ def fast(shipped, options):
 
 
 def test_the_shipped_model_runs_faster_graphs_and_says_which(fast):
-    assert fast.encoder.plan.forms != {"plain"}
-    assert "both_axes" in fast.encoder.describe()
+    assert fast.encoder.plan.variants != {"plain"}
+    assert "toom_cook_2d" in fast.encoder.describe()
 
 
 @pytest.mark.parametrize("images", [1, 3, 16])
