@@ -32,7 +32,7 @@ from export.contract.manifest import newest_version
 from service import errors
 from service.app import create_app
 from service.settings import PREFIX, Settings
-from training.config import RunConfig, load_preset, presets
+from training.config import load_preset, presets
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "build" / "tables"
@@ -140,24 +140,13 @@ def metrics_table(scraped: str) -> str:
 
 
 def presets_table() -> str:
-    """Every preset: its data, its network, its length, and the first sentence of its comment."""
+    """Every preset: its network, data and length, and the first sentence of its comment."""
     rows = []
     for name in presets():
         config = load_preset(name)
-        rows.append(
-            (f"`{name}`", config.data.name, network_of(config), epochs_of(config), first_sentence(name))
-        )
-    return table(["preset", "data", "network", "epochs", "what it is"], rows)
-
-
-def network_of(config: RunConfig) -> str:
-    """The kind of network in a word."""
-    return NETWORKS[config.model.architecture]
-
-
-def epochs_of(config: RunConfig) -> str:
-    """How many passes over the training images."""
-    return f"{config.optimizer.epochs:,}"
+        network, epochs = NETWORKS[config.model.architecture], f"{config.optimizer.epochs:,}"
+        rows.append((f"`{name}`", f"{network} on {config.data.name}, {epochs} epochs", first_sentence(name)))
+    return table(["preset", "trains", "what it is"], rows)
 
 
 def first_sentence(preset: str) -> str:
