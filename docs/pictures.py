@@ -1,4 +1,4 @@
-"""Make the pictures of this folder, with `python docs/pictures.py`.
+"""Make the pictures of this folder, with `python -m docs.pictures`.
 
 seven.jpg     a photograph of a pen digit, drawn; three.png: a digit drawn dark on light
 overlap.png   a three and an eight, one over the other
@@ -18,11 +18,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from docs.photographs import photograph as photographed_digit
 from export.contract.manifest import Manifest, newest_version, read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import views_to_input
 from training.data.synthetic.drawn_digits import draw_digits
-from training.data.synthetic.photographs import photograph as photographed_digit
 from training.data.synthetic.toys import studio
 
 DOCS = Path(__file__).parent

@@ -1,1 +1,1 @@
-"""Data sets that the repository makes itself: digits, photographs of digits, toys."""
+"""Data sets that the repository makes itself: digits and toys."""

@@ -6,11 +6,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from docs.photographs import photograph
 from export.contract.manifest import read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from tests.support.places import ROOT
-from training.data.synthetic.photographs import photograph
 
 MODEL = ROOT / "models" / "capsnet-mnist"
 SIZES = ((1600, 1200), (1200, 1600), (2000, 1500), (1632, 1224))
