@@ -1,18 +1,18 @@
-"""A service's routes as methods: `Client`, and `AsyncClient` for asyncio.
+"""The Python client of the service: `Client`, and `AsyncClient` for asyncio.
 
 >>> from capsnet import Client, Sweep
 >>> with Client("http://localhost:8000") as client:
-...     seen = client.classify("7.png").results[0]
-...     label, pose = seen.label, seen.classes[0].pose
+...     result = client.classify("7.png").results[0]
+...     label, pose = result.label, result.classes[0].pose
 ...     row = client.reconstruct_grid(pose=pose, label=label, sweep=Sweep(dimensions=[3]))
 ...     outcomes = list(client.classify_many(["7.png", "missing.png"]))
->>> seen.label == outcomes[0].classification.label
+>>> result.label == outcomes[0].classification.label
 True
 >>> outcomes[1].reason
 'No such file or directory'
 
-Needs neither the server's packages nor onnxruntime or torch. A refusal is raised as CapsnetError, with what
-was expected, what came and what to do.
+Needs neither the server's packages nor onnxruntime or torch. If the service refuses a request, the client
+raises CapsnetError, which says what was expected, what came and what to do.
 """
 
 from capsnet.answers import (

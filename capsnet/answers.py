@@ -1,4 +1,4 @@
-"""What a client gives back: answers of the service as frozen dataclasses, poses and pictures as arrays."""
+"""The service's answers as frozen dataclasses, with poses and pictures as arrays."""
 
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassScore(ShortRepr):
-    """One class as an image shows it.
+    """One class of an image.
 
     Attributes:
-        label: the class's name.
-        probability: its capsule's length or activation, 0-1; each class on its own, so they may sum to more.
-        pose: [D], or of the model's pose shape where that is no vector.
+        label: the name of the class.
+        probability: length or activation of its capsule, 0-1; they need not sum to 1 over the classes.
+        pose: [D], or in the model's pose shape, such as [4, 4].
     """
 
     label: str
@@ -41,17 +41,18 @@ class ClassScore(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Classification(ShortRepr):
-    """What was seen in one image.
+    """The result for one image.
 
     Attributes:
-        filename: the picture's, of a pair both names, None where it has none.
+        filename: of the picture, or both names of a pair; None if it has none.
         label: the most probable class.
-        labels: as many of the best as the model expects objects per image.
-        confident: every one of `labels` is as probable as `min_probability`, or as the model's threshold, and
-            the image is not blank; None where nobody says how probable.
-        blank: there was nothing to see: no ink was found, or all pixels are nearly equal.
-        classes: by falling probability, all of them or the top k.
-        reconstruction: the best class decoded, uint8 [H, W, C], of a pair side by side; None unless asked.
+        labels: the most probable classes, as many as the model expects objects per image.
+        confident: every class of `labels` reaches `min_probability`, or else the model's threshold, and the
+            image is not blank; None if there is no threshold.
+        blank: the image shows nothing: no ink was found, or all pixels are nearly equal.
+        classes: by descending probability, all of them or the top k.
+        reconstruction: the most probable class decoded, uint8 [H, W, C], the views of a pair side by side;
+            None unless requested.
     """
 
     filename: str | None
@@ -65,16 +66,16 @@ class Classification(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SegmentedObject(ShortRepr):
-    """One object of an image, as its capsule alone shows it.
+    """One object of an image, decoded from its capsule alone.
 
     Attributes:
         label: its class.
-        confident: it is as probable as `Classification.confident` asks for.
-        probability: its capsule's length or activation, 0-1.
-        pose: [D], or of the model's pose shape where that is no vector.
+        confident: its probability reaches the threshold, see `Classification`.
+        probability: length or activation of its capsule, 0-1.
+        pose: [D], or in the model's pose shape, such as [4, 4].
         colour: in the overlay, such as "#ff0000".
-        reconstruction: the object alone, uint8 [H, W, C], of a pair side by side.
-        mask: the pixels that belong to it, bool [H, W]; a pixel may belong to several objects.
+        reconstruction: the object alone, uint8 [H, W, C], the views of a pair side by side.
+        mask: the pixels of the object, bool [H, W]; a pixel may belong to several objects.
     """
 
     label: str
@@ -91,10 +92,10 @@ class Segmentation(ShortRepr):
     """The objects in one image.
 
     Attributes:
-        filename: the picture's, of a pair both names, None where it has none.
-        blank: there was nothing to see.
-        objects: by falling probability.
-        overlay: the reconstructions in their colours, added up, uint8 [H, W, 3].
+        filename: of the picture, or both names of a pair; None if it has none.
+        blank: the image shows nothing.
+        objects: by descending probability.
+        overlay: the sum of the reconstructions in their colors, uint8 [H, W, 3].
     """
 
     filename: str | None
@@ -105,12 +106,12 @@ class Segmentation(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer(ShortRepr, Generic[R]):
-    """One result for each picture, all from the same bundle.
+    """One result per picture, all from the same bundle.
 
     Attributes:
-        model: its name.
-        version: its number.
-        digest: of the bundle; another one under the same version has other weights or another rule.
+        model: name of the model.
+        version: its version number.
+        digest: of the bundle; changes if the files of a version are replaced.
         results: in the order of the pictures.
     """
 
@@ -125,8 +126,8 @@ class Reconstruction(ShortRepr):
     """One decoded pose.
 
     Attributes:
-        perturbations: what was added to the pose, by dimension; empty for the plain one.
-        pose: as decoded, [D], or of the model's pose shape where that is no vector.
+        perturbations: numbers added to the pose, by dimension; empty if unchanged.
+        pose: as decoded, [D], or in the model's pose shape, such as [4, 4].
         picture: uint8 [H, W, C], the views of a pair side by side.
     """
 
@@ -137,7 +138,7 @@ class Reconstruction(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reconstructions(ShortRepr):
-    """Decoded poses of one class; of a sweep dimension by dimension, otherwise exactly one."""
+    """Decoded poses of one class: of a sweep, dimension by dimension; otherwise exactly one."""
 
     model: str
     version: int
@@ -147,7 +148,7 @@ class Reconstructions(ShortRepr):
 
 
 class Encoded(NamedTuple):
-    """What the encoder makes of N images: probabilities [N, J] and poses [N, J, D], float32."""
+    """The encoder's outputs for N images: probabilities [N, J] and poses [N, J, D], float32."""
 
     probabilities: Floats
     poses: Floats
@@ -163,11 +164,11 @@ class ModelVersion(ShortRepr):
     Attributes:
         version: its number.
         state: "loaded", "available" (loads with the first request), "refused" and others; `reason` says why.
-        device: cpu, cuda or tensorrt; None where it is not loaded.
-        provider: ONNX Runtime's execution provider; None where it is not loaded.
-        digest: of its bundle; None where it is not loaded.
-        reason: why it is not served, where there is one.
-        manifest: what the bundle says of itself, `class_names` among it; only from `Client.model`.
+        device: cpu, cuda or tensorrt; None if it is not loaded.
+        provider: ONNX Runtime's execution provider; None if it is not loaded.
+        digest: of its bundle; None if it is not loaded.
+        reason: why it is not served, if so.
+        manifest: of its bundle, with `class_names` and more; only from `Client.model`.
     """
 
     version: int
@@ -189,7 +190,7 @@ class Model(ShortRepr):
 
 
 class Pinned(NamedTuple):
-    """The version of a model that answers now, what its bundle says of itself, and the bundle's digest."""
+    """The version of a model that answers now, and its bundle's manifest and digest."""
 
     model: str
     version: int
@@ -202,7 +203,7 @@ class Pinned(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scored(ShortRepr):
-    """A picture of a stream, and what was seen in it."""
+    """A picture of a stream, and its result."""
 
     picture: Picture
     classification: Classification
@@ -210,7 +211,7 @@ class Scored(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Failed(ShortRepr):
-    """A picture of a stream that has no result, and why."""
+    """A picture of a stream without a result, and the reason."""
 
     picture: Picture
     error: Exception
@@ -218,34 +219,34 @@ class Failed(ShortRepr):
     @property
     def reason(self) -> str:
         """The error in one line, without its status and title."""
-        told = getattr(self.error, "detail", None) or getattr(self.error, "strerror", None)
-        return str(told or self.error)
+        detail = getattr(self.error, "detail", None) or getattr(self.error, "strerror", None)
+        return str(detail or self.error)
 
 
 Outcome = Scored | Failed
 
 
-def read_json(answer: httpx.Response, parse: Callable[[Any], T]) -> T:
-    """The answer's JSON as `parse` reads it.
+def read_json(response: httpx.Response, parse: Callable[[Any], T]) -> T:
+    """Parse the JSON of a response.
 
     Raises:
-        CapsnetError: it is something else.
+        CapsnetError: it is no JSON that `parse` understands.
     """
     try:
-        return parse(orjson.loads(answer.content))
+        return parse(orjson.loads(response.content))
     except (KeyError, TypeError, ValueError) as error:
-        raise invalid_response(answer, f"{type(error).__name__}: {error}") from error
+        raise invalid_response(response, f"{type(error).__name__}: {error}") from error
 
 
 def to_classifications(body: Any, filenames: Sequence[str | None]) -> Answer[Classification]:
-    """The answer of /classify to pictures of these names."""
+    """The answer of /classify for pictures with these names."""
     shape = body.get("pose_shape")
     results = zip(filenames, body["results"], strict=True)
     return _answer(body, [_classification(name, one, shape) for name, one in results])
 
 
 def to_segmentations(body: Any, filenames: Sequence[str | None]) -> Answer[Segmentation]:
-    """The answer of /segment to pictures of these names."""
+    """The answer of /segment for pictures with these names."""
     shape = body.get("pose_shape")
     results = [
         Segmentation(
@@ -287,7 +288,7 @@ def read_png(file: bytes) -> Levels:
     """A PNG file's pixels, uint8 [H, W, C] with C 1 or 3.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no PNG file.
     """
     try:
         levels = np.array(Image.open(BytesIO(file), formats=["PNG"]))
@@ -302,7 +303,9 @@ def _answer(body: Any, results: Sequence[R]) -> Answer[R]:
 
 def _classification(filename: str | None, result: Any, shape: Sequence[int] | None) -> Classification:
     classes = result["classes"]
-    poses = _poses([one["pose"] for one in classes], shape)  # at once: one array a class costs ten times that
+    poses = _poses(
+        [one["pose"] for one in classes], shape
+    )  # at once: one array per class takes ten times as long
     scores = (
         ClassScore(one["label"], one["probability"], pose) for one, pose in zip(classes, poses, strict=True)
     )

@@ -35,9 +35,10 @@ T = TypeVar("T")
 
 
 class AsyncClient(BaseClient[httpx.AsyncClient]):
-    """`Client` for asyncio: the same arguments, methods, answers and errors, to be awaited.
+    """`Client` for asyncio: the same arguments, methods, answers and errors, but awaited.
 
-    Close it with `aclose`, or use it in an `async with`. Files are read, and answers unpacked, in threads.
+    Close it with `aclose`, or use it in an `async with` statement. Files are read and answers decoded in
+    threads.
     """
 
     async def classify(
@@ -51,7 +52,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Classification]:
-        """What is seen in pictures; see `Client.classify`."""
+        """Classify pictures; see `Client.classify`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(
             picture_requests.classify(pictures, top_k, reconstruction, query, self._request_bytes)
@@ -70,10 +71,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
     ) -> AsyncIterator[Outcome]:
-        """What is seen in a stream of pictures; see `Client.classify_many`.
+        """Classify a stream of pictures; see `Client.classify_many`.
 
-        `pictures` is asked for its next ones in a thread. Whoever may stop early uses `contextlib.aclosing`,
-        which gives up the requests under way at once.
+        `pictures` is iterated in a thread. To stop early, use `contextlib.aclosing`: it cancels the requests
+        in flight at once.
         """
         check_stream(batch, concurrency)
         question = model_requests.stream_query(
@@ -110,7 +111,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Reconstructions:
-        """Pictures decoded from a pose, or from an image's; see `Client.reconstruct`."""
+        """Decode a pose, or the pose of an image; see `Client.reconstruct`."""
         query = params(model=model, version=version, preprocess=preprocess)
         return await self._do(
             reconstruct_requests.reconstruct(Decoding(image, pose, label, perturbations, sweep), query)
@@ -128,7 +129,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Levels:
-        """The pictures of `reconstruct` in one; see `Client.reconstruct_grid`."""
+        """The pictures of `reconstruct` in a grid; see `Client.reconstruct_grid`."""
         query = params(model=model, version=version, preprocess=preprocess)
         return await self._do(
             reconstruct_requests.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
@@ -144,7 +145,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Segmentation]:
-        """Overlapping objects taken apart; see `Client.segment`."""
+        """Separate overlapping objects; see `Client.segment`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
 
@@ -159,19 +160,19 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         return await self._do(graph_requests.decode(poses, mask, model, version, self._request_bytes))
 
     async def models(self) -> tuple[Model, ...]:
-        """Every model and what has become of its versions."""
+        """All models, with the state of each version."""
         return await self._do(model_requests.models())
 
     async def model(self, name: str) -> Model:
-        """One model; its loaded versions have their manifests."""
+        """One model; its loaded versions include their manifests."""
         return await self._do(model_requests.model(name))
 
     async def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
-        """The model and version that a request for these gets now; see `Client.pin`."""
+        """Load the model and version that would answer now; see `Client.pin`."""
         return await self._do(model_requests.pin(model, version))
 
     async def ready(self) -> bool:
-        """Whether requests will be answered now; see `Client.ready`."""
+        """Whether the service is ready to answer requests; see `Client.ready`."""
         return await self._do(model_requests.ready(), retry=ONCE)
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ from capsnet.retries import DEFAULT_RETRY, Contact, Retry, tenacity_options
 from capsnet.uploads import REQUEST_BYTES
 
 DEFAULT_URL = "http://localhost:8000"
-TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, which answers with a reason
+TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, whose error says more
 CONNECT_TIMEOUT_S = 5.0
 BATCH = 32
 CONCURRENCY = 4
@@ -19,7 +19,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 class BaseClient(ABC, Generic[Http]):
-    """A client without its methods; its arguments are explained at `Client`."""
+    """A client without its methods; for the arguments see `Client`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BaseClient(ABC, Generic[Http]):
     @staticmethod
     @abstractmethod
     def _connect(**options: Any) -> Http:
-        """A client of httpx with these options."""
+        """An httpx client with these options."""
 
     def _tenacity_options(self, retry: Retry | None) -> dict[str, Any]:
         return tenacity_options(retry or self._retry, self._contact)
@@ -69,7 +69,7 @@ def check_stream(batch: int, concurrency: int) -> None:
 def _http_options(
     url: str, api_key: str | None, timeout_s: float, connect_timeout_s: float
 ) -> dict[str, Any]:
-    """What both clients hand to httpx.
+    """The options of both clients for httpx.
 
     Raises:
         ValueError: no http or https URL, or a time of 0 or less.

@@ -36,20 +36,20 @@ T = TypeVar("T")
 
 
 class Client(BaseClient[httpx.Client]):
-    """A client that blocks; threads may share it. Close it, or use it in a `with`.
+    """A blocking client; threads may share it. Close it, or use it in a `with` statement.
 
-    Every method raises CapsnetError when the service refuses, UnreachableError, which is one, when nobody
-    answers, ValueError for arguments that cannot be sent, and OSError for files that cannot be read. What is
-    overloaded or away for a moment is asked again first, as `retry` says.
+    Every method raises CapsnetError if the service refuses the request; its subclass UnreachableError if
+    there is no response; ValueError for arguments that cannot be sent; and OSError for files that cannot be
+    read. While the service is overloaded or away, requests are first repeated according to `retry`.
 
     Args:
-        url: where the service is, with the path in front of its routes, if a proxy gives it one.
+        url: of the service, including the path in front of its routes if a proxy adds one.
         api_key: sent as `Authorization: Bearer`; None for a service without keys.
-        timeout_s: seconds without a byte after which a request is given up.
-        connect_timeout_s: the same while a connection is made.
-        retry: how long to insist.
-        request_bytes: pictures and arrays are sent in requests of up to so many bytes; only a larger single
-            picture makes a larger one.
+        timeout_s: seconds without a byte after which a request fails.
+        connect_timeout_s: seconds after which a connection attempt fails.
+        retry: how often and how long to repeat requests.
+        request_bytes: maximum size of a request with pictures or arrays; only a single larger picture makes a
+            larger one.
 
     Raises:
         ValueError: no http or https URL, or a time of 0 or less.
@@ -66,27 +66,27 @@ class Client(BaseClient[httpx.Client]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Classification]:
-        """What is seen in pictures.
+        """Classify pictures.
 
         Args:
             pictures: a path, bytes, a file opened in binary mode, a PIL image or an array [H, W] or
-                [H, W, C]; several of those; or an array [N, H, W] or [N, H, W, C]. An array is uint8, 0-255,
-                or floats, 0-1. One of the model's size is taken as it is; levels of another size are
-                prepared as a file of them would be. Any number: they are sent in several requests where need
-                be. For a model of two views each is a Pair(left, right) of files or PIL images, or the views
-                are the C of an array.
-            top_k: the k most probable classes; all of them by default.
-            reconstruction: also decode the best class of each picture.
-            min_probability: what is confident reaches this, 0-1; by default the model's own threshold.
-            model: its name; by default the service's default model.
-            version: by default the newest one loaded.
+                [H, W, C]; several of those; or an array [N, H, W] or [N, H, W, C]. Arrays are uint8, 0-255,
+                or floats, 0-1. An array of the model's size is used as it is; a uint8 array of another size
+                is preprocessed like a file. Any number is allowed: the client splits it into several
+                requests. For a model of two views each picture is a Pair(left, right) of files or PIL
+                images, or an array whose C are the views.
+            top_k: only the k most probable classes; by default all.
+            reconstruction: also decode the most probable class of each picture.
+            min_probability: threshold of a confident result, 0-1; by default the model's own.
+            model: name of the model; by default the service's default model.
+            version: of the model; by default the newest loaded one.
             preprocess: "auto", the model's own rule for pictures of other sizes, or "off", a plain resize.
 
         Returns:
-            One result for each picture, in order, all from the same bundle.
+            One result per picture, in order, all from the same bundle.
 
         Raises:
-            ChangedBundleError: it was replaced under the same version between two requests.
+            ChangedBundleError: the bundle was replaced under the same version between two requests.
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(
@@ -106,24 +106,23 @@ class Client(BaseClient[httpx.Client]):
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
     ) -> Iterator[Outcome]:
-        """What is seen in a stream of pictures, one outcome for each, in their order.
+        """Classify a stream of pictures; yields one outcome for each, in order.
 
-        A picture that cannot be read, sent or classified makes a `Failed`, and the stream goes on; a service
-        that stays away, a bundle that is replaced or a wrong argument ends it with an exception. One bundle
-        answers for all pictures.
-        In memory are `concurrency` requests and the outcomes of as many, however long the stream is. Whoever
-        stops early waits for the requests under way.
+        A picture that cannot be read, sent or classified yields a `Failed`, and the stream goes on. A service
+        that stays away, a replaced bundle or a wrong argument ends the stream with an exception. All results
+        come from one bundle. However long the stream is, memory holds `concurrency` requests and their
+        outcomes. Closing the stream early waits for the requests in flight.
 
         Args:
-            pictures: as `classify` takes them one by one; asked for as the stream goes on.
-            top_k: as for `classify`; as are min_probability, model, version and preprocess.
-            min_probability: what is confident reaches this.
-            model: its name.
-            version: its number.
-            digest: of the bundle that is to answer, such as `pin` tells; by default whichever does first.
+            pictures: as for `classify`, one by one; consumed while the stream goes on.
+            top_k: as for `classify`, like min_probability, model, version and preprocess.
+            min_probability: threshold of a confident result.
+            model: name of the model.
+            version: of the model.
+            digest: of the bundle that must answer, as from `pin`; by default the first one that answers.
             preprocess: "auto" or "off".
-            batch: pictures in one request, at most.
-            concurrency: requests under way at once, at most.
+            batch: maximum pictures per request.
+            concurrency: maximum requests in flight.
         """
         check_stream(batch, concurrency)
         question = model_requests.stream_query(
@@ -166,16 +165,16 @@ class Client(BaseClient[httpx.Client]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Reconstructions:
-        """Pictures decoded from a pose, or from the pose that an image has.
+        """Decode a pose, or the pose of an image, to pictures.
 
         Args:
-            image: as `classify` takes one, a Pair among them, but no float32 array.
-            pose: instead of an image; of any shape, with as many numbers as the model's poses have.
-            label: the class to decode; needed with a pose, by default an image's most probable.
-            perturbations: numbers to add to the pose by dimension, all at once: one picture.
+            image: a picture or a Pair as for `classify`, but no float array.
+            pose: instead of an image; of any shape, with as many numbers as a pose of the model.
+            label: the class to decode; required with a pose, by default the image's most probable class.
+            perturbations: numbers to add to the pose, by dimension, all at once: one picture.
             sweep: deltas to add to one dimension after the other: one picture each.
-            model: as for `classify`; as are version and preprocess.
-            version: its number.
+            model: as for `classify`, like version and preprocess.
+            version: of the model.
             preprocess: "auto" or "off".
         """
         query = params(model=model, version=version, preprocess=preprocess)
@@ -195,7 +194,7 @@ class Client(BaseClient[httpx.Client]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Levels:
-        """The pictures of `reconstruct` in one, uint8 [H, W, C]: a row per dimension, a column per delta."""
+        """The pictures of `reconstruct` as a grid, uint8 [H, W, C]: rows are dimensions, columns deltas."""
         query = params(model=model, version=version, preprocess=preprocess)
         return self._do(
             reconstruct_requests.reconstruct_grid(Decoding(image, pose, label, perturbations, sweep), query)
@@ -211,26 +210,26 @@ class Client(BaseClient[httpx.Client]):
         version: int | None = None,
         preprocess: Preprocess = "auto",
     ) -> Answer[Segmentation]:
-        """Overlapping objects taken apart: the k longest capsules decoded one at a time.
+        """Separate overlapping objects: the k longest capsules are decoded one at a time.
 
         Args:
-            pictures: as `classify` takes them.
+            pictures: as for `classify`.
             k: objects per picture; by default as many as the model expects, at least two.
-            min_probability: as for `classify`.
-            model: as for `classify`; as are version and preprocess.
-            version: its number.
+            min_probability: as for `classify`, like model, version and preprocess.
+            model: name of the model.
+            version: of the model.
             preprocess: "auto" or "off".
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
 
     def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
-        """The encoder's outputs as arrays, which go over the wire as they lie in memory.
+        """The encoder's outputs as arrays; input and output are sent in binary form.
 
         Args:
-            pixels: float32 [N, H, W, C], 0-1, any N; nothing is done to them.
-            model: its name; without it every call first asks the service for its default.
-            version: by default the newest one loaded.
+            pixels: float32 [N, H, W, C], 0-1, any N; used as they are.
+            model: name of the model; without it every call first asks the service for its default model.
+            version: of the model; by default the newest loaded one.
 
         Returns:
             probabilities [N, J] and poses [N, J, D], float32.
@@ -243,30 +242,30 @@ class Client(BaseClient[httpx.Client]):
         """The decoder's output, float32 [N, H, W, C] in 0-1.
 
         Args:
-            poses: float32 [N, J, D], as `infer` gives them, any N.
+            poses: float32 [N, J, D], as from `infer`, any N.
             mask: float32 [N, J], 1 for the class to decode and 0 for the others.
-            model: as for `infer`; as is version.
-            version: its number.
+            model: as for `infer`, like version.
+            version: of the model.
         """
         return self._do(graph_requests.decode(poses, mask, model, version, self._request_bytes))
 
     def models(self) -> tuple[Model, ...]:
-        """Every model and what has become of its versions."""
+        """All models, with the state of each version."""
         return self._do(model_requests.models())
 
     def model(self, name: str) -> Model:
-        """One model; its loaded versions have their manifests."""
+        """One model; its loaded versions include their manifests."""
         return self._do(model_requests.model(name))
 
     def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
-        """The model and version that a request for these gets now, to be named from then on; loads it."""
+        """Load the model and version that would answer now, so that later requests can name it."""
         return self._do(model_requests.pin(model, version))
 
     def ready(self) -> bool:
-        """Whether requests will be answered; asked once, so that it also answers while they will not.
+        """Whether the service is ready to answer requests; asks once, without repeating.
 
         Raises:
-            UnreachableError: nobody answers.
+            UnreachableError: there is no response.
         """
         return self._do(model_requests.ready(), retry=ONCE)
 

@@ -1,4 +1,4 @@
-"""What a client asks of a model's graphs: arrays in, arrays out, in the protocol's binary form."""
+"""The requests that run a model's graphs on arrays, in the binary form of the Open Inference Protocol."""
 
 from collections.abc import Mapping, Sequence
 
@@ -46,7 +46,7 @@ def _run_graph(
     version: int | None,
     max_bytes: int,
 ) -> Exchange[list[Floats]]:
-    """Outputs of a graph, one array a name; N in as many requests as it takes, all to one version."""
+    """The named outputs of a graph; N in as many requests as necessary, all to one version."""
     model = model or (yield from default_model())
     count = len(next(iter(inputs.values())))
     image_bytes = sum(array[0].nbytes for array in inputs.values())
@@ -66,7 +66,7 @@ def _run_graph(
 def _read_outputs(
     response: httpx.Response, names: Sequence[str], count: int
 ) -> tuple[int, str, list[Floats]]:
-    """The version that answered, its bundle's digest, and its outputs for so many images."""
+    """The version that answered, its bundle's digest, and the named outputs for `count` images."""
     try:
         header, binary = split(response.content, response.headers.get(HEADER_LENGTH))
         outputs = read_tensors(header, "outputs", binary)

@@ -1,4 +1,4 @@
-"""What a client asks about models: which there are, whether they answer, and which one will."""
+"""The requests about models: which there are, whether they are ready, and which one answers."""
 
 from urllib.parse import quote
 
@@ -20,7 +20,7 @@ def model(name: str) -> Exchange[Model]:
 
 
 def ready() -> Exchange[bool]:
-    """Whether requests will be answered now."""
+    """Whether the service is ready to answer requests."""
     try:
         yield Request("GET", "/readyz")
     except CapsnetError as error:
@@ -31,10 +31,10 @@ def ready() -> Exchange[bool]:
 
 
 def default_model() -> Exchange[str]:
-    """The name of the model that answers requests without one.
+    """The name of the model that answers requests without a model.
 
     Raises:
-        CapsnetError: none does; as the service itself would put it.
+        CapsnetError: there is none; the same error as the service's own.
     """
     known = yield from models()
     for one in known:
@@ -46,26 +46,26 @@ def default_model() -> Exchange[str]:
 
 
 def pin(name: str | None, version: int | None) -> Exchange[Pinned]:
-    """The model and version that a request for these gets now, loaded if it was not.
+    """Load the model and version with which such a request would be answered now.
 
     Raises:
-        CapsnetError: none is served.
+        CapsnetError: there is none.
     """
     name = name or (yield from default_model())
-    yield Request("GET", f"{graph_path(name, version)}/ready")  # loads what loads with its first request
+    yield Request("GET", f"{graph_path(name, version)}/ready")  # loads it, if it loads with its first request
     known = yield from model(name)
     for one in known.versions:  # newest first
         if one.manifest is not None and one.digest is not None and version in (None, one.version):
             return Pinned(name, one.version, one.manifest, one.digest)
     states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
     title = "No such model or version is served"
-    raise CapsnetError(404, "/problems/unknown-model", title, f"{name} was taken down just now: {states}")
+    raise CapsnetError(404, "/problems/unknown-model", title, f"{name} has just been unloaded: {states}")
 
 
 def stream_query(
     model: str | None, version: int | None, digest: str | None, **given: str | float | None
 ) -> Exchange[tuple[Params, str | None]]:
-    """Query parameters that name one version for a whole stream, and its bundle's digest, if it is known."""
+    """Query parameters that name one version for a whole stream, and its bundle's digest, if known."""
     if model is None or version is None:
         pinned = yield from pin(model, version)
         model, version, digest = pinned.model, pinned.version, digest or pinned.digest
@@ -73,7 +73,7 @@ def stream_query(
 
 
 def graph_path(graph: str, version: int | None) -> str:
-    """The Open Inference Protocol's path of an encoder or a decoder."""
+    """The path of an encoder or a decoder in the Open Inference Protocol."""
     path = f"/v2/models/{_in_path(graph)}"
     return path if version is None else f"{path}/versions/{version}"
 

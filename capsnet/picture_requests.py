@@ -41,17 +41,17 @@ R = TypeVar("R")
 T = TypeVar("T")
 Parse = Callable[[Any, Sequence[str | None]], Answer[R]]  # of a JSON body and the pictures' names
 
-REQUEST_RECONSTRUCTIONS = 512  # a service makes so many for one request unless told otherwise
+REQUEST_RECONSTRUCTIONS = 512  # a service's default limit per request
 
-# What a single picture can do to its request: too large, another format, unreadable, or it hits a fault of
-# the service, which a long stream should outlive.
+# Statuses that a single picture can cause: it is too large, of another format or unreadable, or it triggers a
+# bug in the service, which must not end a long stream.
 ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
-# These have such a status, but say that the question is wrong, whatever the picture.
-ABOUT_THE_QUESTION = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
+# These problems have such a status, but are wrong queries, whatever the picture.
+ABOUT_THE_QUERY = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
 
 
 class SameBundle:
-    """All answers of a stream are to come from one bundle, the first one's unless it is known before.
+    """Checks that all responses come from one bundle: the first one's, unless it is known before.
 
     Threads may share it.
     """
@@ -60,12 +60,12 @@ class SameBundle:
         self._seen = {} if digest is None else {"digest": digest}
 
     def check(self, model: str, version: int, digest: str) -> None:
-        """Note where an answer comes from.
+        """Check the bundle of a response.
 
         Raises:
-            ChangedBundleError: not from where those before it came; names both digests.
+            ChangedBundleError: earlier responses came from another bundle; names both digests.
         """
-        before = self._seen.setdefault("digest", digest)  # one step, whatever other threads do
+        before = self._seen.setdefault("digest", digest)  # atomic
         if digest != before:
             raise changed_bundle(model, version, before, digest)
 
@@ -73,7 +73,7 @@ class SameBundle:
 def classify(
     pictures: Pictures, top_k: int | None, reconstruction: bool, query: Params, max_bytes: int
 ) -> Exchange[Answer[Classification]]:
-    """Classify pictures, in as many requests as it takes."""
+    """Classify pictures, in as many requests as necessary."""
     query = {**query, **params(top_k=top_k, reconstruction="true" if reconstruction else None)}
     return _each_image("/classify", to_classifications, pictures, query, REQUEST_IMAGES, max_bytes)
 
@@ -81,7 +81,7 @@ def classify(
 def segment(
     pictures: Pictures, k: int | None, query: Params, max_bytes: int
 ) -> Exchange[Answer[Segmentation]]:
-    """Take the objects of pictures apart, in as many requests as it takes."""
+    """Separate the objects of pictures, in as many requests as necessary."""
     max_images = min(REQUEST_IMAGES, max(1, REQUEST_RECONSTRUCTIONS // (k or 1)))
     query = {**query, **params(k=k)}
     return _each_image("/segment", to_segmentations, pictures, query, max_images, max_bytes)
@@ -102,7 +102,7 @@ def _each_image(
         answer = _one_each((yield from _post(path, query, uploads)), parse, uploads)
         bundle.check(answer.model, answer.version, answer.digest)
         results += answer.results
-        # The version that has begun answers for all, even if a newer one is published meanwhile.
+        # The version of the first response answers the rest, even if a newer one is published meanwhile.
         query = {**query, "model": answer.model, "version": answer.version}
     if answer is None:
         raise ValueError("expected at least one picture, got none")
@@ -110,7 +110,7 @@ def _each_image(
 
 
 def _post(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx.Response]:
-    """The answer to pictures; arrays of levels that have not the model's size are sent as files instead."""
+    """The response for pictures. uint8 arrays that do not have the model's size are sent again, as files."""
     try:
         return (yield Request("POST", path, query, body_of(uploads)))
     except CapsnetError as error:
@@ -123,22 +123,22 @@ def _post(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx
 def score(
     pictures: Sequence[Picture], query: Params, max_bytes: int, bundle: SameBundle
 ) -> Exchange[list[Outcome]]:
-    """One outcome per picture of a stream; a bad one fails alone, and another bundle than before ends it."""
+    """One outcome per picture of a stream: a bad picture fails alone, a changed bundle ends the stream."""
     outcomes: list[Outcome] = []
     for group in in_requests(map(try_load, pictures), len(pictures), max_bytes):
         outcomes += [Failed(one.picture, one.error) for one in group if isinstance(one, UnreadPicture)]
-        uploads = [one for one in group if isinstance(one, Upload)]  # a group is all of one kind
+        uploads = [one for one in group if isinstance(one, Upload)]  # all of a group are of one kind
         if uploads:
             outcomes += yield from _halve(uploads, query, bundle)
     return outcomes
 
 
 def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exchange[list[Outcome]]:
-    """One bad picture fails its request: halves are asked for until that one is alone."""
+    """One bad picture fails its whole request: halve the request until the picture is alone."""
     try:
         response = yield from _post("/classify", query, uploads)
     except CapsnetError as error:
-        if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUESTION:
+        if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUERY:
             raise
         if len(uploads) == 1:
             return [Failed(uploads[0].picture, error)]

@@ -24,7 +24,7 @@ class Sweep:
     """Deltas from `start` to `stop`, included, by `step`, added to each of the dimensions in turn.
 
     Attributes:
-        dimensions: indices into the flat pose; None for all of them.
+        dimensions: indices into the flat pose; None for all.
     """
 
     dimensions: Sequence[int] | None = None
@@ -45,7 +45,7 @@ class Sweep:
 
 
 class Decoding(NamedTuple):
-    """What is to be decoded: an image's pose or a given one, and what is added to it."""
+    """What to decode: a pose, or the pose of an image; and what to add to it."""
 
     image: Picture | None
     pose: Pose | None
@@ -61,7 +61,7 @@ def reconstruct(decoding: Decoding, query: Params) -> Exchange[Reconstructions]:
 
 
 def reconstruct_grid(decoding: Decoding, query: Params) -> Exchange[Levels]:
-    """The decoded pictures in one, uint8 [H, W, C]: a row per dimension, a column per delta."""
+    """The decoded pictures in a grid, uint8 [H, W, C]: a row per dimension, a column per delta."""
     body = _reconstruction(decoding)
     response = yield Request("POST", "/reconstruct", query, {**body, "headers": {"Accept": "image/png"}})
     try:
@@ -71,10 +71,10 @@ def reconstruct_grid(decoding: Decoding, query: Params) -> Exchange[Levels]:
 
 
 def _reconstruction(decoding: Decoding) -> dict[str, Any]:
-    """The body: a form with a picture's file, or JSON with a pose.
+    """The body: a form with the file of a picture, or JSON with a pose.
 
     Raises:
-        ValueError: there is neither an image nor a pose, or both; a number is NaN or infinite.
+        ValueError: neither an image nor a pose, or both; or a number is NaN or infinite.
     """
     image, pose, label, perturbations, sweep = decoding
     fields: dict[str, Any] = {} if label is None else {"label": label}
@@ -99,7 +99,7 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
 
 
 def _finite(name: str, given: float) -> float:
-    """As it is; JSON has no NaN and no infinity, and would say null."""
+    """The number, unless it is NaN or infinite: JSON has neither."""
     if not math.isfinite(given):
         raise ValueError(f"{name} must be a finite number, got {given}")
     return float(given)

@@ -1,4 +1,4 @@
-"""How answers look where they are printed: every field, but no long array, no file and no long list."""
+"""How answers are printed: all fields, but long arrays, files and lists abbreviated."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-FIRST = 3  # of a list's entries, if it has more than twice as many
-CHARACTERS = 200  # of a text
+SHOWN_ENTRIES = 3  # of a list with more than twice as many
+MAX_CHARACTERS = 200  # of a text
 
 
 class ShortRepr:
@@ -19,7 +19,7 @@ class ShortRepr:
 
 
 def named(name: str, given: Iterable[tuple[str, object]]) -> str:
-    """`Name(field=value, ...)` with short values."""
+    """`Name(field=value, ...)` with abbreviated values."""
     return f"{name}({', '.join(f'{field}={_short(value)}' for field, value in given)})"
 
 
@@ -28,13 +28,13 @@ def _short(value: Any) -> str:
         return f"<{value.dtype} {list(value.shape)}>"
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
-    if isinstance(value, Mapping) and len(value) > 2 * FIRST:
+    if isinstance(value, Mapping) and len(value) > 2 * SHOWN_ENTRIES:
         return f"<{len(value)} entries>"
     if isinstance(value, tuple | list):
-        shown = [_short(one) for one in (value if len(value) <= 2 * FIRST else value[:FIRST])]
+        shown = [_short(one) for one in (value if len(value) <= 2 * SHOWN_ENTRIES else value[:SHOWN_ENTRIES])]
         left = len(value) - len(shown)
         return f"[{', '.join([*shown, f'and {left} more'] if left else shown)}]"
     if isinstance(value, float):
         return f"{value:.4g}"
     text = repr(value)
-    return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."

@@ -1,4 +1,4 @@
-"""Pictures as a client gives them, and how many go into one request."""
+"""Pictures as users pass them, read into memory and grouped into requests."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,35 +15,35 @@ from capsnet.short_repr import ShortRepr
 
 # N images, H rows, W columns, C channels
 
-REQUEST_IMAGES = 64  # two batches of the service's default; it takes 256 unless told otherwise
-REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB unless told otherwise
-UNNAMED = "picture"  # a part without a file name is no file
-PICTURE_AXES = (2, 3, 4)  # of an array of one picture or of several
-MAX_CHANNELS = 4  # the last axis of a single picture in colour; no picture is so few pixels wide
-LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can become files
+REQUEST_IMAGES = 64  # a service takes 256 by default
+REQUEST_BYTES = 24 * 2**20  # a service takes bodies of 32 MiB by default
+UNNAMED = "picture"  # a part of a form is a file only if it has a file name
+PICTURE_AXES = (2, 3, 4)  # of an array with one picture or several
+MAX_CHANNELS = 4  # size of the last axis of a single color picture; no picture is that few pixels wide
+LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can be converted to files
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
-TIFF_MODES = {"I", "F"}  # deep ones, which a PNG would cut off
+TIFF_MODES = {"I", "F"}  # more bits than a PNG can hold
 
 Array = NDArray[Any]
 File = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
-"""A file's path, its bytes, the file opened in binary mode or as a PIL image."""
+"""A file's path, its bytes, the file opened in binary mode, or a PIL image."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pair(ShortRepr):
-    """The two views of one object for a model that takes pairs, such as a stereo camera's pictures."""
+    """The two views of one object, for a model of stereo pairs."""
 
     left: File
     right: File
 
 
 Picture = File | Array | Pair
-"""A file or a pair of them; or an array [H, W] or [H, W, C], uint8 0-255 or floats 0-1, where the two views
-of a pair are C. Floats are of the model's size."""
+"""A file or a pair of files; or an array [H, W] or [H, W, C], uint8 0-255 or floats 0-1, in which the two
+views of a pair are C. Arrays of floats must have the model's size."""
 Pictures = Picture | Iterable[Picture]
 """One picture, several, or an array of them, [N, H, W] or [N, H, W, C]."""
 
-NamedFile = tuple[str | None, bytes]  # the name is None where it has none
+NamedFile = tuple[str | None, bytes]  # the name is None if the file has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +55,21 @@ class Upload:
 
     @property
     def filename(self) -> str | None:
-        """The file's name, of a pair both, as in "left.png, right.png"; None where there is none."""
+        """The file's name, or both names of a pair, as in "left.png, right.png"; None if there is none."""
         if isinstance(self.content, tuple):
             return ", ".join(name for name, _ in self.content if name) or None
         return None
 
     @property
     def size_bytes(self) -> int:
-        """What it adds to a request."""
+        """Its size in a request."""
         if isinstance(self.content, tuple):
             return sum(len(content) for _, content in self.content)
         return self.content.nbytes
 
     @property
     def kind(self) -> object:
-        """The same for pictures that may share a request: files, pairs, or arrays that can be stacked."""
+        """Equal for pictures that may share a request: files, pairs, or arrays that can be stacked."""
         if isinstance(self.content, tuple):
             return len(self.content)
         return self.content.shape, self.content.dtype
@@ -77,7 +77,7 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class UnreadPicture:
-    """A picture that could not be read, and why."""
+    """A picture that could not be read, and the error."""
 
     picture: Picture
     error: OSError | ValueError
@@ -89,7 +89,7 @@ Loaded = TypeVar("Loaded", Upload, UnreadPicture, Upload | UnreadPicture)
 
 
 def each_picture(pictures: Pictures) -> Iterable[Picture]:
-    """The pictures one by one; what is none of what a picture may be is left to `load`.
+    """The pictures one by one; `load` refuses what is no picture.
 
     Raises:
         ValueError: an array with too few or too many axes.
@@ -104,7 +104,7 @@ def each_picture(pictures: Pictures) -> Iterable[Picture]:
         return [pictures] if is_one else iter(pictures)
     is_file = isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview)
     is_several = hasattr(pictures, "__iter__") or hasattr(pictures, "__getitem__")
-    if is_file or hasattr(pictures, "read") or not is_several:  # a file can be iterated, too: by lines
+    if is_file or hasattr(pictures, "read") or not is_several:  # files, too, can be iterated: by lines
         return [cast(Picture, pictures)]
     return cast(Iterable[Picture], pictures)
 
@@ -115,7 +115,7 @@ def load(picture: Picture) -> Upload:
     Raises:
         OSError: the file cannot be read.
         ValueError: an array of another type or shape, or a file opened as text.
-        TypeError: it is none of what a picture may be.
+        TypeError: it is no picture.
     """
     if isinstance(picture, np.ndarray):
         return Upload(picture, _sendable_array(picture))
@@ -124,7 +124,7 @@ def load(picture: Picture) -> Upload:
 
 
 def try_load(picture: Picture) -> Upload | UnreadPicture:
-    """The picture in memory, or why it cannot be read. Blocks."""
+    """The picture in memory, or the error if it cannot be read. Blocks."""
     try:
         return load(picture)
     except (OSError, ValueError) as error:
@@ -132,9 +132,9 @@ def try_load(picture: Picture) -> Upload | UnreadPicture:
 
 
 def in_requests(pictures: Iterable[Loaded], max_images: int, max_bytes: int) -> Iterator[list[Loaded]]:
-    """Neighbours that go into one request; a picture above `max_bytes` goes alone.
+    """Group neighbors into requests; a picture larger than `max_bytes` goes alone.
 
-    No more pictures than that are in memory at a time, if `pictures` loads them as they are asked for.
+    If `pictures` loads lazily, only the pictures of one request are in memory.
     """
     group: list[Loaded] = []
     size_bytes = 0
@@ -150,7 +150,7 @@ def in_requests(pictures: Iterable[Loaded], max_images: int, max_bytes: int) -> 
 
 
 def body_of(uploads: Sequence[Upload]) -> dict[str, Any]:
-    """The body of pictures of one kind: multipart of files, or the .npy file of arrays."""
+    """The body for pictures of one kind: a multipart form of files, or an .npy file of arrays."""
     files: list[tuple[str, tuple[str, bytes]]] = []
     arrays: list[Array] = []
     for upload in uploads:
@@ -166,23 +166,23 @@ def body_of(uploads: Sequence[Upload]) -> dict[str, Any]:
 
 
 def is_picture(upload: Upload) -> bool:
-    """Whether it is an array that `picture_files` makes files of, grey or colour or a pair of grey views."""
+    """Whether it is an array that `picture_files` can convert: gray, color, or a pair of gray views."""
     content = upload.content
     return isinstance(content, np.ndarray) and content.dtype == np.uint8 and content.shape[2:] in LEVELS
 
 
 def picture_files(upload: Upload) -> list[tuple[str, bytes]]:
-    """Names and bytes of the files, one for each view, where a route takes no arrays: uint8 becomes PNG.
+    """Names and contents of the files, one per view, for a route that takes no arrays: uint8 becomes PNG.
 
     Raises:
-        ValueError: the array is float32, which no PNG holds as it is.
+        ValueError: the array is float32, which PNG cannot hold.
     """
     content = upload.content
     if isinstance(content, tuple):
         return [(name or UNNAMED, file) for name, file in content]
     if content.dtype != np.uint8:
         raise ValueError(
-            f"the array is {content.dtype}; expected uint8 (0-255), or take infer and decode for float32"
+            f"the array is {content.dtype}; expected uint8 (0-255); for float32 use infer and decode"
         )
     views = np.moveaxis(content, 2, 0) if content.shape[2:] in {(1,), (2,)} else [content]
     return [(UNNAMED, _as_png(view)) for view in views]
@@ -195,7 +195,7 @@ def _as_png(levels: Array) -> bytes:
 
 
 def _as_file(picture: Image.Image) -> bytes:
-    """The file of a PIL image, with the same pixels; one that is fresh from a file is turned upright."""
+    """A file with the pixels of a PIL image; an image opened from a file is turned upright."""
     if isinstance(picture, ImageFile.ImageFile):
         picture = ImageOps.exif_transpose(picture)
     file = BytesIO()
@@ -213,7 +213,7 @@ def _read_file(file: File) -> NamedFile:
         return None, _as_file(file)
     if isinstance(file, np.ndarray):
         raise TypeError(
-            "the views of a Pair are files or PIL images; of arrays make one picture: "
+            "the views of a Pair are files or PIL images; stack two arrays into one picture: "
             "np.stack([left, right], axis=-1)"
         )
     if isinstance(file, bytes | bytearray | memoryview):
@@ -226,8 +226,8 @@ def _read_file(file: File) -> NamedFile:
         raise TypeError(f"a picture must be {kinds}, got {type(file).__name__}")
     content = file.read()
     if isinstance(content, str):
-        raise ValueError("the file is opened as text; open it in binary mode: open(path, 'rb')")  # noqa: TRY004  # its type is right
-    name = getattr(file, "name", None)  # a number for files opened by their descriptor
+        raise ValueError("the file is opened as text; open it in binary mode: open(path, 'rb')")  # noqa: TRY004  # the type is right
+    name = getattr(file, "name", None)  # an int for files opened by descriptor
     return _sendable(Path(name).name) if isinstance(name, str) else None, content
 
 
@@ -242,5 +242,5 @@ def _sendable_array(array: Array) -> Array:
 
 
 def _sendable(name: str) -> str:
-    """Linux takes bytes for names that are no text; those cannot be sent."""
+    """File names on Linux may be invalid text, which cannot be sent."""
     return os.fsencode(name).decode("utf-8", "replace")

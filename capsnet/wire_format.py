@@ -1,8 +1,8 @@
 """The wire format of the Open Inference Protocol: tensors as JSON, or as raw bytes behind a JSON header.
 
-A message in the binary form is the JSON object, whose length the header Inference-Header-Content-Length
-gives, and then the values of its tensors, little-endian and row-major, in the order in which the JSON names
-them. Both sides of the wire are here, and nothing of a server.
+In the binary form, a message is a JSON object, whose length is in the header Inference-Header-Content-Length,
+followed by the values of its tensors, little-endian and row-major, in the order in which the JSON lists them.
+Client and service share this module; it contains nothing of a server.
 
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
 """
@@ -24,25 +24,25 @@ Arrays = Mapping[str, Floats]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 FLOAT = np.dtype("<f4")
-# In memory a value takes about ten times the bytes it has in JSON.
-JSON_VALUES = 2**20
+# A value takes about ten times as many bytes in memory as in JSON.
+MAX_JSON_VALUES = 2**20
 MAX_AXES = 8
-ALIGNMENT = 16  # bytes, as memory comes from the allocator
+ALIGNMENT = 16  # bytes, as of allocated memory
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}:"))
-SHOWN = 80  # characters of the other side's value that a message repeats
+SHOWN = 80  # maximum characters of a value that an error message repeats
 
 
 class WireError(ValueError):
-    """The message is not one of the protocol's; says what was expected and what came."""
+    """The message does not follow the protocol; says what was expected and what came."""
 
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """An output that a request asks for.
+    """An output that a request wants.
 
     Attributes:
-        binary: as raw bytes; None where the request leaves it to `binary_data_output`.
-        classes: the best so many as "score:index:label" instead of the values; 0 for the values.
+        binary: as raw bytes; None if the request's `binary_data_output` decides.
+        classes: the best k as "score:index:label" instead of the values; 0 for the values.
     """
 
     name: str
@@ -56,9 +56,9 @@ class InferRequest:
 
     Attributes:
         inputs: float32 of any shape, by name.
-        outputs: those asked for, in this order; none asks for all of them.
-        binary: whether outputs that do not say are wanted as raw bytes.
-        id: comes back in the answer.
+        outputs: the outputs wanted, in this order; empty for all.
+        binary: whether outputs are raw bytes unless they say otherwise.
+        id: repeated in the response.
     """
 
     inputs: Arrays
@@ -69,21 +69,21 @@ class InferRequest:
 
 @dataclass(frozen=True)
 class Message:
-    """A body as it goes over the wire; `header_length` in bytes, None where all of it is JSON."""
+    """The body of a message; `header_length` in bytes, None if all of it is JSON."""
 
     body: bytes
     header_length: int | None
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that the body needs."""
+        """The HTTP headers for the body."""
         if self.header_length is None:
             return {"Content-Type": "application/json"}
         return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(self.header_length)}
 
 
 def write_request(inputs: Arrays, outputs: Sequence[str] = ()) -> Message:
-    """A request with everything in the binary form, float32 of any shape; no outputs asks for all."""
+    """A request in binary form, float32 of any shape; without `outputs` it wants all."""
     header: dict[str, Any] = {"parameters": {"binary_data_output": True}}
     if outputs:
         header["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
@@ -91,14 +91,14 @@ def write_request(inputs: Arrays, outputs: Sequence[str] = ()) -> Message:
 
 
 def read_request(body: bytes, header_length: str | None) -> InferRequest:
-    """The request of a body; arrays are views of it where they can be.
+    """Parse a request; arrays are views of the body if possible.
 
     Args:
-        body: the whole of it, not compressed.
+        body: all of it, uncompressed.
         header_length: the HTTP header Inference-Header-Content-Length, None without one.
 
     Raises:
-        WireError: it is not a request of the protocol.
+        WireError: it does not follow the protocol.
     """
     header, binary = split(body, header_length)
     parameters = _parameters(header, "the request")
@@ -115,10 +115,10 @@ def read_request(body: bytes, header_length: str | None) -> InferRequest:
 
 
 def read_response(body: bytes, header_length: str | None) -> Arrays:
-    """The outputs of an answer, float32 by name; views of the body where they can be.
+    """The outputs of a response, float32, by name; views of the body if possible.
 
     Raises:
-        WireError: it is not an answer of the protocol.
+        WireError: it does not follow the protocol.
     """
     header, binary = split(body, header_length)
     return read_tensors(header, "outputs", binary)
@@ -127,13 +127,13 @@ def read_response(body: bytes, header_length: str | None) -> Arrays:
 def write_message(
     header: Mapping[str, Any], side: str, arrays: Mapping[str, Floats | Labels], binary: set[str]
 ) -> Message:
-    """The header with the arrays as its `side`, "inputs" or "outputs"; those named in `binary` as bytes."""
+    """The header with the arrays as its `side`, "inputs" or "outputs"; those in `binary` as raw bytes."""
     contents = {name: _content(arrays[name]) for name in binary}
     tensors = [_describe(name, array, contents.get(name)) for name, array in arrays.items()]
     content = orjson.dumps({**header, side: tensors}, option=orjson.OPT_SERIALIZE_NUMPY)
     if not binary:
         return Message(content, None)
-    content += b" " * (-len(content) % ALIGNMENT)  # the reader's arrays need no copy
+    content += b" " * (-len(content) % ALIGNMENT)  # so that the reader's arrays need no copy
     return Message(b"".join([content, *(contents[name] for name in arrays if name in binary)]), len(content))
 
 
@@ -141,15 +141,15 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     """The JSON object of a body, and the bytes behind it.
 
     Raises:
-        WireError: there is no JSON object of that length, it lists more values than JSON may, or gives a name
-            twice in an object.
+        WireError: there is no JSON object of that length, it has too many values, or an object has a name
+            twice.
     """
     length = len(body) if header_length is None else _length(header_length, len(body))
     whole = memoryview(body)
     values = 1 + body.count(b",", 0, length)  # at most
-    if values > JSON_VALUES:
+    if values > MAX_JSON_VALUES:
         raise WireError(
-            f"the JSON may list {JSON_VALUES} values, got {values}; send tensors as binary data "
+            f"the JSON may list {MAX_JSON_VALUES} values, got {values}; send tensors as binary data "
             f"(binary_data_size, and the header {HEADER_LENGTH})"
         )
     try:
@@ -159,18 +159,20 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     if not isinstance(header, dict):
         raise WireError(f"expected a JSON object, got {_shown(header)}")
     if (name := _name_given_twice(body[:length])) is not None:
-        raise WireError(f"the JSON gives {_shown(name)} twice in one object; the last one alone would count")
+        raise WireError(
+            f"the JSON has {_shown(name)} twice in one object, of which only the last would count"
+        )
     return header, whole[length:]
 
 
 def _name_given_twice(text: bytes) -> str | None:
-    """A name that an object of this valid JSON has twice, of which orjson takes the last; None without one.
+    """A name that an object of this valid JSON has twice, or None. orjson silently takes the last one.
 
-    Python's own parser would tell, but takes three times as long for a large tensor.
+    Python's own parser could report it, but takes three times as long for a large tensor.
     """
-    if b"\\" in text:  # quotes that end no string, spelt in another way
+    if b"\\" in text:  # replace escaped quotes, which do not end a string
         text = text.replace(rb"\\", rb"\u005c").replace(rb"\"", rb"\u0022")
-    objects: list[set[str]] = []  # names of those that are open
+    objects: list[set[str]] = []  # the names in each open object
     string = b""
     for index, part in enumerate(text.split(b'"')):
         if index % 2:
@@ -190,10 +192,10 @@ def _name_given_twice(text: bytes) -> str | None:
 
 
 def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> dict[str, Floats]:
-    """The tensors that the header lists as its `side`, with values from its JSON or from the binary part.
+    """The tensors that the header lists as its `side`, with values from the JSON or the binary part.
 
     Raises:
-        WireError: says which tensor, and what is wrong with it.
+        WireError: a tensor is wrong; says which, and why.
     """
     arrays: dict[str, Floats] = {}
     start = 0
@@ -213,8 +215,8 @@ def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> di
         start += size
     if start != len(binary):
         raise WireError(
-            f"the {side} take {start} bytes behind the JSON, but {len(binary)} came; each tensor's "
-            f"parameter binary_data_size says how many are its own, and {HEADER_LENGTH} where they begin"
+            f"the {side} take {start} bytes behind the JSON, but {len(binary)} came; binary_data_size must "
+            f"be the size of each tensor, and {HEADER_LENGTH} the length of the JSON"
         )
     return arrays
 
@@ -228,13 +230,13 @@ def _from_bytes(content: memoryview, size: int, shape: tuple[int, ...], place: s
     if len(content) != size:
         raise WireError(f"{place}: binary_data_size is {size}, but only {len(content)} bytes are left for it")
     values = np.frombuffer(content, FLOAT)
-    if not values.flags.aligned:  # a header of any length comes before them; kernels read at whole addresses
+    if not values.flags.aligned:  # the JSON may have any length; kernels need aligned data
         values = np.frombuffer(bytes(content), FLOAT)
     return values.reshape(shape)
 
 
 def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], place: str) -> Floats:
-    """Values from a flat list in row-major order, or from lists nested as the shape is."""
+    """Values from a flat list in row-major order, or from lists nested like the shape."""
     data = given.get("data")
     if not isinstance(data, list):
         raise WireError(
@@ -245,10 +247,10 @@ def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], place: str) -> 
     if len(flat) != math.prod(shape):
         raise WireError(f"{place}: shape {list(shape)} takes {math.prod(shape)} values, got {len(flat)}")
     kinds = set(map(type, flat))
-    if not kinds <= {int, float}:  # numpy would take "0.5", true and null for numbers
+    if not kinds <= {int, float}:  # numpy would convert "0.5", true and null
         names = ", ".join(sorted(kind.__name__ for kind in kinds - {int, float}))
         raise WireError(f"{place}: data must hold numbers, got {names}")
-    with np.errstate(over="ignore"):  # 1e300 becomes infinite, and is out of every range
+    with np.errstate(over="ignore"):  # 1e300 becomes infinite, which is out of any range
         return np.array(flat, np.float32).reshape(shape)
 
 
@@ -256,13 +258,13 @@ def _flatten(data: list[Any], shape: tuple[int, ...], place: str) -> list[Any]:
     level: list[Any] = [data]
     for size in shape:
         if not all(type(part) is list and len(part) == size for part in level):
-            raise WireError(f"{place}: data must be flat, or nested as its shape {list(shape)} is")
+            raise WireError(f"{place}: data must be flat, or nested like its shape {list(shape)}")
         level = list(chain.from_iterable(level))
     return level
 
 
 def _content(array: Floats | Labels) -> memoryview | bytes:
-    """The values of an array as the binary form has them."""
+    """The values of an array in binary form."""
     if array.dtype == np.object_:
         texts = [str(text).encode() for text in array.flat]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
@@ -280,7 +282,7 @@ def _describe(name: str, array: Floats | Labels, content: memoryview | bytes | N
 
 
 def _length(given: str, largest: int) -> int:
-    # Digits only: int() takes signs, spaces and underscores, too, and no end of digits.
+    # Digits only: int() also takes signs, spaces and underscores, and fails on thousands of digits.
     if not (given.isascii() and given.isdigit() and len(given) <= 12 and int(given) <= largest):
         raise WireError(
             f"{HEADER_LENGTH} must be the length of the JSON in bytes, at most the body's {largest}; "
@@ -306,7 +308,7 @@ def _name(given: Mapping[str, Any], side: str) -> str:
 
 def _shape(given: Mapping[str, Any], place: str) -> tuple[int, ...]:
     shape = given.get("shape")
-    # Each size at least 1 makes every size at most the count of values, which is checked against what came.
+    # As each size is at least 1, none exceeds the number of values, which is checked against the data.
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_AXES
@@ -353,7 +355,7 @@ def _flag(parameters: Mapping[str, Any], name: str, place: str) -> bool | None:
 
 
 def _parameters(given: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """Parameters of an object; unknown ones are for others, as the protocol says."""
+    """Parameters of an object; unknown ones are ignored, as the protocol demands."""
     parameters = given.get("parameters")
     if parameters is None:
         return {}
@@ -363,7 +365,7 @@ def _parameters(given: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """The value as a message repeats it, cut where it is long."""
+    """The value as an error message repeats it, shortened."""
     if isinstance(value, list | dict):
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value[: SHOWN + 1]) if isinstance(value, str) else repr(value)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from capsnet.wire_format import (
-    JSON_VALUES,
+    MAX_JSON_VALUES,
     InferRequest,
     RequestedOutput,
     WireError,
@@ -268,7 +268,7 @@ def test_our_own_binary_messages_are_read_without_a_copy() -> None:
 
 
 def test_json_lists_no_more_values_than_memory_allows() -> None:
-    body = b"[" + b"0," * JSON_VALUES + b"0]"
+    body = b"[" + b"0," * MAX_JSON_VALUES + b"0]"
     with pytest.raises(WireError, match="binary data"):
         read_request(body, None)
 
