@@ -66,7 +66,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
-        pool = PicturePool(settings.decode_threads)
+        pool = PicturePool(settings.decode_threads, settings.queue_images)
         repository = Repository(settings, service_metrics)
         service_metrics.register(ModelGauges(repository))
         tasks = [

@@ -4,7 +4,7 @@ import sys
 
 from service.stopping import leave_at_signals
 
-TYPE_CHECKING = False  # that of `typing` would cost milliseconds in which no handler stands
+TYPE_CHECKING = False  # importing `typing` would take milliseconds without a signal handler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def main(arguments: "Sequence[str] | None" = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     leave_at_signals()
-    # Imported late, as all else is, so that a signal meanwhile ends the process quietly.
+    # Imported late, so that a signal during the imports ends the process quietly.
     from service.extras import naming_the_extra
 
     with naming_the_extra("capsnet-serve"):

@@ -1,4 +1,4 @@
-"""What capsnet-serve does: options and settings, a port, the service on it until a signal comes."""
+"""capsnet-serve: read options and settings, listen on a port, serve until a signal comes."""
 
 import argparse
 import math
@@ -16,8 +16,8 @@ EXAMPLES = """\
 examples:
   capsnet-serve                               serve the bundles in models/ on port 8000
   capsnet-serve --models models:/srv/models   two folders of bundles, merged
-  capsnet-serve --host 0.0.0.0 --port 80      for everybody who can reach this machine
-  CAPSNET_DEVICE=cuda capsnet-serve           on the GPU, or not at all
+  capsnet-serve --host 0.0.0.0 --port 80      for every host that can reach this machine
+  CAPSNET_DEVICE=cuda capsnet-serve           on the GPU; fails if there is none
 
 Then open http://127.0.0.1:8000/docs, or
   curl -F images=@digit.png http://127.0.0.1:8000/classify
@@ -28,7 +28,7 @@ Every setting is an environment variable CAPSNET_<NAME>; options take precedence
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
   RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS LOG_FORMAT LOG_LEVEL
 
-exit status: 0 stopped by a signal, 1 cannot serve, or not any more, 2 wrong option or setting
+exit status: 0 stopped by a signal, 1 cannot serve or inference has stopped, 2 wrong option or setting
 """
 
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     options = _parser().parse_args(arguments)
 
-    # Imported late, so that a signal meanwhile ends the process quietly.
+    # Imported late, so that a signal during the imports ends the process quietly.
     from service.observability.logs import logging_to_stderr
     from service.settings import SettingsError, check_key_variable, read_settings
 
@@ -86,7 +86,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         app,
         http=BoundedHttp,
         ws="none",
-        log_config=None,  # its records go where all go
+        log_config=None,  # its records are logged as all others
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
@@ -96,7 +96,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
     async def serve() -> None:
         await server.serve(sockets=[listener])
         if server.is_told_to_stop:
-            leave()  # which does not wait for a model that is being loaded
+            leave()  # does not wait for a model that is being loaded
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listen(settings: "Settings") -> socket.socket:
-    """A bound socket; bound here so that a port in use is one line and not a traceback."""
+    """A listening socket; opened here so that a port in use is one line and not a traceback."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

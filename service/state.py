@@ -1,15 +1,14 @@
 """The state of a running service, which the lifespan makes and every route gets from its request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import ParamSpec, TypedDict, TypeVar
+from typing import TypedDict
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.errors import DeadlineExceededError, OverloadedError
+from service.errors import DeadlineExceededError
 from service.http.picture_pool import PicturePool
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
@@ -17,9 +16,6 @@ from service.settings import Settings
 
 # From then on a client that hangs up is noticed; most answers take less and are spared the looking.
 WATCHED_AFTER_S = 0.1
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class State(TypedDict):
@@ -33,37 +29,13 @@ class Service:
     """The parts of a running service. All methods belong to the event loop.
 
     Attributes:
-        pool: threads for pictures, which take milliseconds that the event loop does not have.
-        decoding: images that are being decoded, or wait for it.
+        pool: threads for pictures, which would block the event loop for milliseconds.
     """
 
     settings: Settings
     repository: Repository
     pool: PicturePool
     metrics: Metrics
-    decoding: int = 0
-
-    async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function on a thread of the pool."""
-        return await self.pool.run(partial(function, *args, **kwargs))
-
-    @contextmanager
-    def room_for(self, images: int) -> Iterator[None]:
-        """Count the images as being decoded.
-
-        Raises:
-            OverloadedError: with them there would be more than CAPSNET_QUEUE_IMAGES.
-        """
-        if self.decoding + images > self.settings.queue_images:
-            raise OverloadedError(
-                f"{self.decoding} images are being decoded or wait for it, at most "
-                f"{self.settings.queue_images} may; there is no room for {images} more"
-            )
-        self.decoding += images
-        try:
-            yield
-        finally:
-            self.decoding -= images
 
     @asynccontextmanager
     async def while_wanted(self, request: Request) -> AsyncIterator[None]:
@@ -85,7 +57,7 @@ class Service:
             if watcher.is_gone:
                 raise ClientDisconnect from None
             raise DeadlineExceededError(
-                f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.decoding} images are being "
+                f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.pool.images} images are being "
                 "decoded or wait for it"
             ) from None
 

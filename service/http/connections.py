@@ -1,10 +1,10 @@
-"""Connections: what comes on one is a request, is refused in words, or has an end.
+"""Limits on connections: bytes that are not a request are refused, and no connection stays open for ever.
 
-Uvicorn 0.54 with httptools leaves them open and reads on: a connection without a request has no time limit
-once its first byte is there, 60 MB of header lines take 1 GB, and of requests sent ahead of their answers
-every answer lets in more. What is no HTTP it answers at once, before what was asked earlier. Of a request
-that offers another protocol, as `curl --http2` does, it drops the body, and it closes on a client that sends
-no more, as `nc -N` does, without an answer.
+Uvicorn 0.54 with httptools has gaps here. A connection without a whole request has no time limit once its
+first byte has arrived; 60 MB of header lines take 1 GB of memory; of pipelined requests every answer lets in
+more. Malformed requests are answered at once, before earlier ones. If a request offers another protocol, as
+`curl --http2` does, its body is dropped; and a client that half-closes the connection, as `nc -N` does, gets
+no answer. This file closes the gaps with private parts of Uvicorn, so pyproject.toml pins its minor version.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from service.errors import HeadTooLargeError, MalformedRequestError, ServiceErro
 from service.http.request_log import RequestLog, expects_continue
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-OLD_VERSIONS = frozenset({"0.9", "1.0"})  # know no Host, and no answer before the answer
-HOST = re.compile(rb"[^\s,/?#@]*")  # and its port; empty where the target names no host (RFC 9112, 3.2)
+OLD_VERSIONS = frozenset({"0.9", "1.0"})  # have no Host header and no interim responses
+HOST = re.compile(rb"[^\s,/?#@]*")  # with its port; empty where the target names no host (RFC 9112, 3.2)
 
 log = logging.getLogger(__name__)
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Uvicorn's protocol, and limits on what a connection takes before a request is the application's.
+    """Uvicorn's protocol with limits on what a connection may do before a request reaches the application.
 
-    Per request it costs a few additions: the time limit is one timer per connection, which looks whether
-    anything has happened since it last looked.
+    Per request this costs a few additions: the time limit is one timer per connection, which checks whether
+    anything has happened since its last check.
 
     Attributes:
-        idle_s: a connection on which nothing comes is closed after so much time; longer than the 60 s after
-            which most proxies close theirs, so that theirs is never a request on its way to a closed one.
-        patience_s: a connection without a request under way is cut off when in so much time no head was
-            completed and nothing of an answer sent; in twice as much at most.
-        max_head_bytes: bytes in a row that are no body: a head, the lines that frame a chunk, trailers. What
-            one read of the socket brings may go beyond it by 256 KiB.
+        idle_s: seconds after which an idle connection is closed; longer than the 60 s after which most
+            proxies close theirs, so that no proxy sends a request on a connection that was just closed.
+        patience_s: a connection is cut off if it completes no head and accepts no bytes of an answer for this
+            many seconds (at most twice as many).
+        max_head_bytes: maximum bytes in a row that are not a body: a head, the framing of chunks, trailers.
+            One read of the socket may exceed it by 256 KiB.
         max_header_lines: of one request, trailers included.
-        max_requests_ahead: requests that wait for the answer to an earlier one of their connection.
-        reset_s: seconds between looks whether a client that sends no more is still there to read.
+        max_requests_ahead: pipelined requests that wait for the answer to an earlier one.
+        reset_s: seconds between checks whether a client that has half-closed the connection still reads.
     """
 
     idle_s: ClassVar[int] = 75
@@ -56,18 +56,18 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
-    _is_provoked = False
+    _has_probed = False
     _reset_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self.patience_s, self._look, None)
+        self._timer = self.loop.call_later(self.patience_s, self._check_progress, None)
         self.timeout_keep_alive = self.idle_s
         self.timeout_keep_alive_task = self.loop.call_later(self.idle_s, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The connection is closed."""
         if self._timer:
             self._timer.cancel()
         if self._reset_timer:
@@ -76,7 +76,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more; it may still read the answers to what it has sent.
+        """The client has half-closed the connection; it may still read answers.
 
         Returns:
             Whether the connection stays open, until the last answer.
@@ -91,11 +91,11 @@ class BoundedHttp(HttpToolsProtocol):
             return False
         newest.keep_alive = False
         if newest.scope.get("http_version", "1.0") not in OLD_VERSIONS and not self._reset_timer:
-            self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+            self._reset_timer = self.loop.call_later(self.reset_s, self._check_for_reset)
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
@@ -103,7 +103,7 @@ class BoundedHttp(HttpToolsProtocol):
         try:
             self._parse(data)
         except HttpParserError as error:
-            ours = error.__context__  # what a method of this class has raised
+            ours = error.__context__  # raised by a method of this class
             fault = f"this is no request of HTTP/1.1: {error}"
             self._refuse(ours if isinstance(ours, ServiceError) else MalformedRequestError(fault))
             return
@@ -116,7 +116,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(self._too_large())
 
     def on_headers_complete(self) -> None:
-        """Its head is here."""
+        """The head of a request has arrived."""
         if len(self.headers) > self.max_header_lines:
             raise self._too_large()
         self._check_host()
@@ -127,19 +127,19 @@ class BoundedHttp(HttpToolsProtocol):
             raise MalformedRequestError("CONNECT asks for a tunnel, and this is no proxy")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of its body is here."""
+        """A piece of the body has arrived."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """All of it is here, trailers included."""
+        """The whole request has arrived, trailers included."""
         if len(self.headers) > self.max_header_lines:
             raise self._too_large()
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser, which takes what follows an offer of another protocol for that protocol."""
+        """Feed the parser, which takes the bytes after an offer of another protocol for that protocol."""
         while data and len(self.pipeline) <= self.max_requests_ahead:
             try:
                 self.parser.feed_data(data)
@@ -151,7 +151,7 @@ class BoundedHttp(HttpToolsProtocol):
                 return
 
     def _head_without_offer(self) -> bytes:
-        """The head that has just come, less its offer, which a server may ignore (RFC 9110, 7.8)."""
+        """The current head without its offer of a protocol, which a server may ignore (RFC 9110, 7.8)."""
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
@@ -161,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def _check_host(self) -> None:
-        """One Host, as RFC 9112, 3.2, demands: of two, a proxy may have read the other one."""
+        """There is one Host header, as RFC 9112, 3.2, requires: of two, a proxy may have read the other."""
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and self.parser.get_http_version() not in OLD_VERSIONS):
             raise MalformedRequestError(f"a request has one header Host, got {len(hosts) or 'none'}")
@@ -176,11 +176,11 @@ class BoundedHttp(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer what is coming in when its turn is there, then close; what follows is not read."""
+        """Answer the current bytes with an error after earlier requests, then close; read no more."""
         self._is_refused = True
         newest = self.cycle
         waits = newest is not None and not newest.response_complete
-        if newest and newest.scope is self.scope and newest.more_body:  # its head was good: it is the newest
+        if newest and newest.scope is self.scope and newest.more_body:  # its head was valid: it is the newest
             newest.disconnected = True  # for the application, its client is gone
             newest.message_event.set()
             if newest.response_started:
@@ -190,7 +190,7 @@ class BoundedHttp(HttpToolsProtocol):
             if waits:
                 self.pipeline.popleft()
         answer = errors.problem(error.status, error.slug, error.title, str(error), error.headers)
-        refusal: Any = RequestLog(answer, self.app_state["service"].metrics)  # which counts and logs it
+        refusal: Any = RequestLog(answer, self.app_state["service"].metrics)  # counts and logs it
         self.cycle = self._newest = self._last_cycle()
         if waits:
             self.pipeline.appendleft((self.cycle, refusal))
@@ -198,7 +198,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._start_asgi_task(self.cycle, refusal)
 
     def _last_cycle(self) -> RequestResponseCycle:
-        """For an answer to what is no request; afterwards the connection is closed."""
+        """A cycle for an answer to bytes that are not a request; afterwards the connection is closed."""
         scope: Any = {"type": "http", "method": "", "path": "", "headers": [], "client": self.client}
         return RequestResponseCycle(
             scope=scope,
@@ -214,8 +214,8 @@ class BoundedHttp(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
 
-    def _look(self, seen: tuple[RequestResponseCycle | None, int] | None) -> None:
-        """Cut the connection off if it is where it was the last time."""
+    def _check_progress(self, seen: tuple[RequestResponseCycle | None, int] | None) -> None:
+        """Cut the connection off if nothing has happened since the last check."""
         is_done = self.cycle is None or self.cycle.response_complete
         is_idle = self.timeout_keep_alive_task is not None and not self.transport.is_closing()
         unsent: Any = self.transport.get_write_buffer_size()
@@ -223,23 +223,24 @@ class BoundedHttp(HttpToolsProtocol):
         if now and now == seen:
             self._cut_off(f"neither sent a request nor read an answer in {self.patience_s:g} s")
         else:
-            self._timer = self.loop.call_later(self.patience_s, self._look, now)
+            self._timer = self.loop.call_later(self.patience_s, self._check_progress, now)
 
-    def _look_for_reset(self) -> None:
-        """Let the application know when a client that sends no more has gone for good.
+    def _check_for_reset(self) -> None:
+        """Let the application know when a client that has half-closed the connection is gone.
 
-        That looks the same until something reaches it; then its system resets the connection. So it is sent,
-        once and while nothing else is, what a client that reads on may ignore (RFC 9110, 10.1.1 and 15.2).
+        Both look the same until something is sent; then the system of a client that is gone resets the
+        connection. So it is sent, once, an interim response, which a client that still reads may ignore
+        (RFC 9110, 10.1.1 and 15.2).
         """
         if self.transport.is_closing():
             return
-        if not self._is_provoked and not self.pipeline and not self.cycle.response_started:
-            self._is_provoked = True
+        if not self._has_probed and not self.pipeline and not self.cycle.response_started:
+            self._has_probed = True
             self.transport.write(CONTINUE)
         elif _is_reset(self.transport.get_extra_info("socket").fileno()):
             self.transport.abort()
             return
-        self._reset_timer = self.loop.call_later(self.reset_s, self._look_for_reset)
+        self._reset_timer = self.loop.call_later(self.reset_s, self._check_for_reset)
 
     def _cut_off(self, reason: str) -> None:
         log.info("cut off a client", {"client": self.client[0] if self.client else None, "reason": reason})
@@ -249,5 +250,5 @@ class BoundedHttp(HttpToolsProtocol):
 def _is_reset(descriptor: int) -> bool:
     """Whether the other side of a socket has reset its connection."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors and resets are told without being asked for
+    poll.register(descriptor, 0)  # errors and resets are always reported
     return bool(poll.poll(0))

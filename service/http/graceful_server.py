@@ -1,9 +1,9 @@
-"""Uvicorn, with an end at which no client that is at work loses an answer.
+"""Uvicorn with a graceful shutdown that drops no request in flight.
 
-Uvicorn closes every connection that waits for its next request at the moment of the signal. On one that is
-busy that request is often on its way already, and its client learns of the end from a reset instead of an
-answer. Here such a connection stays open for a moment; what still comes is answered with
-`Connection: close`, so that the client knows.
+At a signal, Uvicorn closes every connection that waits for its next request. On a busy connection that
+request is often on its way already, and the client gets a reset instead of an answer. Here such a connection
+stays open for a moment; requests that still come are answered with `Connection: close`, so that the client
+knows.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ import uvicorn
 
 from service.stopping import stop_signals
 
-LINGER_S = 0.5  # longer than a client that is at work, and its network, take from an answer to a request
-LOOK_S = 0.02
+LINGER_S = 0.5  # longer than a busy client and its network take from an answer to the next request
+POLL_S = 0.02
 
 log = logging.getLogger(__name__)
 
 
 class GracefulServer(uvicorn.Server):
-    """A server that stops in three parts: it says that it ends, waits for the slow, and cuts off the rest."""
+    """A server that stops in three steps: announce the end, wait for slow clients, cut off the rest."""
 
     @property
     def is_told_to_stop(self) -> bool:
@@ -35,7 +35,7 @@ class GracefulServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at a signal, and never raise it again, as Uvicorn does: to be asked to stop is no failure."""
+        """Stop at a signal; unlike Uvicorn, do not raise it again: to be asked to stop is not a failure."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -47,22 +47,22 @@ class GracefulServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: no new connections, answers to what is on its way, the configured time for slow senders."""
+        """Stop: no new connections, answers to requests in flight, the configured time for slow senders."""
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         self.server_state.default_headers.append((b"connection", b"close"))
-        await self._until_all_are_closed(LINGER_S)
+        await self._wait_until_all_closed(LINGER_S)
         for connection in list(self.server_state.connections):
             connection.shutdown()  # at once, or after the answer that is being made
-        await self._until_all_are_closed(self.config.timeout_graceful_shutdown or 0)
+        await self._wait_until_all_closed(self.config.timeout_graceful_shutdown or 0)
         stalled = list(self.server_state.connections)
         if stalled:
             log.warning("cut off %d connections that took too long to send or to read", len(stalled))
         for connection in stalled:
-            connection.transport.abort()  # its request ends as one whose client hung up
+            connection.transport.abort()  # its request ends as if the client had hung up
         await super().shutdown(sockets)
 
-    async def _until_all_are_closed(self, limit_s: float) -> None:
+    async def _wait_until_all_closed(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
         while self.server_state.connections and not self.force_exit and time.monotonic() < until:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)

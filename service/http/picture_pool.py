@@ -8,11 +8,14 @@ for all of it. Threads for which nobody stands in line help requests that have m
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+from service.errors import OverloadedError
 
 TURN_S = 0.005  # a turn takes one picture, and more of them while this time is not over
 
@@ -60,24 +63,52 @@ class _Job:
 
 
 class PicturePool:
-    """The threads. All methods belong to the event loop."""
+    """The threads. All methods belong to the event loop.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: how many there are.
+        max_images: images that may be decoded or wait for it at the same time, see `room_for`.
+
+    Attributes:
+        images: those that are being decoded, or wait for it.
+    """
+
+    def __init__(self, threads: int, max_images: int) -> None:
+        self.images = 0
+        self._max_images = max_images
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pictures")
         self._free = threads
         self._in_line: deque[_Job] = deque()  # those of which no thread does anything
         self._more: deque[_Job] = deque()  # those that a thread is at and that have more to do
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """What a blocking call gives, or raises."""
-        [result] = await self.run_all([call])
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a blocking function on a thread; return or raise what it does."""
+        [result] = await self.run_all([partial(function, *args, **kwargs)])
         return result
 
-    async def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What blocking calls give, in their order; who no longer waits for it ends it between two of them.
+    @contextmanager
+    def room_for(self, images: int) -> Iterator[None]:
+        """Count the images as being decoded.
 
         Raises:
-            Exception: what the first call that fails raises; those behind it may not have been made.
+            OverloadedError: with them there would be more than `max_images`.
+        """
+        if self.images + images > self._max_images:
+            raise OverloadedError(
+                f"{self.images} images are being decoded or wait for it, at most {self._max_images} may; "
+                f"there is no room for {images} more"
+            )
+        self.images += images
+        try:
+            yield
+        finally:
+            self.images -= images
+
+    async def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of blocking calls, in their order; cancelling it ends it between two of them.
+
+        Raises:
+            Exception: of the first call that fails; the calls after it may not have been made.
         """
         if not calls:
             return []

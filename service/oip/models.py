@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_message
 from export.contract.manifest import VERSION, Graph, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
+from service.inference.predictions import rank_classes
 from service.models.inventory import SERVABLE
 from service.models.loaded_model import MAX_POSE_VALUE, LoadedModel
 from service.models.repository import Repository
@@ -185,7 +186,7 @@ def _check_outputs(model: OipModel, outputs: Collection[RequestedOutput]) -> Non
 def _classify(model: OipModel, probabilities: Floats, classes: int) -> NDArray[np.object_]:
     """Probabilities [N, J] to the best k of each as "score:index:label", [N, k]; k is J at most."""
     labels = model.loaded.engine.manifest.class_names
-    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :classes]
+    best = rank_classes(probabilities, classes)
     scores = np.take_along_axis(probabilities, best, axis=1)
     texts = [
         [f"{score:.6f}:{index}:{labels[index]}" for score, index in zip(*pair, strict=True)]

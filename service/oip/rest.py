@@ -33,9 +33,9 @@ from service.oip.schemas import (
 from service.state import Service, service_of
 
 # Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
-QUICK_JSON_BYTES = 8 * 2**10
-QUICK_BODY_BYTES = 2**20
-QUICK_VALUES = 1024  # of an answer, as text
+INLINE_JSON_BYTES = 8 * 2**10
+INLINE_BODY_BYTES = 2**20
+INLINE_VALUES = 1024  # of an answer, as text
 
 MODEL = "/v2/models/{name}"
 VERSION = "/v2/models/{name}/versions/{version}"
@@ -162,10 +162,10 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
         check_request(model, asked, service.settings.queue_images)
         return asked
 
-    if coding == "identity" and _is_quick(body, header_length):
+    if coding == "identity" and _reads_inline(body, header_length):
         return read()
-    with service.room_for(1):
-        return await service.in_pool(read)
+    with service.pool.room_for(1):
+        return await service.pool.run(read)
 
 
 async def _answer(
@@ -188,16 +188,16 @@ async def _answer(
         for wanted in wanted_outputs(model, asked)
         if wanted.classes or not wanted.binary
     )
-    if texts <= QUICK_VALUES and coding not in CODINGS:
+    if texts <= INLINE_VALUES and coding not in CODINGS:
         return write()
-    return await service.in_pool(write)
+    return await service.pool.run(write)
 
 
-def _is_quick(body: bytes, header_length: str | None) -> bool:
+def _reads_inline(body: bytes, header_length: str | None) -> bool:
     """Little JSON, and not so much else that looking at every value takes long."""
     if header_length is None:
-        return len(body) <= QUICK_JSON_BYTES
-    return len(header_length) < 5 and len(body) <= QUICK_BODY_BYTES  # JSON of up to 9,999 bytes
+        return len(body) <= INLINE_JSON_BYTES
+    return len(header_length) < 5 and len(body) <= INLINE_BODY_BYTES  # JSON of up to 9,999 bytes
 
 
 def _json(answer: dict[str, Any]) -> Response:

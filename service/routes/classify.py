@@ -2,27 +2,21 @@
 
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
-from numpy.typing import NDArray
 
-from export.contract.confidence import are_blank, are_confident
-from export.contract.manifest import Manifest
 from service.errors import InvalidFieldError
 from service.http.answers import json_response
-from service.http.bodies import Images, check_classify, decode_images, read_classify
 from service.http.direct_route import DirectRoute
 from service.http.openapi import PROBLEMS
 from service.http.png import to_base64_pngs
 from service.http.request_log import note
+from service.inference.predictions import predictions
 from service.models.loaded_model import LoadedModel
-from service.routes.images import IMAGES_BODY
+from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
 from service.routes.schemas import ClassifyAnswer, ClassifyQuery
 from service.state import Service, service_of
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
-
-Floats = NDArray[np.float32]
 
 routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
 
@@ -44,12 +38,12 @@ async def post_classify(request: Request, query: Annotated[ClassifyQuery, Query(
     A model of two views takes files in pairs, the left view first, and gives one result for each pair.
     """
     service = service_of(request)
-    body = await read_classify(request)  # no version is kept loaded by a slow sender
+    body = await read_images_body(request)  # no version is kept loaded by a slow sender
     async with service.while_wanted(request):
-        asked = await check_classify(body, service)
+        given = await find_images(body, service)
         async with service.repository.use(query.model, query.version) as model:
             check_query(query, model)
-            images = await decode_images(asked, model.engine.manifest, query.preprocess, service)
+            images = await decode_images(given, model.engine.manifest, query.preprocess, service)
             note(request, model=model.full_name, images=len(images.pixels))
             return json_response(await classify(model, images, query, service))
 
@@ -74,36 +68,16 @@ async def classify(
     model: LoadedModel, images: Images, query: ClassifyQuery, service: Service
 ) -> dict[str, Any]:
     """The answer for images [N, H, W, C]; arrays in it stay arrays, for orjson."""
-    manifest = model.engine.manifest
     probabilities, poses = await model.encode(images.pixels)  # [N, J], [N, J, D]
-    blank = are_blank(images.pixels)
-    confident = are_confident(probabilities, blank, manifest, query.min_probability)
-    order = np.argsort(-probabilities, axis=1, kind="stable")  # [N, J]
-    results = [
-        {
-            "filename": images.filenames[n],
-            **_labels(order[n], manifest),
-            "confident": confident[n],
-            "blank": bool(blank[n]),
-            "classes": _classes(order[n, : query.top_k], probabilities[n], poses[n], manifest),
-        }
-        for n in range(len(order))
+    made = predictions(
+        images.pixels, (probabilities, poses), model.engine.manifest, query.top_k, query.min_probability
+    )
+    results: list[dict[str, Any]] = [
+        {"filename": filename, **prediction}
+        for filename, prediction in zip(images.filenames, made, strict=True)
     ]
     if query.reconstruction:
         pictures = await model.decode_classes(poses, probabilities.argmax(axis=1))
-        for result, picture in zip(results, await service.in_pool(to_base64_pngs, pictures), strict=True):
+        for result, picture in zip(results, await service.pool.run(to_base64_pngs, pictures), strict=True):
             result["reconstruction"] = picture
     return {**model.heading(), "results": results}
-
-
-def _labels(order: NDArray[np.intp], manifest: Manifest) -> dict[str, Any]:
-    labels = [manifest.class_names[j] for j in order[: manifest.objects_per_image]]
-    return {"label": labels[0], "labels": labels}
-
-
-def _classes(
-    order: NDArray[np.intp], probabilities: Floats, poses: Floats, manifest: Manifest
-) -> list[dict[str, Any]]:
-    return [
-        {"label": manifest.class_names[j], "probability": probabilities[j], "pose": poses[j]} for j in order
-    ]

@@ -10,23 +10,19 @@ from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
+from export.contract.preprocess import Rule
 from service.errors import InvalidFieldError, shown
 from service.http.answers import VARY, json_response, prefers_png
-from service.http.bodies import check_reconstruct, decode_files, read_reconstruct
+from service.http.decoding import decode_files
 from service.http.direct_route import DirectRoute
 from service.http.multipart import Upload
-from service.http.openapi import FILE, JSON_OR_PNG, PROBLEMS, REFERENCE
+from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs, to_png_grid
 from service.http.request_log import note
 from service.models.loaded_model import LoadedModel
 from service.routes.perturbations import Perturbations, offsets, plan_pictures
-from service.routes.schemas import (
-    Preprocess,
-    ReconstructAnswer,
-    ReconstructFields,
-    ReconstructQuery,
-    ReconstructRequest,
-)
+from service.routes.reconstruct_body import RECONSTRUCT_BODY, find_fields, read_reconstruct_body
+from service.routes.schemas import ReconstructAnswer, ReconstructFields, ReconstructQuery
 from service.state import Service, service_of
 
 # P pictures, J classes, D numbers of a pose, H rows, W columns, C channels
@@ -34,57 +30,6 @@ from service.state import Service, service_of
 Floats = NDArray[np.float32]
 
 routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
-
-
-def _json_field(name: str) -> dict[str, Any]:
-    """A field of the form that holds JSON as text."""
-    described = ReconstructRequest.model_fields[name].description or "as in the JSON body"
-    return {"type": "string", "description": f"JSON; {described}"}
-
-
-RECONSTRUCT_EXAMPLES: dict[str, Any] = {
-    "one picture, three dimensions swept": {
-        "value": {"image": "<base64 file>", "sweep": {"dimensions": [0, 1, 2], "step": 0.05}}
-    },
-    "a pair of views, one number of the pose changed": {
-        "value": {
-            "image": ["<base64 left file>", "<base64 right file>"],
-            "perturbations": [{"dimension": 15, "delta": 0.5}],
-        }
-    },
-    "a pose of 4 x 4, row by row": {
-        "value": {"pose": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], "label": "car"}
-    },
-}
-RECONSTRUCT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": REFERENCE.format(model="ReconstructRequest")},
-                "examples": RECONSTRUCT_EXAMPLES,
-            },
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "image": {
-                            "oneOf": [FILE, {"type": "array", "items": FILE, "minItems": 2, "maxItems": 2}],
-                            "description": "one file, or two for a model of two views, the left one first",
-                        },
-                        "label": {"type": "string"},
-                        "model": {"type": "string"},
-                        "version": {"type": "integer", "minimum": 1},
-                        "pose": _json_field("pose"),
-                        "perturbations": _json_field("perturbations"),
-                        "sweep": _json_field("sweep"),
-                    },
-                    "additionalProperties": False,
-                }
-            },
-        },
-    }
-}
 
 
 @routes.post(
@@ -100,16 +45,16 @@ async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, 
     The two views of a model that has two stand side by side in every picture.
     """
     service = service_of(request)
-    body = await read_reconstruct(request)
+    body = await read_reconstruct_body(request)
     async with service.while_wanted(request):
-        fields, files = await check_reconstruct(body, service)
+        fields, files = await find_fields(body, service)
         async with service.repository.use(*chosen_version(fields, query)) as model:
             note(request, model=model.full_name)
             made = await reconstruct(model, fields, files, query.preprocess, service)
             if prefers_png(request):
-                grid = await service.in_pool(to_png_grid, made.pictures, made.columns)
+                grid = await service.pool.run(to_png_grid, made.pictures, made.columns)
                 return Response(grid, media_type="image/png", headers=VARY)
-            return json_response(await service.in_pool(json_answer, model, made), VARY)
+            return json_response(await service.pool.run(json_answer, model, made), VARY)
 
 
 @dataclass(frozen=True)
@@ -135,7 +80,7 @@ async def reconstruct(
     model: LoadedModel,
     fields: ReconstructFields,
     files: Sequence[Upload],
-    rule: Preprocess,
+    rule: Rule,
     service: Service,
 ) -> Reconstructions:
     """Decode the pose that was given, or the picture's, as often as the perturbations ask for.
@@ -157,7 +102,7 @@ async def reconstruct(
     variants, columns = plan_pictures(fields, pose_size(manifest), service.settings.max_reconstructions)
     if pose is None or wanted is None:  # a given pose has a label: the fields were checked
         _check_views(files, manifest)
-        pixels = await decode_files(files, manifest.preprocessing, rule, service)
+        pixels = await decode_files(files, manifest.preprocessing, rule, service.settings, service.pool)
         probabilities, poses = await model.encode(pixels)  # [1, J], [1, J, D]
         wanted = int(probabilities[0].argmax()) if wanted is None else wanted
         pose = poses[0, wanted]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from export.contract.preprocess import Rule
 from service.errors import shown
 from service.models.loaded_model import MAX_POSE_VALUE
 
@@ -16,7 +17,7 @@ MAX_ITEMS = 4096
 VIEWS = 2  # of a pair
 Number = Annotated[float, Field(ge=-MAX_POSE_VALUE, le=MAX_POSE_VALUE, allow_inf_nan=False)]
 Preprocess = Annotated[
-    Literal["auto", "off"],
+    Rule,
     Field(description="auto: the model's own rule for pictures of other sizes; off: a plain resize"),
 ]
 ModelChoice = Annotated[

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from export.contract.confidence import are_blank, reaches, threshold
 from service.errors import InvalidFieldError, TooManyPicturesError
 from service.http.answers import VARY, json_response, prefers_png
-from service.http.bodies import Images, check_classify, decode_images, read_classify
 from service.http.direct_route import DirectRoute
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
 from service.http.request_log import note
+from service.inference.predictions import rank_classes
 from service.models.loaded_model import LoadedModel
-from service.routes.images import IMAGES_BODY
+from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
 from service.routes.schemas import SegmentAnswer, SegmentQuery
 from service.state import Service, service_of
 
@@ -45,18 +45,18 @@ MASK_THRESHOLD = 0.5  # of the object's brightest pixel
 async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]) -> Response:
     """The k longest capsules decoded one at a time; for `Accept: image/png` the overlays side by side."""
     service = service_of(request)
-    body = await read_classify(request)
+    body = await read_images_body(request)
     async with service.while_wanted(request):
-        asked = await check_classify(body, service)
+        given = await find_images(body, service)
         async with service.repository.use(query.model, query.version) as model:
             k = object_count(query, model)
-            images = await decode_images(asked, model.engine.manifest, query.preprocess, service)
+            images = await decode_images(given, model.engine.manifest, query.preprocess, service)
             note(request, model=model.full_name, images=len(images.pixels))
             made = await segment(model, images, k, query.min_probability, service)
             if prefers_png(request):
-                overlays = await service.in_pool(png_answer, made)
+                overlays = await service.pool.run(png_answer, made)
                 return Response(overlays, media_type="image/png", headers=VARY)
-            return json_response(await service.in_pool(json_answer, model, made), VARY)
+            return json_response(await service.pool.run(json_answer, model, made), VARY)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ async def segment(
         )
     manifest = model.engine.manifest
     probabilities, poses = await model.encode(images.pixels)  # [N, J], [N, J, D]
-    classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]  # [N, K]
+    classes = rank_classes(probabilities, k)  # [N, K]
     longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
     blank = are_blank(images.pixels)
     least = threshold(manifest, min_probability)

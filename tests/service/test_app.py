@@ -277,7 +277,7 @@ def test_work_ends_when_the_client_has_hung_up(models):
         return {"type": "http.disconnect"}
 
     async def work_for_ever() -> None:
-        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1)
+        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
         service = Service(settings, Repository(settings, metrics), pool, metrics)
         async with service.while_wanted(Request({"type": "http"}, receive)):
             await asyncio.sleep(3600)

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 from service.errors import MalformedBodyError, TooManyPicturesError
-from service.http.bodies import QUICK_FORM_BYTES, Body, check_classify
+from service.http.bodies import INLINE_FORM_BYTES, Body
 from service.http.multipart import MAX_TEXT_BYTES, MAX_TEXTS, Upload, parse_form
 from service.http.picture_pool import PicturePool
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
+from service.routes.images import find_images
 from service.state import Service
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import SIDE, write_bundle
@@ -134,17 +135,17 @@ def test_texts_are_not_counted_as_files_nor_files_as_texts():
 
 
 def test_a_large_form_is_parsed_while_others_are_served(models):
-    hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * QUICK_FORM_BYTES) + b"--B--"
+    hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * INLINE_FORM_BYTES) + b"--B--"
 
     async def turns_of_others() -> int:
-        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1)
+        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
         service = Service(settings, Repository(settings, metrics), pool, metrics)
         body = Body(hostile, FORM, "multipart/form-data", "/classify")
-        parsing, turns = asyncio.create_task(check_classify(body, service)), 0
+        parsing, turns = asyncio.create_task(find_images(body, service)), 0
         while not parsing.done():
             await asyncio.sleep(0)
             turns += 1
-        assert parsing.result().files[0].content == b"\r\n--Bx" * QUICK_FORM_BYTES
+        assert parsing.result().files[0].content == b"\r\n--Bx" * INLINE_FORM_BYTES
         return turns
 
     assert asyncio.run(turns_of_others()) > 10

@@ -16,7 +16,7 @@ from service.http.picture_pool import TURN_S, PicturePool
 
 def in_pool(threads: int, use: Callable[[PicturePool], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        pool = PicturePool(threads)
+        pool = PicturePool(threads, 1000)
         try:
             return await use(pool)
         finally:
