@@ -126,14 +126,14 @@ def open_service(bundle: Path, threads: int) -> Run:
 
     options = EngineOptions("cpu", max_batch=0, cache=bundle.parent / "cache", threads=threads)
     engine = load_engine(bundle, read_manifest(bundle).model, options)
-    lanes = ThreadPoolExecutor(engine.lanes)
+    workers = ThreadPoolExecutor(engine.workers)
 
     def run(pixels: Floats) -> tuple[Floats, Floats]:
         if len(pixels) <= engine.max_batch:
             return engine.encode(pixels)
-        runs_per_lane = math.ceil(len(pixels) / (engine.lanes * engine.max_batch))
-        parts = np.array_split(pixels, min(len(pixels), engine.lanes * runs_per_lane))
-        found = list(lanes.map(partial(engine.encode, alone=False), parts))
+        runs_per_worker = math.ceil(len(pixels) / (engine.workers * engine.max_batch))
+        parts = np.array_split(pixels, min(len(pixels), engine.workers * runs_per_worker))
+        found = list(workers.map(partial(engine.encode, exclusive=False), parts))
         probabilities, poses = (np.concatenate(outputs) for outputs in zip(*found, strict=True))
         return probabilities, poses
 

@@ -26,7 +26,7 @@ class Engine:
     Attributes:
         device: the device in use.
         max_batch: images per run, at most.
-        lanes: how many threads may call at the same time.
+        workers: how many threads may call at the same time.
         encoder: the sessions of the encoder.
         decoder: the session of the decoder, if the bundle has one.
         precision: of the encoder's products.
@@ -35,26 +35,26 @@ class Engine:
     manifest: Manifest
     device: UsedDevice
     max_batch: int
-    lanes: int
+    workers: int
     encoder: SessionPool
     decoder: Session | None
     precision: Precision = "float32"
 
-    def encode(self, pixels: Floats, *, alone: bool = True) -> tuple[Floats, Floats]:
+    def encode(self, pixels: Floats, *, exclusive: bool = True) -> tuple[Floats, Floats]:
         """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D].
 
         Args:
             pixels: at most `max_batch` images.
-            alone: whether all cores are its own.
+            exclusive: whether it has all cores.
         """
-        session = self.encoder.session(len(pixels), alone=alone)
+        session = self.encoder.session(len(pixels), exclusive=exclusive)
         probabilities, poses = session.run(["probabilities", "poses"], {"pixels": pixels})
         return probabilities, poses
 
-    def decode(self, poses: Floats, mask: Floats, *, alone: bool = True) -> tuple[Floats]:
+    def decode(self, poses: Floats, mask: Floats, *, exclusive: bool = True) -> tuple[Floats]:
         """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
 
-        Alone or not, one lane's share of the cores is enough for it.
+        Exclusive or not, it runs with one worker's share of the cores, which is enough for it.
 
         Raises:
             RuntimeError: the bundle has no decoder; ask `has_decoder` first.

@@ -98,10 +98,10 @@ def _checked(engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str,
 def _open(
     graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, options: EngineOptions
 ) -> Engine:
-    """The sessions of a bundle's graphs: on a CPU a lane for every core up to MAX_LANES, else one."""
+    """The sessions of a bundle's graphs: on a CPU for one worker per core, up to MAX_LANES, else for one."""
     threads = (options.threads or usable_cpus()) if device == "cpu" else 1
-    lanes = min(threads, MAX_LANES)
-    share = threads // lanes
+    workers = min(threads, MAX_LANES)
+    share = threads // workers
     max_batch = options.largest_batch(device)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
     if device == "cpu":
@@ -110,7 +110,7 @@ def _open(
         if options.precision == "half":
             content = halved(content, graph)
         encoder_pool = pool_of_one(open_session(content, graph, device, options, threads))
-    engine = Engine(manifest, device, max_batch, lanes, encoder_pool, None, options.precision)
+    engine = Engine(manifest, device, max_batch, workers, encoder_pool, None, options.precision)
     if "decoder" not in graphs:
         return engine
     in_full = options._replace(precision="float32")

@@ -53,9 +53,14 @@ class SessionPool:
     plan: Plan = PLAIN
     folder: Path | None = None
 
-    def session(self, images: int, *, alone: bool) -> Session:
-        """The session for a batch of so many images."""
-        return (self.exclusive if alone else self.shared).session(images)
+    def session(self, images: int, *, exclusive: bool) -> Session:
+        """The session for a batch of so many images.
+
+        Args:
+            images: in the batch.
+            exclusive: whether it has all cores.
+        """
+        return (self.exclusive if exclusive else self.shared).session(images)
 
     @property
     def all(self) -> list[Session]:

@@ -13,6 +13,7 @@ from export.contract.manifest import Manifest
 from service.errors import NoDecoderError
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
+from service.inference.graph_queue import GraphQueue
 from service.models.scanner import BundleVersion
 from service.observability.metrics import Metrics
 from service.settings import Settings
@@ -42,6 +43,8 @@ class LoadedModel:
     bundle: BundleVersion
     engine: Engine
     batcher: Batcher
+    encoder_queue: GraphQueue
+    decoder_queue: GraphQueue
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     last_named_s: float = -math.inf
@@ -58,12 +61,12 @@ class LoadedModel:
 
     async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
         """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
-        probabilities, poses = await self.batcher.submit(self.engine.encode, pixels)
+        probabilities, poses = await self.batcher.submit(self.encoder_queue, pixels)
         return probabilities, poses
 
     async def decode(self, poses: Floats, mask: Floats) -> Floats:
         """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
-        (pictures,) = await self.batcher.submit(self.engine.decode, poses, mask)
+        (pictures,) = await self.batcher.submit(self.decoder_queue, poses, mask)
         return pictures
 
     async def decode_classes(self, poses: Floats, classes: NDArray[np.intp]) -> Floats:
@@ -118,14 +121,21 @@ def one_hot(classes: NDArray[np.intp], manifest: Manifest) -> Floats:
 def start_model(
     model: str, version: int, bundle: BundleVersion, engine: Engine, settings: Settings, metrics: Metrics
 ) -> LoadedModel:
-    """Give a loaded engine its queue and its inference threads."""
+    """Give a loaded engine its inference threads, and each of its graphs a queue."""
     batcher = Batcher(
         f"{model}/{version}",
-        lanes=engine.lanes,
+        workers=engine.workers,
         max_batch=engine.max_batch,
-        gather_above=engine.encoder.large_batch_above,
         queue_images=settings.queue_images,
         deadline_ms=settings.deadline_ms,
-        observer=metrics.model(model, version),
+        metrics=metrics.model(model, version),
     )
-    return LoadedModel(model, version, bundle, engine, batcher)
+    return LoadedModel(
+        model,
+        version,
+        bundle,
+        engine,
+        batcher,
+        encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above),
+        decoder_queue=batcher.add_graph(engine.decode),
+    )

@@ -12,6 +12,7 @@ import pytest
 from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
 from service.inference.batcher import RESTARTS, Batcher
+from service.inference.graph_queue import GraphQueue
 
 WAIT_S = 10
 DEADLY = -13.0  # an image that ends the thread it runs on
@@ -20,15 +21,22 @@ DEADLY = -13.0  # an image that ends the thread it runs on
 class Doubling:
     """A graph that doubles; it notes its batches, and may be held, fail on negative images, or die."""
 
-    def __init__(self) -> None:
+    def __init__(self, large_batch_above: int | None = None) -> None:
         self.batches: list[int] = []
-        self.alone: list[bool] = []
+        self.exclusive: list[bool] = []
+        self.large_batch_above = large_batch_above
+        self.queue: GraphQueue | None = None
         self.started = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def run(self, images: np.ndarray, *, alone: bool) -> tuple[np.ndarray]:
-        self.alone.append(alone)
+    async def submit(self, batcher: Batcher, images: np.ndarray) -> tuple[np.ndarray]:
+        if self.queue is None:
+            self.queue = batcher.add_graph(self.run, self.large_batch_above)
+        return await batcher.submit(self.queue, images)
+
+    def run(self, images: np.ndarray, *, exclusive: bool) -> tuple[np.ndarray]:
+        self.exclusive.append(exclusive)
         self.started.set()
         assert self.gate.wait(WAIT_S)
         self.batches.append(len(images))
@@ -40,7 +48,7 @@ class Doubling:
 
 
 class Noted:
-    """An observer that keeps what it is told."""
+    """Metrics that keep what they are told."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -58,16 +66,15 @@ class Noted:
         self.restarts += 1
 
 
-def make_batcher(observer: Noted | None = None, **changes: int | None) -> Batcher:
+def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
     facts = {
-        "lanes": 1,
+        "workers": 1,
         "max_batch": 8,
-        "gather_above": None,
         "queue_images": 100,
         "deadline_ms": WAIT_S * 1000,
         **changes,
     }
-    return Batcher("test", observer=observer or Noted(), **facts)
+    return Batcher("test", metrics=observer or Noted(), **facts)
 
 
 def images(*values: float) -> np.ndarray:
@@ -86,7 +93,7 @@ async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) ->
     graph.started.clear()
     tasks = []
     for feed in (images(0), *waiting):
-        tasks.append(asyncio.create_task(batcher.submit(graph.run, feed)))
+        tasks.append(asyncio.create_task(graph.submit(batcher, feed)))
         await started(graph.started.is_set)
         await asyncio.sleep(0)
     return tasks
@@ -97,7 +104,7 @@ def test_each_request_gets_its_own_results():
         with closing(make_batcher()) as batcher:
             graph = Doubling()
             feeds = [images(*range(start, start + n)) for start, n in ((0, 1), (10, 3), (20, 7), (30, 2))]
-            results = await asyncio.gather(*(batcher.submit(graph.run, feed) for feed in feeds))
+            results = await asyncio.gather(*(graph.submit(batcher, feed) for feed in feeds))
             for feed, (result,) in zip(feeds, results, strict=True):
                 np.testing.assert_array_equal(result, feed * 2)
 
@@ -120,7 +127,7 @@ def test_a_request_larger_than_a_batch_is_split_and_put_together_again():
     async def scenario() -> None:
         with closing(make_batcher(max_batch=4)) as batcher:
             graph = Doubling()
-            (result,) = await batcher.submit(graph.run, images(*range(10)))
+            (result,) = await graph.submit(batcher, images(*range(10)))
             np.testing.assert_array_equal(result, images(*range(10)) * 2)
             assert max(graph.batches) <= 4
 
@@ -132,11 +139,48 @@ def test_different_graphs_do_not_share_a_batch():
         with closing(make_batcher()) as batcher:
             first, second = Doubling(), Doubling()
             tasks = await while_held(first, batcher, images(1))
-            tasks.append(asyncio.create_task(batcher.submit(second.run, images(2))))
+            tasks.append(asyncio.create_task(second.submit(batcher, images(2))))
             await asyncio.sleep(0)
             first.gate.set()
             await asyncio.gather(*tasks)
             assert (first.batches, second.batches) == ([1, 1], [1])
+
+    asyncio.run(scenario())
+
+
+def test_graphs_take_turns_in_the_order_of_their_requests():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=2)) as batcher:
+            first, second, finished = Doubling(), Doubling(), []
+            tasks = await while_held(first, batcher, images(1, 2), images(3, 4))
+            tasks.insert(2, asyncio.create_task(second.submit(batcher, images(5))))
+            await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(first.submit(batcher, images(6, 7))))
+            await asyncio.sleep(0)
+            for task, name in zip(tasks, ["held", "1", "second", "2", "3"], strict=True):
+                task.add_done_callback(lambda _, name=name: finished.append(name))
+            first.gate.set()
+            await asyncio.gather(*tasks)
+            assert finished == ["held", "1", "2", "second", "3"]
+
+    asyncio.run(scenario())
+
+
+def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypatch):
+    monkeypatch.setattr(batching, "BATCH_WINDOW_S", WAIT_S)
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
+
+    async def scenario() -> None:
+        with closing(make_batcher(workers=2)) as batcher:
+            graph, other = Doubling(large_batch_above=2), Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(8)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            waits = asyncio.create_task(graph.submit(batcher, images(1)))
+            await started(lambda: any(worker.is_collecting for worker in batcher._workers))
+            await other.submit(batcher, images(2))
+            assert not waits.done()
+            waits.cancel()
 
     asyncio.run(scenario())
 
@@ -160,8 +204,8 @@ def test_a_full_queue_refuses_at_once_and_in_images():
             graph = Doubling()
             tasks = await while_held(graph, batcher, images(1, 2, 3))
             with pytest.raises(OverloadedError, match="3 images wait"):
-                await batcher.submit(graph.run, images(1, 2, 3))
-            tasks.append(asyncio.create_task(batcher.submit(graph.run, images(4, 5))))
+                await graph.submit(batcher, images(1, 2, 3))
+            tasks.append(asyncio.create_task(graph.submit(batcher, images(4, 5))))
             await asyncio.sleep(0)
             graph.gate.set()
             assert len(await asyncio.gather(*tasks)) == 3
@@ -235,7 +279,7 @@ def test_closing_answers_everyone_who_waits():
         assert (await tasks[0])[0] == 0  # what had begun was finished
         assert not batcher.answering
         with pytest.raises(OverloadedError):
-            await batcher.submit(graph.run, images(1))
+            await graph.submit(batcher, images(1))
 
     asyncio.run(scenario())
 
@@ -273,36 +317,36 @@ def test_a_request_that_fails_in_a_late_slice_fails_whole_and_once():
         with closing(make_batcher(max_batch=2)) as batcher:
             graph = Doubling()
             with pytest.raises(ValueError, match="negative"):
-                await batcher.submit(graph.run, images(1, 2, 3, 4, -5))
-            assert (await batcher.submit(graph.run, images(6)))[0] == 12
+                await graph.submit(batcher, images(1, 2, 3, 4, -5))
+            assert (await graph.submit(batcher, images(6)))[0] == 12
 
     asyncio.run(scenario())
 
 
-def test_lanes_work_side_by_side_and_know_it():
+def test_workers_run_side_by_side_and_know_it():
     async def scenario() -> None:
-        with closing(make_batcher(lanes=2)) as batcher:
+        with closing(make_batcher(workers=2)) as batcher:
             graph = Doubling()
             graph.gate.clear()
-            both = [asyncio.create_task(batcher.submit(graph.run, images(n))) for n in (1, 2)]
-            await started(lambda: len(graph.alone) == 1)
-            both.append(asyncio.create_task(batcher.submit(graph.run, images(3))))
-            await started(lambda: len(graph.alone) == 2)
+            both = [asyncio.create_task(graph.submit(batcher, images(n))) for n in (1, 2)]
+            await started(lambda: len(graph.exclusive) == 1)
+            both.append(asyncio.create_task(graph.submit(batcher, images(3))))
+            await started(lambda: len(graph.exclusive) == 2)
             graph.gate.set()
             assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
-            assert graph.alone == [True, False]
+            assert graph.exclusive == [True, False]
 
     asyncio.run(scenario())
 
 
-def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
+def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
     async def scenario() -> None:
-        with closing(make_batcher(lanes=2, max_batch=2)) as batcher:
+        with closing(make_batcher(workers=2, max_batch=2)) as batcher:
             graph = Doubling()
             graph.gate.clear()
-            await asyncio.sleep(0.05)  # both lanes sleep now; one that did not would pass all the same
-            large = asyncio.create_task(batcher.submit(graph.run, images(1, 2, 3, 4)))
-            await started(lambda: len(graph.alone) == 2)  # nothing is submitted that could wake the other
+            await asyncio.sleep(0.05)  # both workers sleep now; one that did not would pass all the same
+            large = asyncio.create_task(graph.submit(batcher, images(1, 2, 3, 4)))
+            await started(lambda: len(graph.exclusive) == 2)  # nothing is submitted that could wake the other
             graph.gate.set()
             np.testing.assert_array_equal((await large)[0], images(2, 4, 6, 8))
 
@@ -312,18 +356,18 @@ def test_a_lane_that_sleeps_takes_the_rest_of_a_large_request():
 async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
     """The sizes of their runs."""
     before = len(graph.batches)
-    first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+    first = asyncio.create_task(graph.submit(batcher, images(1)))
     await asyncio.sleep(0.02)
-    await asyncio.gather(first, batcher.submit(graph.run, images(2)))
+    await asyncio.gather(first, graph.submit(batcher, images(2)))
     return graph.batches[before:]
 
 
-def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkeypatch):
-    monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
+def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monkeypatch):
+    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(gather_above=2)) as batcher:
-            graph = Doubling()
+        with closing(make_batcher()) as batcher:
+            graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
             await asyncio.gather(*many)
@@ -332,17 +376,19 @@ def test_where_many_are_on_their_way_a_lane_waits_for_more_than_the_first(monkey
     asyncio.run(scenario())
 
 
-def test_where_two_lanes_would_have_small_batches_one_gathers_for_both(monkeypatch):
+def test_where_two_workers_would_have_small_batches_one_collects_for_both(monkeypatch):
     async def scenario() -> None:
-        with closing(make_batcher(lanes=2, gather_above=2)) as batcher:
-            graph = Doubling()
+        with closing(make_batcher(workers=2)) as batcher:
+            graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, images(1), images(2))
             graph.gate.set()
             await asyncio.gather(*many)
-            monkeypatch.setattr(batching, "GATHER_S", 1.0)  # so that a busy machine is not too slow for it
-            first = asyncio.create_task(batcher.submit(graph.run, images(1)))
+            monkeypatch.setattr(
+                batching, "BATCH_WINDOW_S", 1.0
+            )  # so that a busy machine is not too slow for it
+            first = asyncio.create_task(graph.submit(batcher, images(1)))
             await asyncio.sleep(0.02)
-            await asyncio.gather(first, *(batcher.submit(graph.run, images(n)) for n in (2, 3)))
+            await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in (2, 3)))
             assert graph.batches[-1] == 3
 
     asyncio.run(scenario())
@@ -350,54 +396,58 @@ def test_where_two_lanes_would_have_small_batches_one_gathers_for_both(monkeypat
 
 def test_where_few_are_on_their_way_nobody_waits_for_more():
     async def scenario() -> None:
-        with closing(make_batcher(gather_above=2)) as batcher:
-            graph = Doubling()
-            await batcher.submit(graph.run, images(*range(8)))  # one request, however large
+        with closing(make_batcher()) as batcher:
+            graph = Doubling(large_batch_above=2)
+            await graph.submit(batcher, images(*range(8)))  # one request, however large
             assert await two_in_short_order(graph, batcher) == [1, 1]
 
     asyncio.run(scenario())
 
 
-def test_more_than_sixteen_are_shared_between_lanes_though_one_batch_could_hold_them(monkeypatch):
-    monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that gathers for both is too late
-    monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
+def test_more_than_sixteen_are_shared_between_workers_though_one_batch_could_hold_them(monkeypatch):
+    monkeypatch.setattr(
+        batching, "BATCH_WINDOW_S", 10 * WAIT_S
+    )  # a worker that collects for both is too late
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        with closing(make_batcher(lanes=2, max_batch=32, gather_above=2)) as batcher:
-            graph = Doubling()
+        with closing(make_batcher(workers=2, max_batch=32)) as batcher:
+            graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, *(images(n) for n in range(20)))
             graph.gate.set()
             await asyncio.gather(*many)
-            share = asyncio.gather(*(batcher.submit(graph.run, images(n)) for n in range(10)))
+            share = asyncio.gather(*(graph.submit(batcher, images(n)) for n in range(10)))
             await asyncio.wait_for(share, WAIT_S)
 
     asyncio.run(scenario())
 
 
-def test_closing_does_not_wait_for_what_a_lane_gathers(monkeypatch):
-    monkeypatch.setattr(batching, "GATHER_S", 10 * WAIT_S)  # a lane that is not woken outlives the closing
-    monkeypatch.setattr(batching, "COMPANY_S", WAIT_S)  # so that a busy machine is not too slow for it
+def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
+    monkeypatch.setattr(
+        batching, "BATCH_WINDOW_S", 10 * WAIT_S
+    )  # a worker that is not woken outlives the closing
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
-        batcher, graph = make_batcher(gather_above=2), Doubling()
+        batcher, graph = make_batcher(), Doubling(large_batch_above=2)
         tasks = await while_held(graph, batcher, *(images(n) for n in range(8)))
         graph.gate.set()
         await asyncio.gather(*tasks)
-        last = asyncio.create_task(batcher.submit(graph.run, images(1)))
-        await started(lambda: batcher._gathering is not None)
+        last = asyncio.create_task(graph.submit(batcher, images(1)))
+        await started(lambda: any(worker.is_collecting for worker in batcher._workers))
         batcher.close()
         with pytest.raises(OverloadedError, match="taken down"):
             await last
-        assert not [lane for lane in batcher._lanes if lane.thread.is_alive()]
+        assert not [worker for worker in batcher._workers if worker.is_alive]
 
     asyncio.run(scenario())
 
 
-def test_slices_that_lanes_finish_out_of_order_are_put_together_in_order():
+def test_slices_that_workers_finish_out_of_order_are_put_together_in_order():
     async def scenario() -> None:
-        with closing(make_batcher(lanes=2, max_batch=2, queue_images=1000)) as batcher:
+        with closing(make_batcher(workers=2, max_batch=2, queue_images=1000)) as batcher:
             many = np.arange(301, dtype=np.float32)[:, None]
-            (result,) = await batcher.submit(Doubling().run, many)
+            (result,) = await Doubling().submit(batcher, many)
             np.testing.assert_array_equal(result, many * 2)
 
     asyncio.run(scenario())
@@ -409,8 +459,8 @@ def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
         with closing(make_batcher(noted)) as batcher:
             graph = Doubling()
             with pytest.raises(OverloadedError, match="died"):
-                await batcher.submit(graph.run, images(DEADLY))
-            assert (await batcher.submit(graph.run, images(1)))[0] == 2
+                await graph.submit(batcher, images(DEADLY))
+            assert (await graph.submit(batcher, images(1)))[0] == 2
             assert batcher.answering
             assert noted.restarts == 1
 
@@ -423,14 +473,14 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
             graph = Doubling()
             for _ in range(RESTARTS):
                 with pytest.raises(OverloadedError, match="died"):
-                    await batcher.submit(graph.run, images(DEADLY))
+                    await graph.submit(batcher, images(DEADLY))
             tasks = await while_held(graph, batcher, images(DEADLY), images(1))
             graph.gate.set()
             first, *others = await asyncio.gather(*tasks, return_exceptions=True)
             assert first[0] == 0
             assert all(isinstance(outcome, OverloadedError) for outcome in others)
             with pytest.raises(OverloadedError, match="died"):
-                await batcher.submit(graph.run, images(2))
+                await graph.submit(batcher, images(2))
             assert batcher.given_up
             assert not batcher.answering
             assert batcher.waiting_images == 0
@@ -438,11 +488,11 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
     asyncio.run(scenario())
 
 
-def test_the_observer_is_told_every_wait_and_every_batch():
+def test_the_metrics_are_told_every_wait_and_every_batch():
     async def scenario() -> None:
         noted = Noted()
         with closing(make_batcher(noted, max_batch=4)) as batcher:
-            await asyncio.gather(*(batcher.submit(Doubling().run, images(*range(n))) for n in (1, 3, 9)))
+            await asyncio.gather(*(Doubling().submit(batcher, images(*range(n))) for n in (1, 3, 9)))
         assert sum(noted.batches) == 13
         assert len(noted.waits) == 3
 

@@ -240,12 +240,14 @@ def test_the_shipped_model_runs_faster_graphs_and_says_which(fast):
 
 
 @pytest.mark.parametrize("images", [1, 3, 16])
-@pytest.mark.parametrize("alone", [True, False])
-def test_its_answers_are_those_of_the_plain_graph(shipped, options, fast, images, alone):
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_its_answers_are_those_of_the_plain_graph(shipped, options, fast, images, exclusive):
     plain = load_engine(shipped, "capsnet-mnist", options._replace(optimize=False))
     assert plain.encoder.describe() == "plain"
     pixels = np.random.default_rng(images).random((images, 28, 28, 1), dtype=np.float32)
-    for a, b in zip(fast.encode(pixels, alone=alone), plain.encode(pixels, alone=alone), strict=True):
+    for a, b in zip(
+        fast.encode(pixels, exclusive=exclusive), plain.encode(pixels, exclusive=exclusive), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 

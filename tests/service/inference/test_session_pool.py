@@ -31,12 +31,12 @@ def pool(alone: Choice, beside: Choice, waited: float = 0.0) -> SessionPool:
     ],
 )
 def test_a_batch_gets_the_session_for_its_size_and_its_cores(images, alone, expected):
-    assert pool(THREE, TO_ONE).session(images, alone=alone) == expected
+    assert pool(THREE, TO_ONE).session(images, exclusive=alone) == expected
 
 
 def test_one_session_may_run_everything():
     one = pool_of_one("only")
-    assert {one.session(images, alone=alone) for images in (1, 64) for alone in (True, False)} == {"only"}
+    assert {one.session(images, exclusive=alone) for images in (1, 64) for alone in (True, False)} == {"only"}
     assert one.all == ["only"]
 
 

@@ -186,13 +186,13 @@ def test_the_depth_of_a_queue_is_told_in_images():
     observer = metrics.model("tiny", 1)
     batcher = Batcher(
         "tiny/1",
-        lanes=1,
+        workers=1,
         max_batch=4,
-        gather_above=None,
         queue_images=100,
         deadline_ms=10_000,
-        observer=observer,
+        metrics=observer,
     )
+    queue = batcher.add_graph(run)
     engine = SimpleNamespace(device="cpu", provider="CPUExecutionProvider")
     served = SimpleNamespace(name="tiny", version=1, batcher=batcher, engine=engine)
     metrics.register(ModelGauges(SimpleNamespace(loaded=lambda: [served], index=list)))
@@ -201,9 +201,9 @@ def test_the_depth_of_a_queue_is_told_in_images():
         return value(metrics.scrape().decode(), "capsnet_queue_images", model="tiny", version="1")
 
     async def fill_and_empty() -> tuple[float | None, float | None]:
-        first = asyncio.create_task(batcher.submit(run, np.zeros((4, 1), np.float32)))
+        first = asyncio.create_task(batcher.submit(queue, np.zeros((4, 1), np.float32)))
         await asyncio.to_thread(began.wait, 10)
-        others = [asyncio.create_task(batcher.submit(run, np.zeros((n, 1), np.float32))) for n in (3, 2)]
+        others = [asyncio.create_task(batcher.submit(queue, np.zeros((n, 1), np.float32))) for n in (3, 2)]
         await asyncio.sleep(0)
         full = depth()
         go_on.set()

@@ -1,0 +1,99 @@
+"""The queue in front of one graph: what waits for it, and how much came at once of late."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+from service.inference.jobs import Arrays, Job, Slice
+
+# Takes arrays [N, ...] and the keyword `exclusive`, whether the run has all cores; gives arrays [N, ...].
+Run = Callable[..., Arrays]
+
+
+class RecentPeak:
+    """The largest recent value of a number, over one to two windows of time."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._began = -math.inf
+        self._now = self._before = 0
+
+    def note(self, at: float, value: int) -> None:
+        """The number has this value, at a time.monotonic()."""
+        self._turn(at)
+        self._now = max(self._now, value)
+
+    def at(self, at: float) -> int:
+        """The largest value, seen from this time."""
+        self._turn(at)
+        return max(self._now, self._before)
+
+    def _turn(self, at: float) -> None:
+        """Begin another window once the present one is over, and forget values older than one window."""
+        if at > self._began + self._window_s:
+            self._before = self._now if at < self._began + 2 * self._window_s else 0
+            self._began, self._now = at, 0
+
+
+class GraphQueue:
+    """Jobs that wait for one graph. Whoever calls it holds the batcher's lock.
+
+    Args:
+        run: the graph.
+        large_batch_above: images in a batch above which each of them costs less; None if size matters little.
+        recent_s: how many seconds are recent, see `concurrent`.
+
+    Attributes:
+        jobs: in their order; those of a large request go to the end after each batch.
+        waiting: images that no worker has taken.
+        concurrent: requests that recently waited or ran at the same time.
+        wanted: images that a worker is collecting for one large batch; 0 while none is.
+    """
+
+    def __init__(self, run: Run, large_batch_above: int | None, recent_s: float) -> None:
+        self.run = run
+        self.large_batch_above = large_batch_above
+        self.jobs: deque[Job] = deque()
+        self.waiting = 0
+        self.concurrent = RecentPeak(recent_s)
+        self.wanted = 0
+
+    def put(self, job: Job) -> None:
+        """Add a job, or the rest of one, at the end."""
+        self.jobs.append(job)
+        self.waiting += job.left
+
+    def take(self, batch: list[Slice], max_images: int, is_wanted: Callable[[Job], bool]) -> None:
+        """Move the slices of one batch from the head of the queue.
+
+        A job that fits a batch is not split. The job of the last slice may have images left; it is no longer
+        in the queue.
+
+        Args:
+            batch: empty; gets them one by one, so that none is lost if the thread dies.
+            max_images: of the batch.
+            is_wanted: whether anybody still waits for a job; others are dropped.
+        """
+        room = max_images
+        while self.jobs and room:
+            job = self.jobs[0]
+            if is_wanted(job):
+                if room < job.images <= max_images:
+                    break
+                batch.append(job.take(min(room, job.left)))
+                room -= batch[-1].images
+                self.waiting -= batch[-1].images
+            else:
+                self.waiting -= job.left
+            self.jobs.popleft()
+
+    def clear(self) -> list[Job]:
+        """Remove all jobs."""
+        jobs = list(self.jobs)
+        self.jobs.clear()
+        self.waiting = 0
+        return jobs
+
+    def count(self) -> None:
+        """Count the waiting images anew, after a worker died in the middle of taking some."""
+        self.waiting = sum(job.left for job in self.jobs)
