@@ -1,47 +1,47 @@
-"""Bodies packed as the HTTP headers Content-Encoding and Accept-Encoding name it: gzip and deflate."""
+"""Compressed bodies, by the names of Content-Encoding and Accept-Encoding: gzip and deflate."""
 
 import zlib
 
 from service.errors import BodyTooLargeError, MalformedBodyError, UnsupportedCodingError, shown
 
 CODINGS = {"gzip": 31, "deflate": 15}  # window bits, by which zlib tells them apart
-EFFORT = 1  # the least: what there is to gain in floats, more effort hardly improves
+LEVEL = 1  # the fastest: higher levels hardly compress floats any better
 
 
-def decompress(body: bytes, coding: str, most_bytes: int) -> bytes:
-    """The body without its coding; never more than `most_bytes` are unpacked. Blocks.
+def decompress(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """The decompressed body, never more than `max_bytes`. Blocks.
 
     Args:
-        body: as it came.
+        body: as it arrived.
         coding: "gzip", "deflate" or "identity", in lower case.
-        most_bytes: of what it unpacks to.
+        max_bytes: of the decompressed body.
 
     Raises:
         UnsupportedCodingError: another coding.
-        BodyTooLargeError: it unpacks to more.
-        MalformedBodyError: it is damaged, cut off, or goes on behind its end.
+        BodyTooLargeError: it decompresses to more.
+        MalformedBodyError: it is damaged or cut off, or more data follows its end.
     """
     if coding == "identity":
         return body
     if coding not in CODINGS:
         raise UnsupportedCodingError(f"Content-Encoding must be gzip or deflate, got {shown(coding)}")
-    unpacker = zlib.decompressobj(CODINGS[coding])
+    decompressor = zlib.decompressobj(CODINGS[coding])
     try:
-        content = unpacker.decompress(body, most_bytes + 1)
+        content = decompressor.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise MalformedBodyError(f"the body is no valid {coding}: {error}") from None
-    if len(content) > most_bytes:
+        raise MalformedBodyError(f"the body is not valid {coding}: {error}") from None
+    if len(content) > max_bytes:
         raise BodyTooLargeError(
-            f"the body unpacks to more than {most_bytes} bytes, which is the limit (CAPSNET_MAX_BODY_BYTES)"
+            f"the body decompresses to more than {max_bytes} bytes, the limit (CAPSNET_MAX_BODY_BYTES)"
         )
-    if not unpacker.eof:
-        raise MalformedBodyError(f"the body is no valid {coding}: it ends in the middle")
-    if unpacker.unused_data:
-        raise MalformedBodyError(f"the body is no valid {coding}: it goes on behind its end")
+    if not decompressor.eof:
+        raise MalformedBodyError(f"the body is not valid {coding}: it is cut off")
+    if decompressor.unused_data:
+        raise MalformedBodyError(f"the body is not valid {coding}: more data follows its end")
     return content
 
 
 def compress(content: bytes, coding: str) -> bytes:
     """The content as "gzip" or "deflate". Blocks."""
-    packer = zlib.compressobj(EFFORT, wbits=CODINGS[coding])
-    return packer.compress(content) + packer.flush()
+    compressor = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
+    return compressor.compress(content) + compressor.flush()

@@ -1,4 +1,4 @@
-"""Limits on the bodies of requests: their size, the time they take to arrive, and what all of them hold."""
+"""Limits on request bodies: the size of each, the time it takes to arrive, and the memory of all."""
 
 import asyncio
 
@@ -6,28 +6,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLargeError, OverloadedError, SlowBodyError
 
-SMALL_BYTES = 2**20  # bodies up to this size find room where larger ones do not
+SMALL_BYTES = 2**20  # the last quarter of the memory is left to bodies up to this size
 
 
 class BodyLimit:
-    """ASGI middleware under which reading a request's body stops at a limit.
+    """ASGI middleware that stops reading a request's body at a limit.
 
-    A declared length over the limit is refused before the first byte is asked for, a chunked body at the
-    chunk that crosses it. The server reads and drops the rest of a refused body, so that clients that send
-    before they listen get to see the answer. (FastAPI's own max_body_size answers in plain text.)
+    If the declared length is over the limit, the request is refused before its first byte is read; a chunked
+    body is refused at the chunk that crosses the limit. The server reads and drops the rest of a refused
+    body, so that clients that send everything before they listen see the answer. (FastAPI's own max_body_size
+    answers in plain text.)
 
-    A body counts as held from its arrival to the end of its request. The last quarter of what may be held is
-    left to small bodies: a few clients that send much do not shut out all others.
+    A body counts as held from its arrival to the end of its request. The last quarter of the memory is left
+    to small bodies, so that a few clients with large ones do not shut out all others.
 
     Attributes:
-        held_bytes: the sum of the bodies of now.
-        arriving: those that are not here yet, oldest first.
+        held_bytes: the sum of the bodies held now.
+        arriving: bodies that have not fully arrived, oldest first.
 
     Args:
-        app: what is limited.
+        app: the application inside.
         max_bytes: largest body, in bytes.
         max_held_bytes: largest sum of the bodies of all requests, in bytes; at least 4/3 of `max_bytes`.
-        receive_ms: longest time from the end of a request's headers to that of its body, in milliseconds.
+        receive_ms: longest time from the end of a request's headers to the end of its body, in milliseconds.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_held_bytes: int, receive_ms: int) -> None:
@@ -36,8 +37,8 @@ class BodyLimit:
         self._max_held_bytes = max_held_bytes
         self._receive_s = receive_ms / 1000
         self.held_bytes = 0
-        # All have the same time. So one timer does for all, and most bodies, which come with their headers,
-        # need none.
+        # All have the same time limit. So one timer serves all, and most bodies, which arrive with their
+        # headers, need none.
         self.arriving: dict[_Arrival, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,10 +55,10 @@ class BodyLimit:
             self.arriving.pop(arrival, None)
 
     def begin(self, arrival: "_Arrival") -> None:
-        """Expect a body, from now on until it is here or its request over.
+        """Expect a body, until it has arrived or its request is over.
 
         Raises:
-            BodyTooLargeError: it is declared too large.
+            BodyTooLargeError: its declared length is over the limit.
         """
         announced = _declared_bytes(arrival.scope)
         if announced > self.max_bytes:
@@ -69,32 +70,32 @@ class BodyLimit:
             self._timer = loop.call_at(arrival.ends_at, self._end_overdue)
 
     def too_large(self, came: str) -> BodyTooLargeError:
-        """What a client is told whose body is larger than one may be."""
+        """The error for a body over the limit."""
         return BodyTooLargeError(
             f"the body may have {self.max_bytes} bytes (CAPSNET_MAX_BODY_BYTES), got {came}"
         )
 
     def too_slow(self, came_bytes: int) -> SlowBodyError:
-        """What a client is told whose time is over."""
+        """The error for a body that has not arrived in time."""
         return SlowBodyError(
             f"the body may take {self._receive_s * 1000:.0f} ms to arrive (CAPSNET_RECEIVE_MS); "
-            f"got {came_bytes} bytes until then"
+            f"got {came_bytes} bytes by then"
         )
 
     def full(self) -> OverloadedError:
-        """What a client is told for whose body there is no room."""
+        """The error for a body for which there is no memory."""
         return OverloadedError(
             f"the bodies of requests under way have {self.held_bytes} bytes; at most {self._max_held_bytes} "
             f"are held (CAPSNET_UPLOADS_BYTES), the last quarter of them for bodies of up to {SMALL_BYTES}"
         )
 
     def has_room(self, size: int) -> bool:
-        """Whether there is some for all bodies of now, of which one has this size in bytes."""
+        """Whether all current bodies fit, of which one has this size in bytes."""
         room = self._max_held_bytes if size <= SMALL_BYTES else self._max_held_bytes * 3 // 4
         return self.held_bytes <= room
 
     def _end_overdue(self) -> None:
-        """Give up the bodies whose time is over, and wait for the next one's."""
+        """Give up the overdue bodies, and set the timer for the next one."""
         loop = asyncio.get_running_loop()
         self._timer = None
         while self.arriving:
@@ -110,12 +111,12 @@ class _Arrival:
     """One request's body on its way in.
 
     Attributes:
-        ends_at: when it must be here, in seconds of the event loop's clock; 0 before anybody asked for it.
-        received_bytes: what has come of it.
+        ends_at: when it must have arrived, in seconds of the event loop's clock; 0 before it is asked for.
+        received_bytes: how much has arrived.
     """
 
     __slots__ = (
-        "_is_here",
+        "_has_arrived",
         "_is_overdue",
         "_limit",
         "_reader",
@@ -129,7 +130,7 @@ class _Arrival:
         self._limit = limit
         self._receive = receive
         self._reader: asyncio.Task[object] | None = None
-        self._is_here = False
+        self._has_arrived = False
         self._is_overdue = False
         self.scope = scope
         self.ends_at = 0.0
@@ -137,13 +138,13 @@ class _Arrival:
 
     async def receive(self) -> Message:
         """The next message, as the server has it."""
-        if self._is_here:  # what comes now is that the client has hung up, and may take as long as the answer
+        if self._has_arrived:  # the next message is a disconnect, which may never come
             return await self._receive()
         if not self.ends_at:
             self._limit.begin(self)
         elif self._is_overdue:
             raise self._limit.too_slow(self.received_bytes)
-        # What asyncio.timeout does, which alone takes longer than all of this.
+        # As asyncio.timeout does, which takes longer than all the rest of this.
         self._reader = reader = asyncio.current_task()
         try:
             message = await self._receive()
@@ -158,13 +159,13 @@ class _Arrival:
         return message
 
     def give_up(self) -> None:
-        """The time is over: wake whoever waits for more."""
+        """The time is over: wake the reader."""
         self._is_overdue = True
         if self._reader:
             self._reader.cancel()
 
     def _take(self, message: Message) -> None:
-        """Count what has come, and refuse what is too much."""
+        """Count what has arrived, and refuse what is too much."""
         limit, size = self._limit, len(message.get("body", b""))
         limit.held_bytes += size
         self.received_bytes += size
@@ -173,12 +174,12 @@ class _Arrival:
         if not limit.has_room(self.received_bytes):
             raise limit.full()
         if not message.get("more_body", False):
-            self._is_here = True
+            self._has_arrived = True
             limit.arriving.pop(self, None)
 
 
 def _declared_bytes(scope: Scope) -> int:
-    """The Content-Length, 0 where there is none; servers refuse lengths that are no numbers themselves."""
+    """The Content-Length, 0 where there is none; the server itself refuses lengths that are not numbers."""
     declared = 0
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and len(value) < 20:

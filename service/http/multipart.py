@@ -1,7 +1,7 @@
 """A multipart/form-data body as its parts in order: text, or files.
 
 Starlette's own parser looks up any charset that a client names, which fails in several ways and keeps every
-unknown name in memory for ever, and it runs on the event loop. This one knows UTF-8 and runs in any thread.
+unknown name in memory for ever, and it runs on the event loop. This one reads UTF-8 and runs in any thread.
 """
 
 import logging
@@ -20,13 +20,13 @@ MULTIPART = "multipart/form-data"
 MAX_TEXT_BYTES = 2**20  # of one text part
 MAX_TEXTS = 32  # text parts; no route has so many fields
 
-# It warns of every body that it cannot read, which is a client's fault and answered as one.
+# It warns of every body that it cannot read, which is a client's fault and answered with an error.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A file as it came; `filename` is None where the client gave none."""
+    """A file as it arrived; `filename` is None if the client gave none."""
 
     filename: str | None
     content: bytes
@@ -36,16 +36,16 @@ Part = tuple[str, str | Upload]  # a field's name, and what it holds
 
 
 def parse_form(body: bytes, content_type: str, max_files: int) -> list[Part]:
-    """The parts of a whole body. Blocks: of a hostile body it reads 6 MiB in a second.
+    """The parts of a whole body. Blocks: it reads 6 MiB of a hostile body in a second.
 
     Args:
-        body: as it came.
+        body: as it arrived.
         content_type: the header's value, which names the boundary.
-        max_files: the most parts that may be files.
+        max_files: maximum parts that are files.
 
     Raises:
         UnsupportedBodyError: a charset other than UTF-8.
-        MalformedBodyError: no boundary, no multipart, or no closing boundary.
+        MalformedBodyError: there is no boundary, no multipart data, or no closing boundary.
         TooManyPicturesError: more than `max_files`.
     """
     reader = _Reader(max_files)
@@ -70,7 +70,7 @@ def _boundary(content_type: str) -> bytes:
 
 @dataclass
 class _Part:
-    """A part while it is read."""
+    """A part that is being read."""
 
     disposition: bytes = b""
     name: str = ""
@@ -80,11 +80,11 @@ class _Part:
 
 
 class _Reader:
-    """Makes parts of what the library finds in a body.
+    """Collects the parts of a body from the library's callbacks.
 
     Attributes:
-        parts: those that are whole.
-        is_complete: the closing boundary came.
+        parts: complete parts.
+        is_complete: the closing boundary was found.
     """
 
     def __init__(self, max_files: int) -> None:
@@ -97,7 +97,7 @@ class _Reader:
         self._value = b""
 
     def callbacks(self) -> "MultipartCallbacks":
-        """By the library's names of its events."""
+        """The callbacks, by the library's names of its events."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._read_header,
@@ -136,13 +136,13 @@ class _Reader:
         if self._files > self._max_files:
             raise too_many_images(self._max_files, "more")
         if len(self.parts) + 1 - self._files > MAX_TEXTS:
-            raise _unreadable(f"it has more than {MAX_TEXTS} parts that are no files")
+            raise _unreadable(f"it has more than {MAX_TEXTS} parts that are not files")
 
     def _read_content(self, data: bytes, start: int, end: int) -> None:
         part = self._part
         part.content += data[start:end]
         if not part.is_file and len(part.content) > MAX_TEXT_BYTES:
-            raise _unreadable(f"a part that is no file has more than {MAX_TEXT_BYTES} bytes")
+            raise _unreadable(f"a part that is not a file has more than {MAX_TEXT_BYTES} bytes")
 
     def _end(self) -> None:
         part = self._part
@@ -154,9 +154,9 @@ class _Reader:
 
 
 def too_many_images(limit: int, came: int | str) -> TooManyPicturesError:
-    """What a client is told that sends more images than one request may bring."""
+    """The error for more images than one request may have."""
     return TooManyPicturesError(
-        f"a request may bring {limit} images (CAPSNET_MAX_IMAGES_PER_REQUEST), got {came}"
+        f"a request may have {limit} images (CAPSNET_MAX_IMAGES_PER_REQUEST), got {came}"
     )
 
 

@@ -1,8 +1,8 @@
-"""Threads that decode and encode pictures, which requests use in turns.
+"""Threads that decode and encode pictures; requests take turns in using them.
 
-A request of many pictures has one turn in line at a time: when that is over, its next one goes behind what
-other requests have brought meanwhile. So one large request takes longer beside others, and none of them waits
-for all of it. Threads for which nobody stands in line help requests that have more to do.
+A request of many pictures waits for one turn at a time; after it, its next turn comes after those of the
+requests that have arrived meanwhile. So a large request takes longer beside others, and small ones do not
+wait for all of it. Threads for which no request waits help requests that have more to do.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from service.errors import OverloadedError
 
-TURN_S = 0.005  # a turn takes one picture, and more of them while this time is not over
+TURN_S = 0.005  # a turn takes one picture, and more until this time is over
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Job:
-    """What a request wants done: `left` calls by their index, while `threads` of the pool are at others.
+    """The calls of a request: `left` by their index, while `threads` of the pool work on others.
 
-    Threads of the pool take from `left` and write to `results` and `errors`; all else is the event loop's.
+    Threads of the pool take from `left` and write to `results` and `errors`; the event loop owns the rest.
     """
 
     left: deque[tuple[int, Callable[[], Any]]]
@@ -37,7 +37,7 @@ class _Job:
     errors: dict[int, Exception] = field(default_factory=dict)
 
     def take_turn(self) -> None:
-        """Make calls until the turn is over; after one that fails there are no others. Blocks."""
+        """Make calls until the turn is over or one fails. Blocks."""
         ends_at = time.perf_counter() + TURN_S
         while self.left:
             try:
@@ -53,7 +53,7 @@ class _Job:
                 return
 
     def end(self) -> None:
-        """Wake who waits for it, if anybody does."""
+        """Wake whoever waits for it, if anybody does."""
         if self.over.done():  # cancelled
             return
         if self.errors:
@@ -78,8 +78,8 @@ class PicturePool:
         self._max_images = max_images
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pictures")
         self._free = threads
-        self._in_line: deque[_Job] = deque()  # those of which no thread does anything
-        self._more: deque[_Job] = deque()  # those that a thread is at and that have more to do
+        self._in_line: deque[_Job] = deque()  # no thread works on them
+        self._more: deque[_Job] = deque()  # threads work on them, and there is more to do
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function on a thread; return or raise what it does."""
@@ -135,7 +135,7 @@ class PicturePool:
             turn.add_done_callback(partial(self._end_turn, job))
 
     def _next(self) -> _Job | None:
-        """Who has waited longest in line; where nobody stands there, whoever has more to do."""
+        """The job that has waited longest; if none waits, one that has more to do."""
         for jobs in (self._in_line, self._more):
             while jobs:
                 job = jobs.popleft()

@@ -20,7 +20,7 @@ PALETTE = (
 
 
 def to_png(pixels: Floats) -> bytes:
-    """A PNG file of pixels [H, W, C] in 0-1; 1 channel makes it grey, 3 RGB, 2 grey views side by side."""
+    """A PNG file of pixels [H, W, C] in 0-1; 1 channel makes it gray, 3 RGB, 2 gray views side by side."""
     file = BytesIO()
     _picture(pixels).save(file, "PNG")
     return file.getvalue()

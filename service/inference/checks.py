@@ -1,4 +1,4 @@
-"""What a bundle must pass before it serves: its manifest fits this service, its samples come out right."""
+"""Checks that a bundle must pass before it serves: of its manifest and of its samples."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def check_contract(manifest: Manifest) -> None:
 
 
 def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
-    """Run the bundle's samples; this warms the engine up, too.
+    """Run the bundle's samples; this also warms the engine up.
 
     Raises:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
@@ -62,15 +62,15 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
 
 
 def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
-    """An encoder in half precision names the classes that the plain one does.
+    """Check that an encoder in half precision names the same classes as the plain one.
 
     Args:
-        engine: that was opened with the encoder.
+        engine: opened with the encoder.
         encoder: the plain graph.
         pixels: of the samples, [N, H, W, C].
 
     Raises:
-        BundleError: on an image made of the samples it does not.
+        BundleError: it does not, on an image made from the samples.
     """
     if engine.precision != "half":
         return

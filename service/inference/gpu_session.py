@@ -1,16 +1,16 @@
 """A graph on a GPU: a few batch sizes, each with buffers of its own and, on CUDA, its launches recorded.
 
-A capsule network is some sixty small kernels, and at small batches a GPU is done with each sooner than the
-next one is launched. A CUDA graph records the launches of one run and repeats them all at once, but it
-repeats them exactly: same shapes, same addresses. So batches are padded up to one of a few sizes (1, 2, 4 and
-so on), and every size has input and output buffers that stay where they are. The rows that pad are what the
-last batch left there; rows do not mix, and theirs are cut off.
+A capsule network runs some sixty small kernels, and at small batches a GPU finishes each before the next one
+is launched. A CUDA graph records the launches of one run and repeats them all at once, but it repeats them
+exactly: same shapes, same addresses. So batches are padded to one of a few sizes (1, 2, 4 and so on), and
+every size has its own input and output buffers. The padding rows are left over from the last batch; rows do
+not mix, and the padding's outputs are cut off.
 
 Two rules of ONNX Runtime (core/providers/cuda/cuda_graph.cc) shape the rest. A recording belongs to the
-thread that made it and is made anew for any other, so a session has a thread of its own. And while one is
-being made, nothing else in the process may talk to the GPU: if another thread allocated, copied or freed, it
-would spoil the recording, and fail itself. `Gpu` sees to that. A session that is no longer used is closed,
-because its last reference may go at any moment.
+thread that made it and is made anew for any other, so a session has its own thread. And during a recording
+nothing else in the process may use the GPU: if another thread allocated, copied or freed memory, it would
+spoil the recording and fail itself. `Gpu` prevents that. A session that is no longer used is closed, because
+its last reference may go at any moment.
 """
 
 import logging
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 class Gpu:
-    """Who talks to the GPU: many at a time, or one that records."""
+    """A lock on the GPU: many users at a time, or one that records."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._users = 0
-        self._recorders = 0  # that record or wait for it; new users let them go first
+        self._recorders = 0  # that record or wait for it; they go before new users
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Talk to the GPU while others may, too."""
+        """Use the GPU together with others."""
         with self._changed:
             self._changed.wait_for(lambda: not self._recorders)
             self._users += 1
@@ -62,19 +62,19 @@ class Gpu:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Talk to the GPU while nobody else does."""
+    def exclusive(self) -> Iterator[None]:
+        """Use the GPU while nobody else does."""
         with self._changed:
             self._recorders += 1
             try:
                 self._changed.wait_for(lambda: not self._users)
-                yield  # with the lock held: others wait at the door
+                yield  # with the lock held: others wait
             finally:
                 self._recorders -= 1
                 self._changed.notify_all()
 
 
-# One for the process, like the rule of CUDA that it stands for.
+# One for the process: CUDA's rule is about the whole process, too.
 GPU = Gpu()
 
 
@@ -85,11 +85,11 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class GpuSession:
-    """Runs a graph whose batch axis is free at a few batch sizes; has the methods of a session used here.
+    """A session that runs a graph at a few batch sizes; it has those methods of a session that are used here.
 
     Args:
         session: the graph on its provider, made while `GPU` was held. Its inputs and outputs are float32.
-        largest: images per run; larger batches are run in parts.
+        largest: maximum images per run; larger batches are run in parts.
         memory: where the provider's buffers are.
         records: whether the provider was told to make CUDA graphs.
     """
@@ -109,7 +109,7 @@ class GpuSession:
         return self._provider_names
 
     def close(self) -> None:
-        """Free what it holds on the GPU, while nobody records, after the run that it is at; does not wait."""
+        """Free its memory on the GPU after its current run, while nobody records; does not wait."""
         try:
             self._thread.submit(self._free)
         except RuntimeError:  # it is closed already
@@ -129,7 +129,7 @@ class GpuSession:
             with GPU.shared():
                 slot = Slot(session, size, memory, number if records else NO_RECORDING)
             # The first run with a number warms up, records and repeats the recording.
-            with GPU.alone() if records else GPU.shared():
+            with GPU.exclusive() if records else GPU.shared():
                 slot.run()
                 first.insert(0, slot.read(slot.outputs, size))
             slots.insert(0, slot)
@@ -156,7 +156,7 @@ class GpuSession:
 
 
 def _check_recordings(slots: Sequence["Slot"], first: Sequence[Sequence[Floats]]) -> None:
-    """A recording must outlive those made after it, for which a provider may have dropped what it needs.
+    """Check that recordings still work after later ones, for which a provider may have freed their memory.
 
     Args:
         slots: all of a session.
@@ -174,7 +174,7 @@ def _check_recordings(slots: Sequence["Slot"], first: Sequence[Sequence[Floats]]
 def open_gpu_session(
     create: Callable[..., ort.InferenceSession], largest: int, *, records: bool, memory: Memory = "cuda"
 ) -> GpuSession:
-    """A session with CUDA graphs; where there cannot be any, one without, and the log says why.
+    """A session with CUDA graphs; without them, and a warning in the log, if they fail.
 
     Args:
         create: makes the session; told by `records` whether the provider is to make CUDA graphs.
@@ -183,15 +183,15 @@ def open_gpu_session(
         memory: where the provider's buffers are.
 
     Raises:
-        DeviceError: memory on the device cannot be had, or a run fails on it; or what `create` raises.
+        DeviceError: memory on the device is not available, or a run fails on it; or what `create` raises.
     """
     if not records:
         return _open(create, largest, memory, records=False)
     try:
         return _open(create, largest, memory, records=True)
-    except Exception as error:  # of whatever kind: the second try tells if it is more than the recording
+    except Exception as error:  # any: the second try shows whether recording is the cause
         reason = str(error)
-    # Not before here is the memory of the first try free again.
+    # Only here is the memory of the first try free again.
     session = _open(create, largest, memory, records=False)
     log.warning("no CUDA graphs, so small batches are slower: %s", reason)
     return session
@@ -204,19 +204,19 @@ def _open(
         try:
             session = create(records=records)
         except Exception as error:
-            _let_go(error)
+            _release_frames(error)
             raise
     try:
         return GpuSession(session, largest, memory, records=records)
     except Exception as error:  # ONNX Runtime's errors share no base class
         with GPU.shared():
             del session
-            _let_go(error)
+            _release_frames(error)
         raise DeviceError(f"its first runs, of 1 to {largest} images, failed on the GPU: {error}") from error
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Free now what an error's frames hold, such as a session, and not whenever the error is forgotten."""
+def _release_frames(error: BaseException | None) -> None:
+    """Free what an error's frames hold, such as a session, now and not when the error is collected."""
     while error:
         clear_frames(error.__traceback__)
         error = error.__cause__

@@ -1,6 +1,7 @@
-"""An encoder in half precision: made when its bundle is loaded, and compared with the plain one.
+"""An encoder in half precision: derived when its bundle is loaded, and compared with the plain one.
 
-What it takes from export.optimize is imported late: a service on a CPU would have to keep onnx in memory.
+Parts of export.optimize are imported late: they import onnx, which a service on a CPU need not keep in
+memory.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def halved(encoder: bytes, graph: Graph) -> bytes:
     """The encoder's graph in half precision.
 
     Raises:
-        BundleError: it is no graph, or one that has to stay in float32; says why.
+        BundleError: it is not a graph, or one that must stay in float32; says why.
     """
     from export.optimize import half_precision
 
@@ -31,14 +32,14 @@ def halved(encoder: bytes, graph: Graph) -> bytes:
 
 
 def check_classes(half: Encode, plain: Encode, samples: Floats, objects: int, max_batch: int) -> None:
-    """Both encoders name the same classes on some hundred images that are made of the samples.
+    """Check that both encoders name the same classes on some hundred images made from the samples.
 
     Args:
         half: in half precision, on its device.
         plain: in float32.
         samples: pixels of the bundle's samples.
-        objects: in an image.
-        max_batch: images that an encoder takes at once, at most.
+        objects: objects in an image.
+        max_batch: maximum images that an encoder takes at once.
 
     Raises:
         BundleError: a class differs, or a probability by too much.

@@ -33,11 +33,11 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
     Args:
         bundle: its folder.
         model: the name it is served under, which must be its manifest's.
-        options: where its graphs run.
+        options: where and how its graphs run.
 
     Raises:
         BundleError: the bundle is not what its manifest says, or cannot be served.
-        DeviceError: an explicit device cannot be had.
+        DeviceError: an explicit device is not available.
     """
     manifest = _read_manifest_of(bundle, model)
     graphs = {role: _read_graph(bundle, graph) for role, graph in manifest.graphs.items()}
@@ -73,14 +73,14 @@ def _open_checked(
     device: UsedDevice,
     options: EngineOptions,
 ) -> Engine:
-    """An engine that passes the samples; without derived graphs if it is they that do not."""
+    """An engine that passes the samples; without derived graphs if they are what fails."""
     try:
         return _checked(_open(graphs, manifest, device, options), graphs, samples)
     except BundleError as error:
         if device != "cpu" or not options.optimize:
             raise
         plain = _open(graphs, manifest, device, options._replace(optimize=False))
-        engine = _checked(plain, graphs, samples)  # what is the bundle's own fault is raised here once more
+        engine = _checked(plain, graphs, samples)  # a fault of the bundle itself is raised here once more
         log.warning("the faster graphs are not used: %s", error)
     return engine
 

@@ -1,7 +1,7 @@
 """The weights of a derived graph: mapped into memory once, and read by every session of it.
 
-Left to itself each session maps them anew. The pages are the same, but the system counts them as resident
-once for every mapping.
+By default each session maps them anew. The pages are the same, but the system counts them as resident once
+for every mapping.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ Weights = Mapping[str, ort.OrtValue]  # by name
 
 
 def map_weights(file: Path) -> Weights:
-    """The float32 weights that a graph keeps in a file beside it; other types are left to the session.
+    """The float32 weights that a graph keeps in a file beside it; the session reads other types itself.
 
     Args:
         file: the graph.
 
     Raises:
-        BundleError: it is no graph.
+        BundleError: it is not a graph.
         OSError: a file cannot be read.
-        ValueError: it is shorter than the graph says.
+        ValueError: the file is shorter than the graph says.
     """
     mapped = cache(lambda name: np.memmap(file.parent / name, np.uint8, "r"))
     weights = {}
@@ -37,12 +37,12 @@ def map_weights(file: Path) -> Weights:
 
 
 class MappedSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
-    """A session on the CPU that reads weights which others read, too.
+    """A session on the CPU that shares its weights with others.
 
     Args:
         file: the graph.
         options: of the session; the weights are added.
-        weights: of the graph; they live for as long as a session that reads them.
+        weights: of the graph; they live as long as a session that reads them.
     """
 
     def __init__(self, file: Path, options: ort.SessionOptions, weights: Weights) -> None:

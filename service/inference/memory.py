@@ -1,4 +1,4 @@
-"""Memory that is free but still counted as the process's own."""
+"""Returning free memory to the system."""
 
 import ctypes
 import sys
@@ -10,12 +10,12 @@ M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def release_memory(engines: Sequence[Engine]) -> None:
-    """Return what batches, pictures and loading have left behind; takes a run of one image. Blocks.
+    """Return the memory that batches, pictures and loading have used; takes a run of one image. Blocks.
 
     Args:
-        engines: that are loaded.
+        engines: the loaded ones.
     """
-    for engine in engines[:1]:  # those on a CPU share what they free
+    for engine in engines[:1]:  # those on a CPU share their arena
         engine.release_memory()
     trim_heap()
 
@@ -23,7 +23,7 @@ def release_memory(engines: Sequence[Engine]) -> None:
 def use_one_heap() -> None:
     """Let all threads allocate from one heap; call it before there are any.
 
-    By default glibc gives threads heaps of their own, whose upper end it keeps however much of it is free.
+    By default glibc gives threads their own heaps, whose free upper end it never returns.
     """
     if sys.platform == "linux":
         options = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -32,10 +32,10 @@ def use_one_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system, where the C library keeps it; takes milliseconds. Blocks.
+    """Return freed memory that the C library keeps; takes milliseconds. Blocks.
 
-    glibc gives back only what lies at the end of its heap. Loading a model frees more than its graphs weigh,
-    and what stays loaded lies behind that: without asking, the process would keep it for good.
+    glibc by itself returns only memory at the end of its heap. Loading a model frees more memory than its
+    graphs take, and the loaded graphs lie behind it: without this the process would keep it for good.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and needs none

@@ -1,4 +1,4 @@
-"""Devices as ONNX Runtime knows them: which can be had, and the options of their providers."""
+"""Devices and their ONNX Runtime providers: which are available, and with which options."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -22,23 +22,23 @@ PROVIDERS: dict[UsedDevice, str] = {
 TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
 # The same of an encoder in half precision.
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
-# Images per run where no number is asked for. On CPUs larger ones are hardly faster.
+# Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster.
 LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 64, "tensorrt": 64}
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class DeviceError(RuntimeError):
-    """The device asked for cannot be had; the message says what is missing."""
+    """The requested device is not available; the message says what is missing."""
 
 
 class EngineOptions(NamedTuple):
     """Where and how graphs run.
 
     Attributes:
-        device: the one asked for.
-        max_batch: images per run, at most; 0 takes what suits the device.
+        device: the requested one.
+        max_batch: maximum images per run; 0 is the device's default.
         cache: folder for built engines.
-        threads: that compute, on a CPU; 0 takes as many as there are usable CPUs.
+        threads: that compute, on a CPU; 0 is one for every usable CPU.
         precision: of the encoder's products; half precision is for GPUs alone.
         optimize: derive faster graphs for a CPU.
     """
@@ -51,22 +51,22 @@ class EngineOptions(NamedTuple):
     optimize: bool = True
 
     def largest_batch(self, device: UsedDevice) -> int:
-        """Images per run on this device, at most."""
+        """Maximum images per run on this device."""
         return self.max_batch or LARGEST_BATCH[device]
 
 
 def candidates(
     asked: Device, available: Collection[str], precision: Precision = "float32"
 ) -> Sequence[UsedDevice]:
-    """Devices to try, best first: for `auto` CUDA and the CPU, else only the one asked for.
+    """Devices to try, best first: CUDA and the CPU for `auto`, else only the requested one.
 
     Raises:
         DeviceError: the installed onnxruntime has no provider for an explicit device, or half precision is
-            asked for and there is no GPU to compute in it.
+            requested and there is no GPU for it.
     """
     if precision == "half" and (asked == "cpu" or (asked == "auto" and PROVIDERS["cuda"] not in available)):
         raise DeviceError(
-            f"half precision needs a GPU, but device {asked} is the CPU here; onnxruntime-gpu brings "
+            f"half precision needs a GPU, but device {asked} is the CPU here; onnxruntime-gpu provides "
             "CAPSNET_DEVICE=cuda, and CAPSNET_PRECISION=float32 runs on the CPU"
         )
     if asked == "auto":
@@ -87,8 +87,8 @@ def provider_list(
     """Providers in order of preference, with options; the next ones take what operators one cannot run.
 
     Args:
-        device: the one to use.
-        graph: what will run on it.
+        device: the device to use.
+        graph: the graph that will run on it.
         options: precision, batch and cache.
         records: make CUDA graphs, which only the CUDA provider does.
     """
@@ -106,7 +106,7 @@ def provider_list(
 
 
 def sample_tolerances(device: UsedDevice, precision: Precision) -> Mapping[str, float]:
-    """By how much an output may differ from its value in samples.npz, by the output's name."""
+    """How much each output may differ from its value in samples.npz, by the output's name."""
     plain = dict.fromkeys(("probabilities", "poses", "reconstruction"), TOLERANCE[device])
     return plain | HALF_TOLERANCE if precision == "half" else plain
 
@@ -120,7 +120,7 @@ def cuda_options(*, records: bool) -> ProviderOptions:
     return {
         "use_tf32": "0",
         "arena_extend_strategy": "kSameAsRequested",
-        # The default, EXHAUSTIVE, times every algorithm anew for each batch size it meets, in traffic.
+        # The default, EXHAUSTIVE, times every algorithm anew for each new batch size, while requests wait.
         "cudnn_conv_algo_search": "HEURISTIC",
         "enable_cuda_graph": "1" if records else "0",
     }
@@ -134,10 +134,10 @@ def tensorrt_options(graph: Graph, max_batch: int, folder: Path, *, half: bool) 
 
     Args:
         graph: its inputs get the profile's shapes.
-        max_batch: images per run, at most; engines are tuned for this size.
+        max_batch: maximum images per run; engines are tuned for this size.
         folder: where engines and timings are kept; one per graph content, because ONNX Runtime's own key for
             an engine knows the graph's structure and not its weights.
-        half: let it use float16, for a graph that asks for it.
+        half: let it use float16, for a graph in half precision.
     """
 
     def shapes(images: int) -> str:
@@ -151,7 +151,7 @@ def tensorrt_options(graph: Graph, max_batch: int, folder: Path, *, half: bool) 
         "trt_fp16_enable": "1" if half else "0",
         # Squares and their sums stay in float32: these are the norms that squashing divides by.
         "trt_layer_norm_fp32_fallback": "1" if half else "0",
-        # Should the graph fall into several engines, they take turns: one thread runs them.
+        # If the graph is split into several engines, they take turns: one thread runs them.
         "trt_context_memory_sharing_enable": "1",
         "trt_cuda_graph_enable": "0",
         "trt_profile_min_shapes": shapes(1),

@@ -1,4 +1,4 @@
-"""A bundle's samples: inputs, and the outputs that its graphs have to give for them."""
+"""A bundle's samples: inputs, and the outputs that its graphs must give for them."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -20,15 +20,15 @@ def read_samples(content: bytes, *, decoder: bool) -> dict[str, Floats]:
 
     Args:
         content: of the file.
-        decoder: whether there are samples of one.
+        decoder: whether the bundle has a decoder.
 
     Raises:
-        BundleError: it is no archive of such arrays.
+        BundleError: it is not an archive of such arrays.
     """
     names = ["pixels", "probabilities", "poses", *(["mask", "reconstruction"] if decoder else [])]
     try:
         samples = _load_arrays(content, names)
-    except Exception as error:  # what numpy, zipfile and zlib raise has no base class, MemoryError among it
+    except Exception as error:  # errors of numpy, zipfile and zlib share no base class
         raise BundleError(f"samples: cannot be read: {first_line(error)}") from error
     for name, array in samples.items():
         if array.dtype != np.float32 or array.ndim == 0 or len(array) == 0:
@@ -52,5 +52,5 @@ def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
 
 
 def first_line(error: Exception) -> str:
-    """Of an error's message, or the name of its class."""
+    """The first line of an error's message, or the name of its class."""
     return (str(error).splitlines() or [type(error).__name__])[0]

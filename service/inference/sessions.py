@@ -27,11 +27,18 @@ Session: TypeAlias = ort.InferenceSession | GpuSession
 def open_session(
     content: bytes, graph: Graph, device: UsedDevice, options: EngineOptions, threads: int
 ) -> Session:
-    """A session of the graph on the device and no other, with so many threads on the CPU.
+    """A session of the graph on this device and no other.
+
+    Args:
+        content: the graph.
+        graph: what the manifest says of it.
+        device: where it runs.
+        options: precision, batch and cache.
+        threads: that compute, on a CPU.
 
     Raises:
         BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
-        DeviceError: the device, or memory on it, cannot be had.
+        DeviceError: the device, or memory on it, is not available.
     """
 
     def create(*, records: bool = False) -> ort.InferenceSession:
@@ -40,26 +47,26 @@ def open_session(
 
     if device == "cpu":
         return create()
-    ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip installs beside Python packages
+    ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip has installed as packages
     return open_gpu_session(create, options.largest_batch(device), records=device == "cuda")
 
 
 def create_session(
     content: bytes, graph: Graph, device: UsedDevice, providers: Providers, threads: int
 ) -> ort.InferenceSession:
-    """A session with these providers, of which the first has to be had.
+    """A session with these providers, of which the first must be available.
 
     Raises:
         BundleError: ONNX Runtime cannot read the graph, or its inputs and outputs are not the manifest's.
         DeviceError: ONNX Runtime would have used another device.
     """
     options = cpu_options(threads)
-    # The format that was checked, and not the runtime's own, which it would tell by the first bytes.
+    # The format that was checked; not the runtime's own, which it would detect by the first bytes.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     if device == "cpu":
         share_arena(options)
     try:
-        # Without enable_fallback=0 a run that fails on the device goes on on the CPU, and stays there.
+        # Without enable_fallback=0, after a run that fails on the device all runs would use the CPU.
         session = ort.InferenceSession(content, options, providers=providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         if device != "cpu" and _can_be_read(content):
@@ -77,7 +84,7 @@ def create_session(
 def open_derived(
     file: Path, graph: Graph, threads: int, mapped: Callable[[Path], Weights] = map_weights
 ) -> ort.InferenceSession:
-    """A session of a graph derived from a bundle's, on the CPU; its weights lie beside it.
+    """A session of a derived graph on the CPU; its weights are in a file beside it.
 
     Args:
         file: the derived graph.
@@ -99,7 +106,7 @@ def open_derived(
 
 
 def _can_be_read(content: bytes) -> bool:
-    """Whether the graph is one; a CPU, which every machine has, tells what is wrong with it or the device."""
+    """Whether the graph loads on the CPU, which every machine has; if so, the device is at fault."""
     try:
         ort.InferenceSession(content, cpu_options(1), providers=[PROVIDERS["cpu"]])
     except Exception:  # ONNX Runtime's errors share no base class

@@ -1,4 +1,4 @@
-"""The bundles on disk: which are there, whether their files have changed, and which are refused and why."""
+"""The bundles on disk: which there are, whether their files have changed, and which are refused and why."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from service.settings import Settings
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]  # of every file, see `_fingerprint`
 
-SECOND_LOOK_S = 0.5  # a folder that is moved away and another moved in is missing for a moment
+SECOND_LOOK_S = 0.5  # a folder that is replaced by another one is missing for a moment
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class BundleVersion:
     """A version on disk.
 
     Attributes:
-        reason: why it is refused, until its files change; "" while nothing speaks against it.
+        reason: why it is refused, until its files change; "" if it is not.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class Bundles:
             await self.look_at(model, paths.get(model, {}))
 
     async def paths(self, model: str) -> Mapping[int, Path]:
-        """The folders of a model's versions as they are now; none of a model that is not there."""
+        """The folders of a model's versions as they are now; empty if there is no such model."""
         return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
 
     async def look_at(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
@@ -72,7 +72,7 @@ class Bundles:
         Args:
             model: its name.
             paths: the folders of its versions.
-            again: those that are refused are checked, too, changed or not.
+            again: also check refused versions that have not changed.
         """
         known, now = self.versions.get(model, {}), dict[int, BundleVersion]()
         for rank, version in enumerate(sorted(paths, reverse=True)):
@@ -142,7 +142,7 @@ class Bundles:
         return any(versions.keys() - paths.get(model, {}).keys() for model, versions in self.versions.items())
 
     def _check_roots(self) -> None:
-        """A folder that has never been there may still come; one that was is a volume that is away."""
+        """Raise if a folder is gone that was there: a volume may be away. A missing one may still appear."""
         for root in self._roots:
             try:
                 next(root.iterdir(), None)
@@ -156,8 +156,8 @@ class Bundles:
 def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
     """Folders `<model>/<version>/` by model and version; where two roots hold the same, the first wins.
 
-    Folders whose names are no model name or no positive integer are passed over: exporters write aside and
-    rename, and volumes hold `lost+found`.
+    Folders whose names are not a model name or not a positive integer are skipped: exporters write to
+    temporary folders and rename them, and volumes hold `lost+found`.
     """
     found: dict[str, dict[int, Path]] = {}
     for root in roots:
@@ -176,16 +176,16 @@ def _folders(parent: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        log.warning("passed over %s: %s", parent, error)
+        log.warning("skipped %s: %s", parent, error)
         return []
 
 
 def _fingerprint(bundle: Path) -> Fingerprint:
-    """Changes when a file of the bundle does, so that one copied while we looked is tried again.
+    """Changes when a file of the bundle does, so that a bundle that was still being copied is tried again.
 
-    Of every file its name, number, bytes and times: who replaces one can give the other the same size and
-    the same time of modification, as rsync and tar do, but not the same number and time of change. Where the
-    folder cannot be looked through it is cut short; loading says why.
+    It holds every file's name, inode, size and times: rsync and tar can replace a file by another one of the
+    same size and modification time, but not of the same inode and change time. If the folder cannot be read,
+    it is cut short; loading says why.
     """
     files = []
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What Prometheus is told: counters and histograms as things happen, gauges read when it asks."""
+"""Metrics for Prometheus: counters and histograms as things happen; gauges are read when it asks."""
 
 from collections import Counter as Tally
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ WAIT_S = (
 )
 BATCH_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# A second series beside every counter and histogram that says when it began; the library's switch is global.
+# A second series beside every counter and histogram with its start time; the library's switch is global.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the rest of it is typed
 
 
 class ModelMetrics:
-    """What the inference threads of one version tell; made by `Metrics.model`."""
+    """The metrics of one version, for its inference threads; made by `Metrics.model`."""
 
     def __init__(self, waits: Histogram, computes: Histogram, batches: Histogram, restarts: Counter) -> None:
         self._waits = waits
@@ -46,9 +46,9 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own. Every method may be called from any thread.
+    """The metrics of one application, in their own registry. Every method may be called from any thread.
 
-    A labelled child costs a lock and a dictionary of strings to find, so each is looked up once and kept.
+    Finding a labeled child takes a lock and a dictionary of strings, so each is looked up once and kept.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class Metrics:
         """A request is over.
 
         Args:
-            route: the template it matched, such as `/models/{name}`; never the path that came, of which there
-                is no end.
-            status: of the answer; 499 where the client hung up before it.
+            route: the template it matched, such as `/models/{name}`; never the path, of which there are
+                infinitely many.
+            status: of the answer; 499 if the client hung up before it.
             seconds: how long it took.
         """
         counter = self._by_status.get((route, status))
@@ -102,10 +102,10 @@ class Metrics:
         self._by_route[route].observe(seconds)
 
     def model(self, name: str, version: int) -> ModelMetrics:
-        """The metrics of a version, one call for each time it is loaded; `dropped` is the end of one."""
+        """The metrics of a version; call it at each load of the version, and `dropped` at the end of each."""
         self._users[name, version] += 1
         for events in (self._reloads, self._refusals, self._drops):
-            events.labels(name)  # 0 from the start: a rate sees no first event of a series that began with it
+            events.labels(name)  # 0 from the start: a rate cannot see the event that starts a series
         labels = (name, version)
         return ModelMetrics(
             self._waits.labels(*labels),
@@ -123,7 +123,7 @@ class Metrics:
         self._refusals.labels(model).inc()
 
     def dropped(self, model: str, version: int) -> None:
-        """A version was taken down; its series end, else each publication would leave some for ever."""
+        """A version was taken down; its series end, or each publication would leave some for ever."""
         self._drops.labels(model).inc()
         self._users[model, version] -= 1
         if self._users[model, version] <= 0:

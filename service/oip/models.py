@@ -1,4 +1,4 @@
-"""The graphs of a bundle as models of the Open Inference Protocol: what they take, run and give.
+"""The graphs of a bundle as models of the Open Inference Protocol: inputs, outputs and runs.
 
 The encoder answers to the model's name, the decoder to `<model>-decoder`.
 """
@@ -83,13 +83,13 @@ def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
     }
 
 
-def check_request(model: OipModel, request: InferRequest, most_images: int) -> None:
-    """The request is one that the model can answer.
+def check_request(model: OipModel, request: InferRequest, max_images: int) -> None:
+    """The model can answer the request.
 
     Raises:
-        WrongArrayError: an input that the model does not take, or with another shape or range.
-        TooManyPicturesError: N is over `most_images`.
-        InvalidFieldError: an output that the model does not give.
+        WrongArrayError: an input that the model does not take, or of another shape or range.
+        TooManyPicturesError: N is over `max_images`.
+        InvalidFieldError: an output that the model does not have.
     """
     graph, inputs = model.graph, request.inputs
     _check_names(model, inputs, graph.inputs)
@@ -98,9 +98,9 @@ def check_request(model: OipModel, request: InferRequest, most_images: int) -> N
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise WrongArrayError(f"all inputs must have the same batch axis, got {counts}")
-    if (images := max(counts.values())) > most_images:
+    if (images := max(counts.values())) > max_images:
         raise TooManyPicturesError(
-            f"a request may bring {most_images} images (CAPSNET_QUEUE_IMAGES), got {images}"
+            f"a request may have {max_images} images (CAPSNET_QUEUE_IMAGES), got {images}"
         )
     for name, array in inputs.items():
         _check_range(name, array)
@@ -108,7 +108,7 @@ def check_request(model: OipModel, request: InferRequest, most_images: int) -> N
 
 
 def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, Floats]) -> Message:
-    """The outputs that the request asked for, in the forms that it asked for."""
+    """The requested outputs, in the requested form."""
     arrays: dict[str, Any] = {}
     binary = set()
     for wanted in wanted_outputs(model, request):
@@ -127,11 +127,11 @@ def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, F
 
 
 def wanted_outputs(model: OipModel, request: InferRequest) -> list[RequestedOutput]:
-    """What the request asks for, each with its form: every output where it names none."""
-    asked = request.outputs or [RequestedOutput(tensor.name) for tensor in model.graph.outputs]
+    """The requested outputs, each with its form; all of them if the request names none."""
+    requested = request.outputs or [RequestedOutput(tensor.name) for tensor in model.graph.outputs]
     return [
         RequestedOutput(output.name, request.binary, output.classes) if output.binary is None else output
-        for output in asked
+        for output in requested
     ]
 
 
@@ -178,7 +178,7 @@ def _check_outputs(model: OipModel, outputs: Collection[RequestedOutput]) -> Non
         if output.name not in known:
             raise InvalidFieldError(f"{model.name} gives {', '.join(known)}; got {shown(output.name)}")
         if output.classes and output.name != "probabilities":
-            raise InvalidFieldError(f"classification is of probabilities, not of {output.name}")
+            raise InvalidFieldError(f"classification is available for probabilities, not for {output.name}")
     if len(set(names)) < len(names):
         raise InvalidFieldError(f"outputs lists a name twice: {', '.join(names[:5])}")
 

@@ -1,8 +1,8 @@
 """The Open Inference Protocol, version 2, over REST: health, metadata and inference.
 
-With Triton's extensions for tensors in binary form and for classification, so that `tritonclient` and
-whatever else speaks to KServe or Triton works as it is. `oip_tensors` is the wire format, `oip_models` what
-the names mean.
+With Triton's extensions for binary tensors and for classification, so that `tritonclient` and other clients
+of KServe or Triton work unchanged. `capsnet.wire_format` is the wire format; `service.oip.models` maps the
+names of the protocol to bundles.
 """
 
 from importlib.metadata import version as installed_version
@@ -32,7 +32,7 @@ from service.oip.schemas import (
 )
 from service.state import Service, service_of
 
-# Up to these sizes the work takes 0.3 ms at most, and handing it to a thread a third of that.
+# Up to these sizes the work takes at most 0.3 ms; handing it to a thread takes a third of that.
 INLINE_JSON_BYTES = 8 * 2**10
 INLINE_BODY_BYTES = 2**20
 INLINE_VALUES = 1024  # of an answer, as text
@@ -46,7 +46,7 @@ routes = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
 
 @routes.get("/v2", summary="Name, version and extensions", responses={200: {"model": ServerMetadata}})
 async def get_server(request: Request) -> Response:
-    """What this server is, and which extensions of the protocol it has."""
+    """The server's name, version and extensions of the protocol."""
     service = service_of(request)
     extensions = ["binary_tensor_data", "classification"]
     if service.settings.admin_key:
@@ -85,7 +85,7 @@ async def get_ready(request: Request) -> Response:
     openapi_extra=VERSION_IN_PATH,
 )
 async def get_model(request: Request) -> Response:
-    """Names, shapes and datatypes as in the graph; loads a model that is loaded on first use."""
+    """Names, shapes and datatypes as in the graph; loads a model that loads on first use."""
     service = service_of(request)
     async with use_model(service.repository, **request.path_params) as model:
         return _json(describe(model, service.repository))
@@ -104,7 +104,7 @@ async def get_model(request: Request) -> Response:
     openapi_extra=VERSION_IN_PATH,
 )
 async def get_model_ready(request: Request) -> Response:
-    """Loads a model that is loaded on first use, so that a client may wait for this."""
+    """Loads a model that loads on first use, so that a client can wait for it here."""
     service = service_of(request)
     async with use_model(service.repository, **request.path_params) as model:
         if not model.loaded.batcher.answering:
@@ -143,10 +143,10 @@ answer_head(routes)
 
 
 async def _read(request: Request, body: bytes, model: OipModel, service: Service) -> InferRequest:
-    """The request of a body, checked; a large one on a thread.
+    """The checked request of a body; a large one is read on a thread.
 
     Raises:
-        ServiceError: what was expected and what came, or that there is too much to do.
+        ServiceError: what was expected and what came, or that the service is overloaded.
     """
     header_length = request.headers.get(HEADER_LENGTH)
     coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
@@ -171,13 +171,13 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
 async def _answer(
     request: Request, asked: InferRequest, model: OipModel, outputs: Arrays, service: Service
 ) -> Response:
-    """The answer as the request wants it; a large one in JSON, or any compressed one, from a thread."""
+    """The answer in the requested form; large JSON and compressed answers are written on a thread."""
     coding = request.headers.get("accept-encoding", "")
 
     def write() -> Response:
         message = write_answer(model, asked, outputs)
-        # HTTP libraries offer a list by themselves, which would cost milliseconds for nothing: floats hardly
-        # compress. One coding alone is what a user has asked for.
+        # HTTP libraries offer a list of codings by themselves. Compressing for them would take milliseconds
+        # and gain little: floats hardly compress. A single coding is a user's choice.
         if coding in CODINGS:
             headers = {**message.headers, "Content-Encoding": coding}
             return Response(compress(message.body, coding), headers=headers)
@@ -194,7 +194,7 @@ async def _answer(
 
 
 def _reads_inline(body: bytes, header_length: str | None) -> bool:
-    """Little JSON, and not so much else that looking at every value takes long."""
+    """Whether a body has so little JSON and so few values that it is read on the event loop."""
     if header_length is None:
         return len(body) <= INLINE_JSON_BYTES
     return len(header_length) < 5 and len(body) <= INLINE_BODY_BYTES  # JSON of up to 9,999 bytes

@@ -1,7 +1,7 @@
-"""What the messages of the Open Inference Protocol look like; the OpenAPI page is made of these.
+"""Schemas of the Open Inference Protocol's messages, for the OpenAPI document.
 
-They only describe: `oip_tensors` reads and writes the messages, whose numbers pydantic would take longer
-over than the model.
+They only describe. `capsnet.wire_format` reads and writes the messages: checking their numbers with pydantic
+would take longer than running the model.
 """
 
 from typing import Any, Literal
@@ -50,14 +50,14 @@ class ModelMetadata(BaseModel):
     """Answer of /v2/models/{name}."""
 
     name: str
-    versions: list[str] = Field(description="that are served")
+    versions: list[str] = Field(description="versions that are served")
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
 
 
 class InferInput(BaseModel):
-    """A tensor that the graph takes."""
+    """An input of the graph."""
 
     name: str = Field(examples=["pixels"])
     shape: list[int] = Field(description="with the batch axis", examples=[[1, 28, 28, 1]])
@@ -71,7 +71,7 @@ class InferInput(BaseModel):
 
 
 class InferOutput(BaseModel):
-    """A tensor that is asked for."""
+    """A requested output."""
 
     name: str = Field(examples=["probabilities"])
     parameters: dict[str, Any] | None = Field(
@@ -84,7 +84,7 @@ class InferOutput(BaseModel):
 class InferBody(BaseModel):
     """Body of /v2/models/{name}/infer."""
 
-    id: str | None = Field(default=None, description="comes back in the answer")
+    id: str | None = Field(default=None, description="repeated in the answer")
     parameters: dict[str, Any] | None = Field(
         default=None, description="binary_data_output: every output as raw bytes; others are ignored"
     )
@@ -93,7 +93,7 @@ class InferBody(BaseModel):
 
 
 class OutputTensor(BaseModel):
-    """A tensor that the graph gave."""
+    """An output of the graph."""
 
     name: str
     shape: list[int]
@@ -115,7 +115,7 @@ class InferAnswer(BaseModel):
 
 
 class IndexBody(BaseModel):
-    """Body of /v2/repository/index; may be left out."""
+    """Body of /v2/repository/index; optional."""
 
     ready: bool = Field(default=False, description="only versions that are loaded")
 
@@ -132,10 +132,10 @@ class IndexedVersion(BaseModel):
 
 
 class LoadBody(BaseModel):
-    """Body of load and unload; may be left out."""
+    """Body of load and unload; optional."""
 
     parameters: dict[str, Any] | None = Field(
-        default=None, description="a config or files in place of the bundle's are refused"
+        default=None, description="a config or files that would replace the bundle's are refused"
     )
 
 

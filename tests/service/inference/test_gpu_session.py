@@ -189,7 +189,7 @@ def test_a_closed_session_is_freed_once_nobody_records():
     freed = []
     session = GpuSession(Dropped(freed), 2, "cpu", records=False)
     (thread,) = session._thread._threads
-    with GPU.alone():
+    with GPU.exclusive():
         session.close()
         thread.join(0.1)
         assert freed == []
@@ -308,7 +308,7 @@ def test_recording_waits_for_the_users_and_keeps_new_ones_out():
             order.append("user leaves")
 
     def record() -> None:
-        with gpu.alone():
+        with gpu.exclusive():
             order.append("recorder")
 
     def use_later() -> None:
@@ -331,11 +331,11 @@ def test_recording_waits_for_the_users_and_keeps_new_ones_out():
 
 def test_a_failure_while_recording_lets_the_others_in_again():
     gpu = Gpu()
-    with pytest.raises(ZeroDivisionError), gpu.alone():
+    with pytest.raises(ZeroDivisionError), gpu.exclusive():
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError), gpu.shared():
         raise ZeroDivisionError
-    with gpu.alone(), pytest.raises(KeyError):
+    with gpu.exclusive(), pytest.raises(KeyError):
         raise KeyError
     with gpu.shared(), gpu.shared():
         pass

@@ -318,7 +318,7 @@ def test_the_asynchronous_client_sees_metadata_compression_and_errors(http: http
         ([("pixels", pixels() - 1)], r"within 0 to 1, got"),
         ([("pixels", pixels() * np.float32(np.nan))], r"within 0 to 1, got nan"),
         ([("pixels", pixels() * np.float32(np.inf))], r"within 0 to 1, got inf to inf"),
-        ([("pixels", pixels(QUEUE + 1))], r"may bring 64 images \(CAPSNET_QUEUE_IMAGES\), got 65"),
+        ([("pixels", pixels(QUEUE + 1))], r"may have 64 images \(CAPSNET_QUEUE_IMAGES\), got 65"),
         ([("pixels", pixels()[:0])], r"sizes of at least 1, got \[0, 28, 28, 1\]"),
         ([("pixels", pixels()), ("pixels", pixels())], r"lists 'pixels' twice"),
     ],
@@ -352,7 +352,7 @@ def test_poses_are_finite_and_of_a_size_that_poses_have(
     [
         ([("logits", 0)], "tiny gives probabilities, poses; got 'logits'"),
         ([("poses", 0), ("poses", 0)], "lists a name twice: poses, poses"),
-        ([("poses", 2)], "classification is of probabilities, not of poses"),
+        ([("poses", 2)], "classification is available for probabilities, not for poses"),
     ],
 )
 def test_outputs_that_there_are_not_are_refused(
