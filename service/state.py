@@ -14,7 +14,7 @@ from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
-# From then on a client that hangs up is noticed; most answers take less and are spared the looking.
+# Only after this time is it noticed that a client hangs up: most answers take less, and save the effort.
 WATCHED_AFTER_S = 0.1
 
 
@@ -39,7 +39,7 @@ class Service:
 
     @asynccontextmanager
     async def while_wanted(self, request: Request) -> AsyncIterator[None]:
-        """Work on the answer to a request that has been read, for as long as somebody may want it.
+        """Work on the answer to a request until its deadline, or until its client hangs up.
 
         Raises:
             DeadlineExceededError: it took longer than CAPSNET_DEADLINE_MS.
@@ -69,7 +69,7 @@ def service_of(request: Request) -> Service:
 
 
 class _Watcher:
-    """Lets the timer of a request's work go off when the client hangs up.
+    """Makes the timer of a request expire when its client hangs up.
 
     Attributes:
         is_gone: the client has.
@@ -83,7 +83,7 @@ class _Watcher:
         self.is_gone = False
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._begins.cancel()
         if self._task:
             self._task.cancel()

@@ -71,4 +71,38 @@ def build_document(
         schema = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
-    return document
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _without_null(_readable(parameter["schema"]))
+    readable: dict[str, Any] = _readable(document)
+    return readable
+
+
+def _readable(schema: Any) -> Any:
+    """The same schema in the form that pages show best.
+
+    Without the titles that pydantic makes of field names, and with `type: [integer, null]` instead of
+    a choice between two schemas.
+    """
+    if isinstance(schema, list):
+        return [_readable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    readable = {name: _readable(value) for name, value in schema.items()}
+    is_field = "properties" not in readable and readable.keys() & {"type", "anyOf", "$ref"}
+    if is_field and isinstance(readable.get("title"), str):
+        del readable["title"]
+    match readable.get("anyOf"):
+        case [{"type": str(kind)} as first, {"type": "null"}]:
+            del readable["anyOf"]
+            readable = {**first, **readable, "type": [kind, "null"]}
+    return readable
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter, which cannot be null."""
+    match schema.get("type"):
+        case [kind, "null"]:
+            return {**schema, "type": kind}
+    return schema

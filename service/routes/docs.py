@@ -1,4 +1,4 @@
-"""The documentation page, which works without internet: its assets are ours to serve."""
+"""The documentation page; it works without internet, since the service has its assets."""
 
 import gzip
 from pathlib import Path
@@ -43,7 +43,7 @@ async def get_docs() -> Response:
 
 @routes.get("/docs/{asset}")
 async def get_asset(asset: str, request: Request) -> Response:
-    """A file of the page: compressed, as it is stored, unless the client cannot read that."""
+    """A file of the page: compressed, as it is stored, if the client accepts that."""
     if asset not in ASSETS:
         raise HTTPException(404)
     content = (FOLDER / f"{asset}.gz").read_bytes()

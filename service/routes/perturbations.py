@@ -22,7 +22,7 @@ def plan_pictures(fields: ReconstructFields, dimensions: int, limit: int) -> tup
     """The perturbations of each picture, dimension-major in a sweep, and the pictures per dimension.
 
     Raises:
-        InvalidFieldError: a dimension that the pose has not, or has twice.
+        InvalidFieldError: a dimension that the pose does not have, or that is given twice.
         TooManyPicturesError: more than `limit`.
     """
     if fields.sweep is None:
@@ -35,7 +35,7 @@ def plan_pictures(fields: ReconstructFields, dimensions: int, limit: int) -> tup
     if len(rows) * columns > limit:
         raise TooManyPicturesError(
             f"the sweep asks for {len(rows)} dimensions x {columns:.6g} deltas; at most {limit} pictures "
-            "(CAPSNET_MAX_RECONSTRUCTIONS): take a larger step, or fewer dimensions"
+            "(CAPSNET_MAX_RECONSTRUCTIONS): use a larger step, or fewer dimensions"
         )
     deltas = sweep_deltas(fields.sweep)
     return [[Perturbation(dimension=d, delta=delta)] for d in rows for delta in deltas], columns

@@ -83,14 +83,14 @@ async def reconstruct(
     rule: Rule,
     service: Service,
 ) -> Reconstructions:
-    """Decode the pose that was given, or the picture's, as often as the perturbations ask for.
+    """Decode the given pose, or the picture's, once for each perturbation.
 
     Args:
         model: the model.
-        fields: what is asked.
-        files: the picture's, one for each view; none where a pose is given.
+        fields: of the request.
+        files: the picture's, one for each view; none if a pose is given.
         rule: for a picture of another size than the model's.
-        service: decodes the files.
+        service: has the threads and the limits.
 
     Raises:
         ServiceError: what was expected and what came.
@@ -121,7 +121,7 @@ def chosen_version(fields: ReconstructFields, query: ReconstructQuery) -> tuple[
     """
     for name in ("model", "version"):
         if getattr(fields, name) is not None and getattr(query, name) is not None:
-            raise InvalidFieldError(f"{name} stands in the query and in the body; give it in one of them")
+            raise InvalidFieldError(f"{name} is in the query and in the body; give it in one of them")
     return (
         query.model if fields.model is None else fields.model,
         query.version if fields.version is None else fields.version,
@@ -150,7 +150,7 @@ def _class_index(label: str | None, manifest: Manifest) -> int | None:
     if label not in manifest.class_names:
         names = ", ".join(islice(manifest.class_names, 100))
         raise InvalidFieldError(
-            f"label {shown(label)} is no class of {manifest.model}; the classes are {names}"
+            f"label {shown(label)} is not a class of {manifest.model}; the classes are {names}"
         )
     return manifest.class_names.index(label)
 

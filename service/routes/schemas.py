@@ -1,7 +1,7 @@
-"""What requests may say and what answers look like; the OpenAPI page is made of these.
+"""Schemas of requests and answers, for checks and for the OpenAPI document.
 
-Request models check. Answer models only describe: answers are written from arrays by orjson, because
-passing ten poses of 16 numbers per image through pydantic costs more than classifying the image.
+Request models check. Answer models only describe: orjson writes answers from arrays, because passing ten
+poses of 16 numbers per image through pydantic takes longer than classifying the image.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -29,14 +29,14 @@ MinProbability = Annotated[
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="what is confident reaches this probability; default: the model's own threshold",
+        description="an answer is confident from this probability on; default: the model's own threshold",
     ),
 ]
 VersionChoice = Annotated[int | None, Field(ge=1, description="default: the newest one loaded")]
 
 
 class _Request(BaseModel):
-    """Fields of a request: an unknown one is refused with the names of those there are."""
+    """Fields of a request; the error for an unknown one lists the known ones."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -84,7 +84,7 @@ class ReconstructQuery(_Request):
 
 
 class _StrictRequest(_Request):
-    """Fields of a JSON body: `true` is no number and "3" is none either."""
+    """Fields of a JSON body: neither `true` nor "3" is a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -118,7 +118,7 @@ class Sweep(_StrictRequest):
 
 
 def _flat(given: Any) -> Any:
-    """As it comes, unless it is nested: what is wrong with that is not the type of its first number."""
+    """Refuse nested lists with a message of their own, not one about the type of the first number."""
     if isinstance(given, list) and given and isinstance(given[0], list):
         raise ValueError(f"must be a flat list of numbers, a matrix row by row; got {shown(given[0])} at [0]")
     return given
@@ -148,7 +148,7 @@ class ReconstructFields(_StrictRequest):
 
 
 def _one_file_or_two(given: Any) -> Any:
-    """As pydantic would check it, in one message and not in one for each of the kinds."""
+    """Check as pydantic would, with one message instead of one for each type."""
     is_pair = isinstance(given, list) and len(given) == VIEWS and all(isinstance(one, str) for one in given)
     if given is None or isinstance(given, str) or is_pair:
         return given
@@ -180,19 +180,19 @@ PoseShape = Annotated[list[int] | None, Field(description="when poses are not ve
 Digest = Annotated[
     str,
     Field(
-        description="of the bundle that answered: another one under the same version has other weights or "
-        "another rule",
+        description="of the bundle that answered; under one version, another digest means other weights or "
+        "another preprocessing",
         examples=["43e00f28"],
     ),
 ]
 Blank = Annotated[
     bool,
-    Field(description="there is nothing to see: no ink was found, or all pixels are nearly equal"),
+    Field(description="the image shows nothing: no ink was found, or all pixels are nearly equal"),
 ]
 
 
 class ClassAnswer(BaseModel):
-    """One class: each on its own, so the probabilities of an image need not sum to 1."""
+    """One class. Classes are independent: the probabilities of an image need not sum to 1."""
 
     label: str
     probability: float = Field(description="length of the class's capsule, or its activation, 0-1")
@@ -209,17 +209,17 @@ Filename = Annotated[
 
 
 class ClassifyResult(BaseModel):
-    """What was seen in one image, or in a pair of views."""
+    """The prediction for one image, or for a pair of views."""
 
     filename: Filename
     label: str = Field(description="the most probable class")
     labels: list[str] = Field(description="as many of the best as the model expects objects per image")
     confident: bool | None = Field(
-        description="the picture is not blank, and every one of `labels` reaches `min_probability`, else the "
-        "model's own threshold; null where it has none"
+        description="the picture is not blank, and all of `labels` reach `min_probability`, by default "
+        "the model's own threshold; null if it has none"
     )
     blank: Blank
-    classes: list[ClassAnswer] = Field(description="by falling probability")
+    classes: list[ClassAnswer] = Field(description="by descending probability")
     reconstruction: str | None = Field(
         default=None, description="base64 PNG, when asked for; of a pair both views side by side"
     )
@@ -251,7 +251,7 @@ class SegmentObject(ClassAnswer):
 
 
 class SegmentResult(BaseModel):
-    """The objects in one image, or in a pair of views; of a pair every picture is both side by side."""
+    """The objects in one image, or in a pair of views, which stand side by side in every picture."""
 
     filename: Filename
     blank: Blank
@@ -259,7 +259,7 @@ class SegmentResult(BaseModel):
         description="base64 PNG: the reconstructions in their colours, added up; yellow is where red and "
         "green overlap"
     )
-    objects: list[SegmentObject] = Field(description="by falling probability")
+    objects: list[SegmentObject] = Field(description="by descending probability")
 
 
 class SegmentAnswer(BaseModel):
@@ -292,7 +292,7 @@ class ReconstructAnswer(BaseModel):
 
 
 class VersionAnswer(BaseModel):
-    """A version of a model: loaded, on its way, or not served and why."""
+    """A version of a model: loaded, loading, or not served and why."""
 
     version: int
     state: Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"] = Field(
@@ -304,14 +304,14 @@ class VersionAnswer(BaseModel):
     graphs: dict[str, str] | None = Field(default=None, description="graphs of the bundle, by role")
     encoder: str | None = Field(
         default=None,
-        description="the encoder's graph in use: plain is the bundle's own; others, faster, are derived from "
-        "it, such as in `toom_cook_1d to 4 images, then toom_cook_2d`",
+        description="the encoder's graphs in use: plain is the bundle's own; faster ones are derived from "
+        "it, as in `toom_cook_1d to 4 images, then toom_cook_2d`",
     )
     precision: str | None = Field(default=None, description="float32 or half, of the encoder's products")
     digest: str | None = Field(default=None, description="as answers have it; of a loaded version")
     reason: str | None = Field(
         default=None,
-        description="why it is not served; of a loaded one, why its files, which have changed, would not be",
+        description="why it is not served; if it is loaded, why its files, which have changed, would not be",
     )
     manifest: dict[str, Any] | None = None
 
@@ -340,5 +340,5 @@ class Readiness(BaseModel):
     """Requests will be answered."""
 
     status: Literal["ready"]
-    device: str = Field(description="the device in use, not the one asked for")
-    models: list[str] = Field(description="name/version of what is loaded")
+    device: str = Field(description="the device in use, not the requested one")
+    models: list[str] = Field(description="name/version of every loaded version")

@@ -30,8 +30,8 @@ Floats = NDArray[np.float32]
 
 routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
 
-FEWEST_OBJECTS = 2  # by default: who asks to take objects apart has more than one
-# The paper gives an object every pixel that is not zero, but a sigmoid never is; around a stroke it fades.
+MIN_OBJECTS = 2  # by default: overlapping objects are more than one
+# The paper gives an object every nonzero pixel, but a sigmoid is never zero; it fades around a stroke.
 MASK_THRESHOLD = 0.5  # of the object's brightest pixel
 
 
@@ -61,7 +61,7 @@ async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]
 
 @dataclass(frozen=True)
 class Segments:
-    """The objects of images, in each by falling probability.
+    """The objects of images, in each by descending probability.
 
     Attributes:
         filenames: where each image came from.
@@ -69,7 +69,7 @@ class Segments:
         probabilities: [N, K].
         poses: [N, K, D].
         pictures: every object alone, [N, K, H, W, C] in 0-1.
-        blank: whether there is nothing to see, [N].
+        blank: whether the image shows nothing, [N].
         confident: whether each object is, K of each image; None where the model has no threshold.
     """
 
@@ -83,7 +83,7 @@ class Segments:
 
 
 def object_count(query: SegmentQuery, model: LoadedModel) -> int:
-    """K: as many objects as are asked for, else as the model expects and at least two, if it knows two.
+    """K: as requested; by default as many as the model expects, and at least two if it has two classes.
 
     Raises:
         InvalidFieldError: k is more than there are classes.
@@ -93,7 +93,7 @@ def object_count(query: SegmentQuery, model: LoadedModel) -> int:
     manifest = model.engine.manifest
     classes = len(manifest.class_names)
     if query.k is None:
-        return min(classes, max(FEWEST_OBJECTS, manifest.objects_per_image))
+        return min(classes, max(MIN_OBJECTS, manifest.objects_per_image))
     if query.k > classes:
         raise InvalidFieldError(f"k must be 1 to {classes}, the classes of {model.name}; got {query.k}")
     return query.k
@@ -106,9 +106,9 @@ async def segment(
 
     Args:
         model: the model.
-        images: what came.
+        images: the model's input.
         k: objects of each image.
-        min_probability: from which on an object is confident; None: the model's threshold.
+        min_probability: from which on an object is confident; None for the model's threshold.
         service: has the limits.
 
     Raises:
@@ -126,8 +126,8 @@ async def segment(
     classes = rank_classes(probabilities, k)  # [N, K]
     longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
     blank = are_blank(images.pixels)
-    least = threshold(manifest, min_probability)
-    confident = [[None] * k] * count if least is None else reaches(longest, blank, least).tolist()
+    required = threshold(manifest, min_probability)
+    confident = [[None] * k] * count if required is None else reaches(longest, blank, required).tolist()
     pictures = await model.decode_classes(np.repeat(poses, k, axis=0), classes.ravel())  # [N * K, H, W, C]
     return Segments(
         images.filenames,
@@ -173,8 +173,8 @@ def png_answer(made: Segments) -> bytes:
 def masks(grey: Floats) -> Floats:
     """Which pixels belong to each object, from its brightness [K, H, W] in 0-1: 1 or 0, [K, H, W, 1].
 
-    A pixel does if it is at least half as bright as the object's brightest one, whatever it is for the
-    others: where objects overlap it belongs to several.
+    A pixel belongs to an object if it is at least half as bright as the object's brightest pixel. Where
+    objects overlap, it belongs to several.
     """
     brightest = grey.max(axis=(1, 2), keepdims=True)
     belongs = (grey >= MASK_THRESHOLD * brightest) & (grey > 0)  # nothing belongs to a black picture
