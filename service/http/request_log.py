@@ -120,7 +120,7 @@ class _Exchange:
         await self._send(message)
 
 
-def note(request: Request, **facts: str | int) -> None:
+def log_fields(request: Request, **facts: str | int) -> None:
     """Add facts to the request's log line, such as `model="capsnet-mnist/1", images=3`."""
     request.scope["state"]["noted"].update(facts)
 

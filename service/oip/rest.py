@@ -6,17 +6,16 @@ names of the protocol to bundles.
 """
 
 from importlib.metadata import version as installed_version
-from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from capsnet.wire_format import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
 from service.errors import MalformedBodyError, NotReadyError
+from service.http.answers import json_response
 from service.http.compression import CODINGS, compress, decompress
 from service.http.direct_route import DirectRoute, answer_head
 from service.http.openapi import PROBLEMS, UNREADY
-from service.http.request_log import note
+from service.http.request_log import log_fields
 from service.oip.models import OipModel, check_request, describe, use_model, wanted_outputs, write_answer
 from service.oip.schemas import (
     JSON_OR_BINARY,
@@ -51,7 +50,9 @@ async def get_server(request: Request) -> Response:
     extensions = ["binary_tensor_data", "classification"]
     if service.settings.admin_key:
         extensions.append("model_repository")
-    return _json({"name": "capsnet", "version": installed_version("capsnet"), "extensions": extensions})
+    return json_response(
+        {"name": "capsnet", "version": installed_version("capsnet"), "extensions": extensions}
+    )
 
 
 @routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
@@ -59,7 +60,7 @@ async def get_live(request: Request) -> Response:
     """As /healthz: 503 once inference threads have died too often and only a new process helps."""
     service = service_of(request)
     service.repository.check_alive()
-    return _json({"live": True})
+    return json_response({"live": True})
 
 
 @routes.get(
@@ -69,7 +70,7 @@ async def get_ready(request: Request) -> Response:
     """As /readyz: 503 with the reason until a model is loaded, and while an inference thread is stuck."""
     service = service_of(request)
     service.repository.ready()
-    return _json({"ready": True})
+    return json_response({"ready": True})
 
 
 @routes.get(
@@ -88,7 +89,7 @@ async def get_model(request: Request) -> Response:
     """Names, shapes and datatypes as in the graph; loads a model that loads on first use."""
     service = service_of(request)
     async with use_model(service.repository, **request.path_params) as model:
-        return _json(describe(model, service.repository))
+        return json_response(describe(model, service.repository))
 
 
 @routes.get(
@@ -109,7 +110,7 @@ async def get_model_ready(request: Request) -> Response:
     async with use_model(service.repository, **request.path_params) as model:
         if not model.loaded.batcher.answering:
             raise NotReadyError(f"an inference thread of {model.name} does not answer")
-        return _json({"name": model.name, "ready": True})
+        return json_response({"name": model.name, "ready": True})
 
 
 @routes.post(
@@ -134,7 +135,7 @@ async def post_infer(request: Request) -> Response:
     ):
         asked = await _read(request, body, model, service)
         images = len(next(iter(asked.inputs.values())))
-        note(request, model=f"{model.name}/{model.loaded.version}", images=images)
+        log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
         outputs = await model.run(asked.inputs)
         return await _answer(request, asked, model, outputs, service)
 
@@ -198,7 +199,3 @@ def _reads_inline(body: bytes, header_length: str | None) -> bool:
     if header_length is None:
         return len(body) <= INLINE_JSON_BYTES
     return len(header_length) < 5 and len(body) <= INLINE_BODY_BYTES  # JSON of up to 9,999 bytes
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(answer), media_type="application/json")

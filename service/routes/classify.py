@@ -9,7 +9,7 @@ from service.http.answers import json_response
 from service.http.direct_route import DirectRoute
 from service.http.openapi import PROBLEMS
 from service.http.png import to_base64_pngs
-from service.http.request_log import note
+from service.http.request_log import log_fields
 from service.inference.predictions import predictions
 from service.models.loaded_model import LoadedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
@@ -44,7 +44,7 @@ async def post_classify(request: Request, query: Annotated[ClassifyQuery, Query(
         async with service.repository.use(query.model, query.version) as model:
             check_query(query, model)
             images = await decode_images(given, model.engine.manifest, query.preprocess, service)
-            note(request, model=model.full_name, images=len(images.pixels))
+            log_fields(request, model=model.full_name, images=len(images.pixels))
             return json_response(await classify(model, images, query, service))
 
 

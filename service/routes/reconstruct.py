@@ -18,7 +18,7 @@ from service.http.direct_route import DirectRoute
 from service.http.multipart import Upload
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs, to_png_grid
-from service.http.request_log import note
+from service.http.request_log import log_fields
 from service.models.loaded_model import LoadedModel
 from service.routes.perturbations import Perturbations, offsets, plan_pictures
 from service.routes.reconstruct_body import RECONSTRUCT_BODY, find_fields, read_reconstruct_body
@@ -49,7 +49,7 @@ async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, 
     async with service.while_wanted(request):
         fields, files = await find_fields(body, service)
         async with service.repository.use(*chosen_version(fields, query)) as model:
-            note(request, model=model.full_name)
+            log_fields(request, model=model.full_name)
             made = await reconstruct(model, fields, files, query.preprocess, service)
             if prefers_png(request):
                 grid = await service.pool.run(to_png_grid, made.pictures, made.columns)

@@ -17,7 +17,7 @@ from service.http.answers import VARY, json_response, prefers_png
 from service.http.direct_route import DirectRoute
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
-from service.http.request_log import note
+from service.http.request_log import log_fields
 from service.inference.predictions import rank_classes
 from service.models.loaded_model import LoadedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
@@ -51,7 +51,7 @@ async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]
         async with service.repository.use(query.model, query.version) as model:
             k = object_count(query, model)
             images = await decode_images(given, model.engine.manifest, query.preprocess, service)
-            note(request, model=model.full_name, images=len(images.pixels))
+            log_fields(request, model=model.full_name, images=len(images.pixels))
             made = await segment(model, images, k, query.min_probability, service)
             if prefers_png(request):
                 overlays = await service.pool.run(png_answer, made)
