@@ -12,9 +12,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
 SECRETS = frozenset({"api_keys", "admin_key"})
-KEY = re.compile(r"[!-+\--~]+")  # what a header can carry: printable ASCII, no blanks; a comma parts keys
+KEY = re.compile(
+    r"[!-+\--~]+"
+)  # what a header can hold: printable ASCII without blanks; commas separate keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
-# Variables of the same prefix that others read: clients, training, Docker Compose.
+# Variables with our prefix that other programs read: clients, training, Docker Compose.
 OTHERS = frozenset(
     {
         "API_KEY",
@@ -30,8 +32,8 @@ OTHERS = frozenset(
         "TRAINING_MEMORY",
     }
 )
-# What Kubernetes and Docker set for a service that is called capsnet, or capsnet-something: names, and the
-# values of those that end with PORT.
+# Variables that Kubernetes and Docker set for a service called capsnet or capsnet-something: their names, and
+# the values of those that end with PORT.
 LINK = re.compile(r"(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)")
 LINKED = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
@@ -154,9 +156,11 @@ class Settings(BaseSettings):
         if self.admin_key:
             admin = _keys(self.admin_key)
             if len(admin) > 1:
-                raise ValueError("CAPSNET_ADMIN_KEY is one key and holds no comma")
+                raise ValueError("CAPSNET_ADMIN_KEY is a single key without a comma")
             if self.api_keys and admin[0] in _keys(self.api_keys):
-                raise ValueError("CAPSNET_ADMIN_KEY is one of CAPSNET_API_KEYS, which clients have")
+                raise ValueError(
+                    "CAPSNET_ADMIN_KEY is also one of CAPSNET_API_KEYS, which clients have: use another key"
+                )
         return self
 
     @field_validator("models", "cache")
@@ -166,7 +170,7 @@ class Settings(BaseSettings):
             try:
                 Path(part).expanduser()
             except RuntimeError:
-                raise ValueError(f"{part} begins with ~ and the name of no user's home") from None
+                raise ValueError(f"{part} begins with ~ and the name of an unknown user") from None
         return folders
 
     @model_validator(mode="after")
@@ -174,7 +178,7 @@ class Settings(BaseSettings):
         if self.max_body_bytes > self.uploads_bytes * 3 // 4:
             raise ValueError(
                 f"CAPSNET_UPLOADS_BYTES is {self.uploads_bytes}, of which large bodies may take 3/4; "
-                f"one of {self.max_body_bytes} bytes (CAPSNET_MAX_BODY_BYTES) would never be taken"
+                f"one of {self.max_body_bytes} bytes (CAPSNET_MAX_BODY_BYTES) would never be accepted"
             )
         return self
 
@@ -192,18 +196,18 @@ class Settings(BaseSettings):
         largest = max(self.max_images_per_request, self.max_reconstructions)
         if largest > self.queue_images:
             raise ValueError(
-                f"CAPSNET_QUEUE_IMAGES is {self.queue_images}, but one request may bring {largest} images "
+                f"CAPSNET_QUEUE_IMAGES is {self.queue_images}, but one request may have {largest} images "
                 "(CAPSNET_MAX_IMAGES_PER_REQUEST, CAPSNET_MAX_RECONSTRUCTIONS); it would never be served"
             )
         return self
 
 
 def read_settings(**overrides: object) -> Settings:
-    """Settings from the environment, with overrides in front of it; None overrides nothing.
+    """Settings from the environment; overrides take precedence, unless they are None.
 
     Raises:
-        SettingsError: a value cannot be used, or a variable has a name that nobody reads; the message is one
-            line and names the variable.
+        SettingsError: a value is invalid, or a variable with our prefix has an unknown name; the message is
+            one line and names the variable.
     """
     if unknown := [name for name, value in sorted(os.environ.items()) if _is_unknown(name, value)]:
         raise SettingsError("; ".join(f"there is no {name}; {_advice(name)}" for name in unknown))
@@ -227,12 +231,12 @@ def check_key_variable(settings: Settings) -> None:
     if settings.api_keys is None and _variable("API_KEY"):
         raise SettingsError(
             "CAPSNET_API_KEY is the key of a client; the service takes its keys from CAPSNET_API_KEYS, which "
-            "is not set: set it, or start the service with env -u CAPSNET_API_KEY if everybody may use it"
+            "is not set: set it, or start the service with env -u CAPSNET_API_KEY if it is open to everybody"
         )
 
 
 def _describe(location: tuple[int | str, ...], message: str, value: object) -> str:
-    message = message.removeprefix("Value error, ")  # pydantic's word for what our validators raise
+    message = message.removeprefix("Value error, ")  # pydantic's prefix for errors of our validators
     if not location:
         return message
     shown = "(not shown)" if location[0] in SECRETS else repr(value)
@@ -240,7 +244,7 @@ def _describe(location: tuple[int | str, ...], message: str, value: object) -> s
 
 
 def _is_unknown(variable: str, value: str) -> bool:
-    """Whether a variable has our prefix and a name that is no setting, nor another's."""
+    """Whether a variable has our prefix and is neither a setting nor another program's variable."""
     prefix, name = variable[: len(PREFIX)].upper(), variable[len(PREFIX) :].upper()
     is_link = LINK.fullmatch(name) is not None or LINKED.fullmatch(value) is not None
     return prefix == PREFIX and name not in _known() and not is_link
@@ -248,11 +252,11 @@ def _is_unknown(variable: str, value: str) -> bool:
 
 def _advice(variable: str) -> str:
     near = get_close_matches(variable[len(PREFIX) :].upper(), sorted(_known()), n=1)
-    return f"did you mean {PREFIX}{near[0]}?" if near else "capsnet-serve --help lists what there is"
+    return f"did you mean {PREFIX}{near[0]}?" if near else "capsnet-serve --help lists the settings"
 
 
 def _variable(name: str) -> str:
-    """The value of the variable of that name without its prefix, in letters of either case; "" if unset."""
+    """The value of the variable with this name after the prefix, in any case; "" if it is not set."""
     return next((value for given, value in os.environ.items() if given.upper() == PREFIX + name), "")
 
 

@@ -85,7 +85,7 @@ def decode_array(content: bytes, facts: Preprocessing, max_images: int) -> Float
 
 
 class _TooManyPixels(PictureError):  # noqa: N818 - as its siblings
-    """More pixels than one request may bring."""
+    """More pixels than one request may have."""
 
 
 class _Pictures:
