@@ -69,7 +69,7 @@ def test_a_variable_that_is_near_to_none_is_told_where_the_list_is(monkeypatch, 
     monkeypatch.setenv(name, "http://localhost:8000")
     with pytest.raises(SettingsError) as caught:
         read_settings()
-    assert str(caught.value) == f"there is no {name}; capsnet-serve --help lists what there is"
+    assert str(caught.value) == f"there is no {name}; capsnet-serve --help lists the settings"
 
 
 def test_help_lists_every_setting():
