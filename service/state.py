@@ -14,7 +14,7 @@ from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
-# Only after this time is it noticed that a client hangs up: most answers take less, and save the effort.
+# A client that hangs up is noticed only after this time: most answers take less, and watching costs time.
 WATCHED_AFTER_S = 0.1
 
 

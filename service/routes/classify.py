@@ -12,7 +12,7 @@ from service.http.png import to_base64_pngs
 from service.http.request_log import log_fields
 from service.inference.predictions import predictions
 from service.models.loaded_model import LoadedModel
-from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
+from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import ClassifyAnswer, ClassifyQuery
 from service.state import Service, service_of
 
@@ -40,7 +40,7 @@ async def post_classify(request: Request, query: Annotated[ClassifyQuery, Query(
     service = service_of(request)
     body = await read_images_body(request)  # no version is kept loaded by a slow sender
     async with service.while_wanted(request):
-        given = await find_images(body, service)
+        given = await parse_images(body, service)
         async with service.repository.use(query.model, query.version) as model:
             check_query(query, model)
             images = await decode_images(given, model.engine.manifest, query.preprocess, service)

@@ -70,7 +70,7 @@ async def read_images_body(request: Request) -> Body:
     """The whole body of /classify or /segment.
 
     Raises:
-        ServiceError: what was expected and what came.
+        ServiceError: the body is invalid; the message says what was expected and what came.
     """
     if media_type(request) == "application/json":
         raise UnsupportedBodyError(
@@ -80,16 +80,16 @@ async def read_images_body(request: Request) -> Body:
     return await read_body(request)
 
 
-async def find_images(body: Body, service: Service) -> ImageFiles:
+async def parse_images(body: Body, service: Service) -> ImageFiles:
     """The files of a body of /classify or /segment: of a form, or one raw file or array.
 
     Raises:
-        ServiceError: what was expected and what came.
+        ServiceError: the body is invalid; the message says what was expected and what came.
     """
     if body.kind == MULTIPART:
         parts = await parse_parts(body, service.settings.max_images_per_request, service.pool)
         return ImageFiles(_image_files(parts, body.path), is_array=False)
-    require_content(body)  # whatever it is called: `curl --data-binary` calls it a form
+    require_content(body)  # of any type: `curl --data-binary` calls a picture a form
     if body.kind != NPY and body.content.startswith(NPY_SIGNATURE):
         raise UnsupportedBodyError(
             f"the body is a .npy array: send it with the header Content-Type: {NPY}; got {shown(body.kind)}"
@@ -101,7 +101,7 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
     """The images of a body of /classify or /segment; for a model of two views consecutive files are a pair.
 
     Raises:
-        ServiceError: what was expected and what came, or that there is too much to do.
+        ServiceError: a file or the array is invalid, or the service is overloaded.
     """
     facts = manifest.preprocessing
     if given.is_array:
@@ -122,7 +122,7 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
 
 
 def pair_names(names: Sequence[str | None]) -> list[str | None]:
-    """What pairs of files are called: the names of the left and the right one, as far as they have some."""
+    """The names of pairs of files: the left name and the right one, if they have names."""
     pairs = zip(names[::2], names[1::2], strict=True)
     return [", ".join(name for name in pair if name) or None for pair in pairs]
 

@@ -21,7 +21,7 @@ from service.http.png import to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
 from service.models.loaded_model import LoadedModel
 from service.routes.perturbations import Perturbations, offsets, plan_pictures
-from service.routes.reconstruct_body import RECONSTRUCT_BODY, find_fields, read_reconstruct_body
+from service.routes.reconstruct_body import RECONSTRUCT_BODY, parse_fields, read_reconstruct_body
 from service.routes.schemas import ReconstructAnswer, ReconstructFields, ReconstructQuery
 from service.state import Service, service_of
 
@@ -47,7 +47,7 @@ async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, 
     service = service_of(request)
     body = await read_reconstruct_body(request)
     async with service.while_wanted(request):
-        fields, files = await find_fields(body, service)
+        fields, files = await parse_fields(body, service)
         async with service.repository.use(*chosen_version(fields, query)) as model:
             log_fields(request, model=model.full_name)
             made = await reconstruct(model, fields, files, query.preprocess, service)
@@ -93,7 +93,7 @@ async def reconstruct(
         service: has the threads and the limits.
 
     Raises:
-        ServiceError: what was expected and what came.
+        ServiceError: the request does not fit the model, or the service is overloaded.
     """
     model.require_decoder()
     manifest = model.engine.manifest

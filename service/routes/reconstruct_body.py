@@ -80,7 +80,7 @@ async def read_reconstruct_body(request: Request) -> Body:
     """The whole /reconstruct body.
 
     Raises:
-        ServiceError: what was expected and what came.
+        ServiceError: the body is invalid; the message says what was expected and what came.
     """
     kind = media_type(request)
     if kind not in {"application/json", "", MULTIPART}:
@@ -88,11 +88,11 @@ async def read_reconstruct_body(request: Request) -> Body:
     return await read_body(request)
 
 
-async def find_fields(body: Body, service: Service) -> tuple[ReconstructFields, list[Upload]]:
+async def parse_fields(body: Body, service: Service) -> tuple[ReconstructFields, list[Upload]]:
     """The fields of a /reconstruct body, and the picture's file, two of a pair, or none.
 
     Raises:
-        ServiceError: what was expected and what came.
+        ServiceError: the body is invalid; the message says what was expected and what came.
     """
     if body.kind == MULTIPART:
         parts = await parse_parts(body, service.settings.max_images_per_request, service.pool)

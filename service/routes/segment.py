@@ -20,7 +20,7 @@ from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_
 from service.http.request_log import log_fields
 from service.inference.predictions import rank_classes
 from service.models.loaded_model import LoadedModel
-from service.routes.images import IMAGES_BODY, Images, decode_images, find_images, read_images_body
+from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import SegmentAnswer, SegmentQuery
 from service.state import Service, service_of
 
@@ -47,7 +47,7 @@ async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]
     service = service_of(request)
     body = await read_images_body(request)
     async with service.while_wanted(request):
-        given = await find_images(body, service)
+        given = await parse_images(body, service)
         async with service.repository.use(query.model, query.version) as model:
             k = object_count(query, model)
             images = await decode_images(given, model.engine.manifest, query.preprocess, service)
@@ -113,7 +113,7 @@ async def segment(
 
     Raises:
         TooManyPicturesError: N * k is over CAPSNET_MAX_RECONSTRUCTIONS.
-        ServiceError: what was expected and what came.
+        ServiceError: the service is overloaded, or too late.
     """
     count, limit = len(images.pixels), service.settings.max_reconstructions
     if count * k > limit:

@@ -18,7 +18,7 @@ from service.http.multipart import MAX_TEXT_BYTES, MAX_TEXTS, Upload, parse_form
 from service.http.picture_pool import PicturePool
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
-from service.routes.images import find_images
+from service.routes.images import parse_images
 from service.state import Service
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import SIDE, write_bundle
@@ -141,7 +141,7 @@ def test_a_large_form_is_parsed_while_others_are_served(models):
         settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
         service = Service(settings, Repository(settings, metrics), pool, metrics)
         body = Body(hostile, FORM, "multipart/form-data", "/classify")
-        parsing, turns = asyncio.create_task(find_images(body, service)), 0
+        parsing, turns = asyncio.create_task(parse_images(body, service)), 0
         while not parsing.done():
             await asyncio.sleep(0)
             turns += 1
