@@ -135,7 +135,7 @@ def test_texts_are_not_counted_as_files_nor_files_as_texts():
 
 
 def test_a_large_form_is_parsed_while_others_are_served(models):
-    hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * INLINE_FORM_BYTES) + b"--B--"
+    hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * 4 * INLINE_FORM_BYTES) + b"--B--"
 
     async def turns_of_others() -> int:
         settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
@@ -145,7 +145,7 @@ def test_a_large_form_is_parsed_while_others_are_served(models):
         while not parsing.done():
             await asyncio.sleep(0)
             turns += 1
-        assert parsing.result().files[0].content == b"\r\n--Bx" * INLINE_FORM_BYTES
+        assert parsing.result().files[0].content == b"\r\n--Bx" * 4 * INLINE_FORM_BYTES
         return turns
 
     assert asyncio.run(turns_of_others()) > 10
