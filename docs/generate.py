@@ -100,7 +100,7 @@ async def answers_of_a_service() -> tuple[dict[str, Any], str]:
         async with app.router.lifespan_context(app) as state:
 
             async def started(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-                await app({**scope, "state": dict(state)}, receive, send)
+                await app({**scope, "state": dict(state or {})}, receive, send)
 
             transport = httpx.ASGITransport(started)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:

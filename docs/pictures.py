@@ -118,7 +118,7 @@ def overlapping(first: int, second: int) -> NDArray[np.uint8]:
     return 255 - np.maximum(np.roll(upper, (-SHIFT, -SHIFT), (0, 1)), np.roll(lower, (SHIFT, SHIFT), (0, 1)))
 
 
-def photographed_toy(category: int, instance: int, azimuth: float, elevation: float) -> NDArray[np.uint8]:
+def photographed_toy(category: int, instance: int, azimuth: int, elevation: int) -> NDArray[np.uint8]:
     """Left and right view of a toy from there, in degrees, [2, 96, 96]."""
     seen = studio.photograph(studio.toy(category, instance), azimuth, [elevation], [LIGHTING])
     return studio.taken(seen, np.random.default_rng(0))[0, 0]
@@ -163,7 +163,7 @@ def explained(photo: Image.Image) -> Image.Image:
     )
 
 
-def moved(answer: Answer, dimension: int, deltas: NDArray[np.float64]) -> NDArray[np.float32]:
+def moved(answer: Answer, dimension: int, deltas: NDArray[np.floating]) -> NDArray[np.float32]:
     """Changes of a pose, [N, D], in which one dimension takes the deltas and all others stay."""
     changes = np.zeros((len(deltas), answer.pose.size), np.float32)
     changes[:, dimension] = deltas
