@@ -111,11 +111,11 @@ async def answers_of_a_service() -> tuple[dict[str, Any], str]:
 def routes_table(document: dict[str, Any]) -> str:
     """Every route, from the OpenAPI document of the service."""
     rows = [
-        (f"`{method.upper()} {path}`", operation.get("summary", ""))
+        (f"`{method.upper()} {path}`", operation["summary"], ", ".join(operation["tags"]))
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     ]
-    return table(["route", "purpose"], rows)
+    return table(["route", "purpose", "group"], rows)
 
 
 def errors_table() -> str:
