@@ -104,7 +104,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._parse(data)
         except HttpParserError as error:
             ours = error.__context__  # raised by a method of this class
-            fault = f"this is no request of HTTP/1.1: {error}"
+            fault = f"this is not an HTTP/1.1 request: {error}"
             self._refuse(ours if isinstance(ours, ServiceError) else MalformedRequestError(fault))
             return
         if self.cycle is not self._newest:  # a head is here
@@ -124,7 +124,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
-            raise MalformedRequestError("CONNECT asks for a tunnel, and this is no proxy")
+            raise MalformedRequestError("CONNECT asks for a tunnel, and this is not a proxy")
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has arrived."""

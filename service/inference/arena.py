@@ -9,7 +9,7 @@ import onnxruntime as ort
 # Registered when this file is imported, which happens once in a process.
 ort.create_and_register_allocator(
     ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT),
-    ort.OrtArenaCfg({"arena_extend_strategy": 1}),  # 1: by as much as is asked for, not by twice as much
+    ort.OrtArenaCfg({"arena_extend_strategy": 1}),  # 1: by as much as is requested, not by twice as much
 )
 
 

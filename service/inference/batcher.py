@@ -128,7 +128,7 @@ class Batcher:
         return queue
 
     async def submit(self, queue: GraphQueue, *feeds: NDArray[np.float32]) -> Arrays:
-        """Run the queue's graph on feeds, float32 [N, ...] each, in batches with what else waits for it.
+        """Run the queue's graph on feeds, float32 [N, ...] each, in batches with other jobs that wait for it.
 
         Returns:
             The outputs, [N, ...] each.

@@ -1,4 +1,4 @@
-"""The queue in front of one graph: what waits for it, and how much came at once of late."""
+"""The queue in front of one graph: the jobs that wait for it, and how many came together recently."""
 
 import math
 from collections import deque

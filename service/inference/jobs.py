@@ -97,7 +97,7 @@ class Slice:
 
 
 def join(batch: Sequence[Slice]) -> Sequence[NDArray[np.float32]]:
-    """The feeds of a batch's slices, one behind the other."""
+    """The feeds of a batch's slices, concatenated."""
     if len(batch) == 1:
         return batch[0].feeds
     return [np.concatenate(parts) for parts in zip(*(part.feeds for part in batch), strict=True)]

@@ -34,7 +34,7 @@ def use_one_heap() -> None:
 def trim_heap() -> None:
     """Return freed memory that the C library keeps; takes milliseconds. Blocks.
 
-    glibc by itself returns only memory at the end of its heap. Loading a model frees more memory than its
+    By itself glibc returns only memory at the end of its heap. Loading a model frees more memory than its
     graphs take, and the loaded graphs lie behind it: without this the process would keep it for good.
     """
     if sys.platform == "linux":

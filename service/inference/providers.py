@@ -18,7 +18,7 @@ PROVIDERS: dict[UsedDevice, str] = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 # Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
-# TensorRT besides chooses kernels by their speed and may round to TF32.
+# TensorRT also chooses kernels by their speed and may round to TF32.
 TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
 # The same of an encoder in half precision.
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}

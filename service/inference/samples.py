@@ -47,7 +47,7 @@ def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
         arrays = {name: archive[name] for name in names}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format
-            raise BundleError(f"{name} is no array")
+            raise BundleError(f"{name} is not an array")
     return arrays
 
 

@@ -35,7 +35,7 @@ class Repository:
 
     Attributes:
         work_done: requests that have used a model, and versions dropped, so far.
-        stopped: why nobody looks for new bundles any more, though somebody should; "" while all is well.
+        stopped: why new bundles are not noticed any more; "" while they are.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:

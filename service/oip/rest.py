@@ -126,7 +126,7 @@ async def get_model_ready(request: Request) -> Response:
     openapi_extra=infer_operation(VERSION_IN_PATH),
 )
 async def post_infer(request: Request) -> Response:
-    """Tensors in, tensors out; as JSON, or as raw bytes behind a JSON header."""
+    """Tensors in, tensors out; as JSON, or as raw bytes after a JSON header."""
     service = service_of(request)
     body = await request.body()  # no version is kept loaded by a slow sender
     async with (
@@ -147,7 +147,7 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
     """The checked request of a body; a large one is read on a thread.
 
     Raises:
-        ServiceError: what was expected and what came, or that the service is overloaded.
+        ServiceError: the request is invalid, or the service is overloaded.
     """
     header_length = request.headers.get(HEADER_LENGTH)
     coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()

@@ -66,7 +66,7 @@ class InferInput(BaseModel):
         default=None, description="numbers, flat and row-major or nested as the shape is"
     )
     parameters: dict[str, Any] | None = Field(
-        default=None, description="binary_data_size: bytes of the values behind the JSON, instead of data"
+        default=None, description="binary_data_size: bytes of the values after the JSON, instead of data"
     )
 
 
@@ -100,7 +100,7 @@ class OutputTensor(BaseModel):
     datatype: Literal["FP32", "BYTES"] = Field(description="BYTES for classification")
     data: list[float] | list[str] | None = Field(default=None, description="flat and row-major")
     parameters: dict[str, int] | None = Field(
-        default=None, description="binary_data_size, where the values stand behind the JSON"
+        default=None, description="binary_data_size, if the values follow the JSON"
     )
 
 

@@ -221,7 +221,7 @@ class ClassifyResult(BaseModel):
     blank: Blank
     classes: list[ClassAnswer] = Field(description="by descending probability")
     reconstruction: str | None = Field(
-        default=None, description="base64 PNG, when asked for; of a pair both views side by side"
+        default=None, description="base64 PNG, if requested; of a pair both views side by side"
     )
 
 
