@@ -1,7 +1,6 @@
 """The application: its middleware, its routes, and the state that the lifespan makes for them."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
@@ -17,7 +16,11 @@ from service.http.limits import BodyLimit
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
 from service.http.request_log import RequestLog
-from service.models.background import release_memory_after_work, stop_when_inference_is_dead
+from service.models.background import (
+    load_and_watch,
+    release_memory_after_work,
+    stop_when_inference_is_dead,
+)
 from service.models.gauges import ModelGauges
 from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
@@ -46,8 +49,6 @@ TAGS = [
 ]
 EXPOSED_HEADERS = ("X-Request-ID", "Retry-After", "Inference-Header-Content-Length")  # to pages of others
 
-log = logging.getLogger(__name__)
-
 
 def create_app(
     settings: Settings,
@@ -70,7 +71,7 @@ def create_app(
         repository = Repository(settings, service_metrics)
         service_metrics.register(ModelGauges(repository))
         tasks = [
-            asyncio.create_task(_keep_loaded(repository, on_loaded)),
+            asyncio.create_task(load_and_watch(repository, on_loaded)),
             asyncio.create_task(remeasure_graphs(repository)),
             asyncio.create_task(release_memory_after_work(repository)),
         ]
@@ -130,20 +131,6 @@ def _add_routes(app: FastAPI) -> None:
     app.router.routes[:0] = [route for module in pictures for route in module.routes.routes]
     for module in (models, health, metrics, oip_rest, oip_repository, docs):
         app.include_router(module.routes)
-
-
-async def _keep_loaded(repository: Repository, on_loaded: Callable[[Repository], None] | None) -> None:
-    try:
-        await repository.first_scan()
-        if on_loaded:
-            on_loaded(repository)
-        elif repository.failure:
-            log.error("not ready: %s", repository.failure)
-        await repository.watch()
-    except Exception as error:  # nobody awaits this task before the end: say so now
-        log.exception("looking for bundles has stopped; what is loaded serves on")
-        repository.stopped = f"looking for bundles has stopped: {type(error).__name__}; restart the service"
-        raise
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -21,7 +21,7 @@ from export.optimize.choice import (
     slower_than_fastest,
 )
 from export.optimize.measure import SIZES, measure
-from export.optimize.plan import FILE, MAX_LANES, PLAIN, Plan, Variant, files_of, read_plan
+from export.optimize.plan import FILE, MAX_WORKERS, PLAIN, Plan, Variant, files_of, read_plan
 from export.optimize.rewrite import rewritten
 
 LARGE_TENSOR_BYTES = 64 * 1024
@@ -156,8 +156,8 @@ def _plan(files: Mapping[Variant, Path], decoder: bytes, threads: tuple[int, int
     shared = exclusive
     if shared_threads < exclusive_threads:
         sessions = open_variants(exact, shared_threads, prepared=True)
-        lanes = min(exclusive_threads // shared_threads, MAX_LANES)
-        shared = measure(sessions, SIZES, lanes=lanes, between=between)
+        workers = min(exclusive_threads // shared_threads, MAX_WORKERS)
+        shared = measure(sessions, SIZES, workers=workers, between=between)
     return Plan(
         exclusive=choose(exclusive.milliseconds),
         shared=choose(shared.milliseconds),

@@ -58,7 +58,7 @@ def measure(
     sessions: Mapping[Name, ort.InferenceSession],
     sizes: Sequence[int],
     *,
-    lanes: int = 1,
+    workers: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> Times[Name]:
     """Time each variant at each size of batch.
@@ -66,7 +66,7 @@ def measure(
     Args:
         sessions: by variant.
         sizes: images in a batch.
-        lanes: how many threads run batches side by side.
+        workers: how many threads run batches side by side.
         between: is called between two blocks.
     """
     times = Times({variant: {} for variant in sessions})
@@ -77,7 +77,7 @@ def measure(
         while rivals := undecided(best, is_late=time.perf_counter() > until):
             for variant in rivals:
                 between()
-                best[variant].append(_block(sessions[variant], feeds, lanes, times))
+                best[variant].append(_block(sessions[variant], feeds, workers, times))
         for variant, found in best.items():
             times.milliseconds[variant][size] = min(found)
     return times
@@ -120,10 +120,10 @@ def _came_twice(best: Sequence[float]) -> bool:
 
 
 def _block(
-    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int, times: Times[Name]
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], workers: int, times: Times[Name]
 ) -> float:
     """Milliseconds of the best of some runs in a row; what they waited and took is added to the times."""
-    with _other_lanes(session, feeds, lanes - 1):
+    with _other_workers(session, feeds, workers - 1):
         session.run(None, feeds)  # its weights come back into the caches; memory is set aside
         began, waited_s, best, runs = time.perf_counter(), _waited_s(), math.inf, 0
         while runs < LEAST_RUNS or time.perf_counter() < began + BLOCK_S:
@@ -137,17 +137,17 @@ def _block(
 
 
 @contextmanager
-def _other_lanes(
-    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], lanes: int
+def _other_workers(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], workers: int
 ) -> Iterator[None]:
-    """Meanwhile so many other lanes run the same batch again and again."""
+    """Run the same batch on so many other workers meanwhile, again and again."""
     is_over = Event()
 
     def run() -> None:
         while not is_over.is_set():
             session.run(None, feeds)
 
-    threads = [Thread(target=run) for _ in range(lanes)]
+    threads = [Thread(target=run) for _ in range(workers)]
     for thread in threads:
         thread.start()
     try:

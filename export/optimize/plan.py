@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d"]
 
 FILE = "plan.json"
-MAX_LANES = 4  # batches that a service runs side by side, at most
+MAX_WORKERS = 4  # batches that a service runs side by side, at most
 MAX_WAITED = 0.1  # on idle cores threads wait for less than a hundredth of the time
 
 

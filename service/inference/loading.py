@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
-from export.optimize.plan import MAX_LANES
+from export.optimize.plan import MAX_WORKERS
 from service.inference.checks import check_contract, check_half, check_samples
 from service.inference.engine import Engine
 from service.inference.half_encoder import halved
@@ -98,9 +98,9 @@ def _checked(engine: Engine, graphs: Mapping[Role, bytes], samples: Mapping[str,
 def _open(
     graphs: Mapping[Role, bytes], manifest: Manifest, device: UsedDevice, options: EngineOptions
 ) -> Engine:
-    """The sessions of a bundle's graphs: on a CPU for one worker per core, up to MAX_LANES, else for one."""
+    """The sessions of a bundle's graphs: on a CPU one worker per core, up to MAX_WORKERS, else one."""
     threads = (options.threads or usable_cpus()) if device == "cpu" else 1
-    workers = min(threads, MAX_LANES)
+    workers = min(threads, MAX_WORKERS)
     share = threads // workers
     max_batch = options.largest_batch(device)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]

@@ -1,4 +1,4 @@
-"""Background tasks of a running service: it returns memory, and ends when it cannot serve any more."""
+"""Background tasks of a running service: load bundles, release memory, stop when nothing can be served."""
 
 import asyncio
 import logging
@@ -15,6 +15,26 @@ CHECK_EVERY_S = 1.0
 Parameters = ParamSpec("Parameters")
 
 log = logging.getLogger(__name__)
+
+
+async def load_and_watch(repository: Repository, on_loaded: Callable[[Repository], None] | None) -> None:
+    """Load what is on disk, then look for new bundles. Never ends.
+
+    Args:
+        repository: loads them.
+        on_loaded: called after the first look.
+    """
+    try:
+        await repository.first_scan()
+        if on_loaded:
+            on_loaded(repository)
+        elif repository.failure:
+            log.error("not ready: %s", repository.failure)
+        await repository.watch()
+    except Exception as error:  # nobody awaits this task before the end: log it now
+        log.exception("looking for bundles has stopped; loaded models continue to serve")
+        repository.stopped = f"looking for bundles has stopped: {type(error).__name__}; restart the service"
+        raise
 
 
 def restart_on_error(
