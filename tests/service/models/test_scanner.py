@@ -1,0 +1,200 @@
+"""The scanner: every bundle on disk is found, what is broken is named, and nothing else is touched."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from export.contract.manifest import read_manifest
+from service.errors import NotReadyError
+from service.models.scanner import find_bundles
+from tests.support.repositories import loaded, opened, run, states
+from tests.support.tiny_bundle import rewrite_manifest, write_bundle
+
+needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+
+
+def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_serve(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        (tmp_path / "tiny" / "3" / "encoder.onnx").write_bytes(b"no graph")
+        write_bundle(tmp_path / "other" / "1")
+        async with opened(tmp_path, default_model="tiny") as repository:
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
+            newest = repository.describe("tiny", manifests=False)["versions"][0]
+            assert (newest["version"], newest["state"]) == (3, "refused")
+            assert "sha256" in newest["reason"]
+            assert str(tmp_path) not in newest["reason"]
+            assert states(repository, "tiny") == {3: "refused", 2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_with_nothing_but_broken_bundles_the_failure_says_why(tmp_path):
+    async def scenario() -> None:
+        (write_bundle(tmp_path / "tiny" / "1") / "manifest.json").unlink()
+        async with opened(tmp_path) as repository:
+            assert "manifest.json" in str(repository.failure)
+            with pytest.raises(NotReadyError, match=r"manifest\.json"):
+                repository.ready()
+
+    run(scenario())
+
+
+def test_without_bundles_the_failure_names_the_folders(tmp_path):
+    async def scenario() -> None:
+        async with opened(tmp_path / "missing") as repository:
+            assert str(tmp_path / "missing") in str(repository.failure)
+            with pytest.raises(NotReadyError):
+                async with repository.use(None, None):
+                    pass
+
+    run(scenario())
+
+
+def test_a_dangling_link_costs_its_version_alone(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        encoder = write_bundle(tmp_path / "tiny" / "2") / "encoder.onnx"
+        encoder.unlink()
+        encoder.symlink_to("nowhere")
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            refused = repository.describe("tiny", manifests=False)["versions"][0]
+            assert "encoder.onnx" in refused["reason"]
+            write_bundle(tmp_path / "tiny" / "3")
+            await repository.scan()
+            assert loaded(repository) == ["tiny/1", "tiny/3"]
+
+    run(scenario())
+
+
+@needs_permissions
+@pytest.mark.parametrize("folder", ["tiny/2", "other"])
+def test_an_unreadable_folder_costs_itself_alone(tmp_path, folder):
+    async def scenario() -> None:
+        for bundle in ("tiny/1", "tiny/2", "other/1"):
+            write_bundle(tmp_path / bundle)
+        (tmp_path / folder).chmod(0)
+        try:
+            async with opened(tmp_path) as repository:
+                assert "tiny/1" in loaded(repository)
+                assert len(loaded(repository)) == 2
+        finally:
+            (tmp_path / folder).chmod(0o755)
+
+    run(scenario())
+
+
+def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
+            await repository._bundles.look_at("tiny", found)
+            await repository._update("tiny")
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_what_nobody_thought_of_costs_its_version_alone(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        samples = read_manifest(write_bundle(tmp_path / "tiny" / "2")).samples
+        rewrite_manifest(tmp_path / "tiny" / "2", samples=samples.model_copy(update={"file": "\0"}))
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            refused = repository.describe("tiny", manifests=False)["versions"][0]
+            assert refused["reason"].startswith("ValueError: embedded null byte")
+
+    run(scenario())
+
+
+def test_folders_that_are_no_versions_are_passed_over(tmp_path):
+    for name in ("0", "01", "-1", "1.5", "v2", ".3.tmp", "latest", "1e3", "٣", "9" * 20):
+        (tmp_path / "tiny" / name).mkdir(parents=True)
+    for name in (".hidden", "lost+found", "Upper", "a b"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "tiny" / "7").write_text("a file")
+    (tmp_path / "tiny" / "12").mkdir()
+    assert find_bundles((tmp_path,)) == {"tiny": {12: tmp_path / "tiny" / "12"}}
+
+
+def test_versions_of_several_folders_are_merged_and_the_earlier_folder_wins(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (
+        first / "tiny" / "1",
+        second / "tiny" / "1",
+        second / "tiny" / "2",
+        second / "other" / "1",
+    ):
+        folder.mkdir(parents=True)
+    found = find_bundles((tmp_path / "missing", first, second))
+    assert found["tiny"] == {1: first / "tiny" / "1", 2: second / "tiny" / "2"}
+    assert found["other"] == {1: second / "other" / "1"}
+
+
+def test_a_path_list_is_served_as_one(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        write_bundle(tmp_path / "b" / "tiny" / "2")
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}") as repository:
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
+
+    run(scenario())
+
+
+def test_a_refused_bundle_is_tried_again_when_its_files_change(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        manifest = (write_bundle(tmp_path / "tiny" / "2") / "manifest.json").read_bytes()
+        (tmp_path / "tiny" / "2" / "manifest.json").unlink()
+        async with opened(tmp_path) as repository:
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            (tmp_path / "tiny" / "2" / "manifest.json").write_bytes(manifest)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_version_replaced_by_files_of_the_same_size_and_time_is_loaded_anew(tmp_path):
+    async def scenario() -> None:
+        folder = write_bundle(tmp_path / "models" / "tiny" / "1", seed=1)
+        other = write_bundle(tmp_path / "tiny" / "1", seed=2)
+        for one in (folder, other):
+            for file in one.iterdir():
+                os.utime(file, (1, 1))
+        assert sizes(folder) == sizes(other)
+        async with opened(tmp_path / "models") as repository:
+            (before,) = repository.ready()
+            folder.rename(tmp_path / "away")
+            other.rename(folder)
+            await repository.scan()
+            (after,) = repository.ready()
+            assert after is not before
+
+    run(scenario())
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
+def test_a_folder_of_models_that_is_away_for_a_while_keeps_what_was_loaded_from_it(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        write_bundle(tmp_path / "b" / "other" / "1")
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}") as repository:
+            before = repository.ready()
+            (tmp_path / "b").rename(tmp_path / "away")
+            with pytest.raises(OSError, match=str(tmp_path / "b")):
+                await repository.scan()
+            assert repository.ready() == before
+            (tmp_path / "away").rename(tmp_path / "b")
+            await repository.scan()
+            assert repository.ready() == before
+
+    run(scenario())
