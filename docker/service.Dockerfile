@@ -1,14 +1,14 @@
 # The service. Two targets:
-#   cpu   ONNX Runtime on the processor, and what is built when no target is named
-#   gpu   ONNX Runtime on CUDA: its libraries come as Python packages, the driver from the machine
+#   cpu   ONNX Runtime on the processor; the default target
+#   gpu   ONNX Runtime on CUDA; its libraries are Python packages, the driver is the machine's
 
 FROM python:3.11-slim-bookworm AS base
-# A fixed number, so that a volume keeps its owner when the image is built anew.
+# A fixed id, so that a volume keeps its owner when the image is rebuilt.
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin capsnet \
  && mkdir -p /var/lib/capsnet/models /var/cache/capsnet \
  && chown -R capsnet:capsnet /var/lib/capsnet /var/cache/capsnet
-# The image's own bundles and those of the volume stand side by side: a volume that was filled once hides
-# nothing that a newer image brings.
+# The image's own bundles and those of the volume are in two folders: an old volume does not hide the bundles
+# of a newer image.
 ENV PATH=/opt/capsnet/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -27,9 +27,6 @@ CMD ["capsnet-serve"]
 # Dependencies first, on their own: they stay in the build cache when only our code changes. So the project is
 # installed twice, the first time without its packages. The dependencies' test suites, the graph tools of ONNX
 # Runtime and large debugging symbols are left out: a fifth of the size, and the service needs none of them.
-#
-# Of our own code the image holds what the service imports: nothing that trains or exports, and neither of those
-# two commands.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
  && rm -rf /var/lib/apt/lists/* \
@@ -38,17 +35,21 @@ WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 RUN touch README.md
 
-FROM build AS build-gpu
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu]' \
- && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
- && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
+# Our own code: only what the service imports. The commands that train and export are removed below.
+FROM scratch AS code
 COPY export/__init__.py export/
 COPY export/contract export/contract
 COPY export/fast_convolution export/fast_convolution
 COPY export/optimize export/optimize
 COPY service service
 COPY capsnet capsnet
+
+FROM build AS build-gpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu]' \
+ && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
+ && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
+COPY --from=code / ./
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
  && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
@@ -57,12 +58,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
-COPY export/__init__.py export/
-COPY export/contract export/contract
-COPY export/fast_convolution export/fast_convolution
-COPY export/optimize export/optimize
-COPY service service
-COPY capsnet capsnet
+COPY --from=code / ./
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
  && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 

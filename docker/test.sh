@@ -100,6 +100,8 @@ is_small() {
 }
 
 has_no_capabilities() { in_service grep -q '^CapEff:.*0000000000000000$' /proc/self/status; }
+has_no_training_code() { not docker run --rm capsnet-test-service sh -c 'command -v capsnet-train || python -c "import training"'; }
+scores_the_sample() { docker run --rm --interactive capsnet-test-service sh -c 'cat >/tmp/7.jpg && capsnet-score /tmp/7.jpg --local' <"$sample" | tee "$scratch/answer" | grep -q '^/tmp/7.jpg,7,'; }
 has_no_torch() { docker run --rm capsnet-test-service python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)'; }
 # Zeros and nothing are how Docker shows that there is no limit.
 is_limited() {
@@ -189,6 +191,8 @@ compose down --volumes >/dev/null 2>&1 # what a run that was killed has left
 check 'the image of the service builds' compose build service || exit
 check "it is smaller than $((limit_bytes / 1000000)) MB" is_small
 check 'it holds no torch' has_no_torch
+check 'nor code that trains' has_no_training_code
+check 'capsnet-score works in it' scores_the_sample
 check 'docker compose up serves and turns healthy' compose up --detach --wait --wait-timeout 120 service || exit
 check 'the shipped model reads a seven' classifies_the_sample capsnet-mnist
 check 'and reconstructs it' reconstructs_the_sample
