@@ -43,6 +43,7 @@ from capsnet.retries import Contact, tenacity_options
 from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.small_pictures import random_levels, random_png
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 
 SIZE = 4  # numbers of a tiny pose
@@ -113,16 +114,6 @@ def pixels_of(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random((count, SIDE, SIDE, 1), np.float32)
 
 
-def png(seed: int = 0) -> bytes:
-    file = BytesIO()
-    Image.fromarray(levels(seed)).save(file, "PNG")
-    return file.getvalue()
-
-
-def levels(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
-
-
 @contextmanager
 def server(*answers: tuple[int, dict[str, str], bytes] | Callable[[BaseHTTPRequestHandler], None]):
     """A server that gives these answers in turn, the last one for ever; its URL, and what it was asked."""
@@ -172,11 +163,17 @@ BUSY = (503, {"Retry-After": "0"}, b'{"type": "/problems/overloaded", "detail": 
 @pytest.mark.parametrize("kind", ["path", "text", "bytes", "file", "levels"])
 def test_a_picture_is_a_path_its_bytes_an_open_file_or_an_array(client, raw, tmp_path, kind):
     path = tmp_path / "7.png"
-    path.write_bytes(png())
+    path.write_bytes(random_png())
     with path.open("rb") as file:
-        given = {"path": path, "text": str(path), "bytes": png(), "file": file, "levels": levels()}[kind]
+        given = {
+            "path": path,
+            "text": str(path),
+            "bytes": random_png(),
+            "file": file,
+            "levels": random_levels(),
+        }[kind]
         answer = client.classify(given)
-    (expected,) = raw.post("/classify", content=png()).json()["results"]
+    (expected,) = raw.post("/classify", content=random_png()).json()["results"]
     (result,) = answer.results
     assert (answer.model, answer.version) == ("tiny", 2)
     assert (result.confident, result.blank) == (expected["confident"], expected["blank"]) == (None, False)
@@ -201,17 +198,19 @@ def test_any_number_of_pictures_is_classified_in_order(client):
 
 
 def test_files_and_arrays_may_be_mixed(client):
-    mixed = client.classify([png(1), levels(2), pixels_of(1, 3)[0], png(4)])
-    alone = [client.classify(one) for one in (png(1), levels(2), pixels_of(1, 3), png(4))]
+    mixed = client.classify([random_png(1), random_levels(2), pixels_of(1, 3)[0], random_png(4)])
+    alone = [
+        client.classify(one) for one in (random_png(1), random_levels(2), pixels_of(1, 3), random_png(4))
+    ]
     assert [result.classes[0].probability for result in mixed.results] == pytest.approx(
         [one.results[0].classes[0].probability for one in alone], abs=1e-6
     )
 
 
 def test_the_options_of_classify_reach_the_service(client, raw):
-    answer = client.classify(png(), top_k=1, reconstruction=True, version=1)
+    answer = client.classify(random_png(), top_k=1, reconstruction=True, version=1)
     query = {"top_k": 1, "reconstruction": True, "version": 1}
-    expected = raw.post("/classify", params=query, content=png()).json()
+    expected = raw.post("/classify", params=query, content=random_png()).json()
     (result,) = answer.results
     assert (answer.version, len(result.classes)) == (1, 1)
     assert result.classes[0].probability == expected["results"][0]["classes"][0]["probability"]
@@ -219,7 +218,7 @@ def test_the_options_of_classify_reach_the_service(client, raw):
 
 
 def test_poses_have_the_models_shape_and_can_be_given_back(client):
-    best = client.classify(png(), model="square").results[0].classes[0]
+    best = client.classify(random_png(), model="square").results[0].classes[0]
     assert best.pose.shape == (2, 2)
     made = client.reconstruct(pose=best.pose, label=best.label, model="square")
     np.testing.assert_array_equal(made.reconstructions[0].pose, best.pose)
@@ -255,9 +254,9 @@ def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp
 
 
 def test_a_pair_may_be_of_pil_images(client):
-    left, right = (Image.open(BytesIO(png(seed))) for seed in (1, 2))
+    left, right = (Image.open(BytesIO(random_png(seed))) for seed in (1, 2))
     of_images = client.classify(Pair(left, right), model="pairs").results[0].classes[0]
-    of_files = client.classify(Pair(png(1), png(2)), model="pairs").results[0].classes[0]
+    of_files = client.classify(Pair(random_png(1), random_png(2)), model="pairs").results[0].classes[0]
     assert (of_images.label, of_images.probability) == (of_files.label, of_files.probability)
 
 
@@ -284,17 +283,17 @@ def test_floats_of_any_width_are_taken(client, kind):
 
 def test_min_probability_reaches_the_service(client):
     for least, expected in ((0.0, True), (1.0, False)):
-        assert client.classify(png(), min_probability=least).results[0].confident is expected
-        objects = client.segment(png(), min_probability=least).results[0].objects
+        assert client.classify(random_png(), min_probability=least).results[0].confident is expected
+        objects = client.segment(random_png(), min_probability=least).results[0].objects
         assert {one.confident for one in objects} == {expected}
-        [seen] = client.classify_many([png()], min_probability=least)
+        [seen] = client.classify_many([random_png()], min_probability=least)
         assert seen.classification.confident is expected
 
 
 def test_what_is_given_back_is_short_where_it_is_printed(client):
-    answer = client.classify([png(seed) for seed in range(50)], reconstruction=True)
-    segmented = client.segment([png(1)])
-    [scored, failed] = client.classify_many([png(), bytes(5000)])
+    answer = client.classify([random_png(seed) for seed in range(50)], reconstruction=True)
+    segmented = client.segment([random_png(1)])
+    [scored, failed] = client.classify_many([random_png(), bytes(5000)])
     printed = {
         name: repr(value)
         for name, value in {
@@ -302,7 +301,7 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
             "Classification": answer.results[0],
             "ClassScore": answer.results[0].classes[0],
             "Segmentation": segmented.results[0],
-            "Reconstructions": client.reconstruct(png(), sweep=Sweep()),
+            "Reconstructions": client.reconstruct(random_png(), sweep=Sweep()),
             "Encoded": client.infer(pixels_of(50)),
             "Pinned": client.pin(),
             "Model": client.model("tiny"),
@@ -327,7 +326,7 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
         (np.zeros((SIDE,), np.uint8), ValueError, r"\[N, H, W, C\]; got shape \[28\]"),
         (np.zeros((SIDE, 0), np.uint8), ValueError, r"shape \[28, 0\]; a picture has pixels"),
         (Image.new("L", (0, 5)), ValueError, "PIL image is 0x5; a picture has pixels"),
-        (Pair(np.zeros((SIDE, SIDE)), png()), TypeError, r"np.stack\(\[left, right\], axis=-1\)"),
+        (Pair(np.zeros((SIDE, SIDE)), random_png()), TypeError, r"np.stack\(\[left, right\], axis=-1\)"),
         (5, TypeError, "must be a path, bytes, .* got int"),
         ([], ValueError, "at least one picture"),
         ([None], TypeError, "must be a path, bytes, .* got NoneType"),
@@ -351,8 +350,8 @@ def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(client
 
 def test_a_sweep_gives_one_picture_per_delta_and_the_same_as_a_grid(client):
     sweep = Sweep(dimensions=[0, 2], start=-0.5, stop=0.5, step=0.5)
-    made = client.reconstruct(png(), sweep=sweep)
-    grid = client.reconstruct_grid(png(), sweep=sweep)
+    made = client.reconstruct(random_png(), sweep=sweep)
+    grid = client.reconstruct_grid(random_png(), sweep=sweep)
     changes = [dict(one.perturbations) for one in made.reconstructions]
     assert changes == [{0: -0.5}, {0: 0.0}, {0: 0.5}, {2: -0.5}, {2: 0.0}, {2: 0.5}]
     rows = np.stack([one.picture for one in made.reconstructions]).reshape(2, 3, SIDE, SIDE, 1)
@@ -370,8 +369,8 @@ def test_perturbations_are_added_to_the_pose_together(client):
     ("asked", "message"),
     [
         ({"pose": [0, 1, math.nan, 0], "label": "1"}, r"pose\[2\] must be a finite number, got nan"),
-        ({"image": png(), "perturbations": {3: math.inf}}, "delta of dimension 3 must be .*, got inf"),
-        ({"image": png(), "sweep": Sweep(start=-math.inf)}, "start must be a finite number, got -inf"),
+        ({"image": random_png(), "perturbations": {3: math.inf}}, "delta of dimension 3 must be .*, got inf"),
+        ({"image": random_png(), "sweep": Sweep(start=-math.inf)}, "start must be a finite number, got -inf"),
     ],
 )
 def test_numbers_that_json_has_not_are_refused_by_name(client, asked, message):
@@ -380,14 +379,16 @@ def test_numbers_that_json_has_not_are_refused_by_name(client, asked, message):
 
 
 def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
-    of_file, of_array = (client.reconstruct(one, label="2") for one in (png(), levels()))
+    of_file, of_array = (client.reconstruct(one, label="2") for one in (random_png(), random_levels()))
     assert of_file.label == of_array.label == "2"
     np.testing.assert_array_equal(of_file.reconstructions[0].picture, of_array.reconstructions[0].picture)
 
 
 def test_objects_are_segmented_as_the_service_does_it(client, raw):
-    answer = client.segment([png(1), png(2)], k=2)
-    expected = raw.post("/segment", params={"k": 2}, files=[("images", png(1)), ("images", png(2))]).json()
+    answer = client.segment([random_png(1), random_png(2)], k=2)
+    expected = raw.post(
+        "/segment", params={"k": 2}, files=[("images", random_png(1)), ("images", random_png(2))]
+    ).json()
     for result, wanted in zip(answer.results, expected["results"], strict=True):
         assert [one.label for one in result.objects] == [one["label"] for one in wanted["objects"]]
         assert result.overlay.shape == (SIDE, SIDE, 3)
@@ -464,7 +465,7 @@ def test_ready_is_false_while_nothing_is_served_and_asks_once(connect, url):
 
 
 def test_a_stream_gives_one_outcome_a_picture_in_order(client, tmp_path):
-    pictures = [png(seed) for seed in range(20)]
+    pictures = [random_png(seed) for seed in range(20)]
     outcomes = list(client.classify_many(iter(pictures), batch=3, concurrency=2, top_k=1, version=1))
     assert [outcome.picture for outcome in outcomes] == pictures
     expected = client.classify(pictures, top_k=1, version=1).results
@@ -479,10 +480,10 @@ def test_a_stream_gives_one_outcome_a_picture_in_order(client, tmp_path):
 def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
     huge = BytesIO()
     Image.new("L", (1001, 1001)).save(huge, "PNG")
-    bad = {2: b"no picture", 3: tmp_path / "missing.png", 7: png()[:60], 8: np.zeros((5, 5), np.uint8)}
+    bad = {2: b"no picture", 3: tmp_path / "missing.png", 7: random_png()[:60], 8: np.zeros((5, 5), np.uint8)}
     bad |= {9: huge.getvalue(), 11: np.zeros((SIDE, SIDE), int)}
     reasons = {2: "expected a PNG", 3: "No such file", 7: "", 8: "8x8 pixels", 9: "pixels", 11: "int64"}
-    pictures = [bad.get(index, png(index)) for index in range(13)]
+    pictures = [bad.get(index, random_png(index)) for index in range(13)]
     outcomes = list(client.classify_many(pictures, batch=8, concurrency=2))
     assert {i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failed)} == set(bad)
     for index, reason in reasons.items():
@@ -495,7 +496,7 @@ def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
 
 
 def test_a_file_above_the_services_limit_fails_alone(client):
-    outcomes = list(client.classify_many([png(1), bytes(40 * 2**20), png(2)]))
+    outcomes = list(client.classify_many([random_png(1), bytes(40 * 2**20), random_png(2)]))
     assert [isinstance(outcome, Failed) for outcome in outcomes] == [False, True, False]
     assert outcomes[1].error.status == 413
 
@@ -503,7 +504,7 @@ def test_a_file_above_the_services_limit_fails_alone(client):
 @pytest.mark.parametrize("wrong", [{"top_k": 99}, {"version": 9}, {"model": "nobody"}])
 def test_a_wrong_question_ends_a_stream_and_is_asked_once(client, wrong):
     with pytest.raises(CapsnetError) as refused:
-        list(client.classify_many([png(seed) for seed in range(4)], batch=2, **wrong))
+        list(client.classify_many([random_png(seed) for seed in range(4)], batch=2, **wrong))
     assert refused.value.status in {404, 422}
 
 
@@ -514,7 +515,7 @@ def test_a_stream_reads_no_further_ahead_than_its_requests(url):
         nonlocal asked
         while True:
             asked += 1
-            yield png()
+            yield random_png()
 
     with Client(url) as client:
         stream = client.classify_many(endless(), batch=2, concurrency=3)
@@ -527,7 +528,7 @@ def test_a_stream_reads_no_further_ahead_than_its_requests(url):
 def test_an_asynchronous_stream_can_be_left_and_leaves_nothing_behind(url):
     async def leave() -> tuple[object, set[asyncio.Task[object]]]:
         async with AsyncClient(url) as client:
-            endless = iter(lambda: png(), None)
+            endless = iter(lambda: random_png(), None)
             async with aclosing(client.classify_many(endless, batch=2, concurrency=3)) as stream:
                 first = await anext(stream)
             return first, asyncio.all_tasks() - {asyncio.current_task()}
@@ -545,10 +546,10 @@ def test_a_stream_that_is_left_does_not_wait_for_the_next_attempt():
     with server((200, {}, good), away) as (url, asked), Client(url, retry=patient) as client:
 
         def endless() -> Iterator[bytes]:
-            yield png()
+            yield random_png()
             wait_until(lambda: len(asked) == 1)  # so that the first picture gets the good answer
             while True:
-                yield png()
+                yield random_png()
 
         stream = client.classify_many(endless(), batch=1, concurrency=2, model="other", version=1)
         assert isinstance(next(stream), Scored)
@@ -659,7 +660,7 @@ def test_nobody_there_is_an_error_that_names_the_address(connect):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(UnreachableError) as nobody:
-            connect(url, retry=QUICK).classify(png())
+            connect(url, retry=QUICK).classify(random_png())
         assert url in str(nobody.value)
         assert nobody.value.status is None
 
@@ -699,25 +700,25 @@ def test_more_or_fewer_results_than_pictures_are_not_understood(connect):
         server((200, {}, two)) as (url, _),
         pytest.raises(CapsnetError, match="Invalid response from the server"),
     ):
-        connect(url).classify(png())
+        connect(url).classify(random_png())
 
 
 def test_the_version_that_begins_answers_for_all(connect, url, raw):
     with server(MODELS) as (elsewhere, asked):
         with pytest.raises(CapsnetError):
-            connect(elsewhere, request_bytes=1).classify([png(1), png(2)])
+            connect(elsewhere, request_bytes=1).classify([random_png(1), random_png(2)])
         assert "version" not in asked[0][1]
-    one = raw.post("/classify", params={"version": 1}, content=png()).content
+    one = raw.post("/classify", params={"version": 1}, content=random_png()).content
     with server((200, {}, one), (404, {}, b"")) as (elsewhere, asked):
         with pytest.raises(CapsnetError):
-            connect(elsewhere, request_bytes=1).classify([png(1), png(2)])
+            connect(elsewhere, request_bytes=1).classify([random_png(1), random_png(2)])
         assert "model=tiny" in asked[1][1]
         assert "version=1" in asked[1][1]
 
 
 def answers_of_two_bundles(raw) -> tuple[tuple[int, dict, bytes], tuple[int, dict, bytes]]:
     """What /classify answers to a picture, and the same from another bundle under the same version."""
-    body = raw.post("/classify", params={"version": 1}, content=png()).content
+    body = raw.post("/classify", params={"version": 1}, content=random_png()).content
     digest = json.loads(body)["digest"]
     return (200, {}, body), (200, {}, body.replace(digest.encode(), b"deadbeef"))
 
@@ -726,7 +727,7 @@ def test_a_bundle_that_is_replaced_between_two_requests_ends_them_and_both_diges
     first, second = answers_of_two_bundles(raw)
     before = json.loads(first[2])["digest"]
     with server(first, second) as (url, asked), pytest.raises(ChangedBundleError) as changed:
-        connect(url, request_bytes=1).classify([png(1), png(2), png(3)])
+        connect(url, request_bytes=1).classify([random_png(1), random_png(2), random_png(3)])
     assert len(asked) == 2
     assert f"tiny/1 had the digest {before} and now has deadbeef" in str(changed.value)
 
@@ -735,9 +736,9 @@ def test_a_bundle_that_is_replaced_ends_a_stream(connect, raw):
     first, second = answers_of_two_bundles(raw)
     options = {"batch": 1, "concurrency": 1, "model": "tiny", "version": 1}
     with server(first, second) as (url, _), pytest.raises(ChangedBundleError):
-        list(connect(url).classify_many([png(1), png(2)], **options))
+        list(connect(url).classify_many([random_png(1), random_png(2)], **options))
     with server(first) as (url, _), pytest.raises(ChangedBundleError, match="0badf00d"):
-        list(connect(url).classify_many([png(1)], digest="0badf00d", **options))
+        list(connect(url).classify_many([random_png(1)], digest="0badf00d", **options))
 
 
 def test_a_bundle_that_is_replaced_ends_infer(connect, raw):
@@ -812,7 +813,7 @@ def test_waits_grow_are_random_and_have_a_limit():
 
 def test_the_example_in_the_documentation_runs_as_it_stands(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("7.png").write_bytes(png())
+    Path("7.png").write_bytes(random_png())
     text = client_package.__doc__.replace("http://localhost:8000", url)
     example = doctest.DocTestParser().get_doctest(text, {}, "capsnet", None, 0)
     assert doctest.DocTestRunner().run(example) == (0, len(example.examples))

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
 
@@ -27,14 +28,8 @@ def digits():
     return draw_digits(labels, np.random.default_rng(99)), labels
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 def post(client: httpx.Client, pictures, **query):
-    files = [("images", (f"{i}.png", png(picture))) for i, picture in enumerate(pictures)]
+    files = [("images", (f"{i}.png", to_png(picture))) for i, picture in enumerate(pictures)]
     answer = client.post("/classify", files=files, params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -69,7 +64,7 @@ def test_the_reconstruction_resembles_the_digit(client, digits):
 
 
 def test_a_sweep_of_all_dimensions_has_the_plain_reconstruction_in_its_centre_column(client, digits):
-    files = {"image": ("digit.png", png(digits[0][3]))}
+    files = {"image": ("digit.png", to_png(digits[0][3]))}
     plain = client.post("/reconstruct", files=files, headers={"Accept": "image/png"})
     sweep = '{"start": -0.25, "stop": 0.25, "step": 0.05}'
     swept = client.post("/reconstruct", files=files, data={"sweep": sweep}, headers={"Accept": "image/png"})

@@ -26,6 +26,7 @@ from export.contract.manifest import Preprocessing
 from export.contract.preprocess import to_input, views_to_input
 from service.score import main as score_main
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import random_levels, random_png, to_npy, to_png
 from tests.support.tiny_bundle import CLASSES, PAIRS, SIDE, run_model, write_bundle
 from training.config import DataConfig
 from training.data.batches import make_batches
@@ -60,32 +61,16 @@ def caller(client: httpx.Client) -> Iterator[Client]:
         yield caller
 
 
-def noise(seed: int, height: int = SIDE, width: int = SIDE) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
-
-
-def png(levels: np.ndarray, **options: object) -> bytes:
-    file = BytesIO()
-    Image.fromarray(levels).save(file, "PNG", **options)
-    return file.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def pair(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A left and a right view of the model's size."""
-    return noise(2 * seed), noise(2 * seed + 1)
+    return random_levels(2 * seed), random_levels(2 * seed + 1)
 
 
 def pair_files(*seeds: int) -> list[tuple[str, tuple[str, bytes]]]:
     """Parts of a form: the views of each pair one after the other."""
     names = ("left", "right")
     return [
-        ("images", (f"{seed}_{name}.png", png(view)))
+        ("images", (f"{seed}_{name}.png", to_png(view)))
         for seed in seeds
         for name, view in zip(names, pair(seed), strict=True)
     ]
@@ -117,7 +102,7 @@ def assert_problem(answer: httpx.Response, slug: str, *words: str) -> None:
 def test_a_stereo_pair_becomes_the_pixels_that_a_network_is_measured_on():
     facts = Preprocessing(height=32, width=32, channels=2, placement="centre-crop", crop_share=32 / 48)
     data = DataConfig(name="toys", resize_pixels=48, crop_pixels=32, max_shift_pixels=0)
-    views = [noise(seed, 96, 96) for seed in (0, 1)]
+    views = [random_levels(seed, 96, 96) for seed in (0, 1)]
     images = Images(torch.from_numpy(np.stack(views)[None]), torch.tensor([0]))
     (batch,) = make_batches(data, 5, images).fixed(1)
     measured = batch.pixels[0].permute(1, 2, 0).numpy()  # [H, W, 2]
@@ -126,7 +111,7 @@ def test_a_stereo_pair_becomes_the_pixels_that_a_network_is_measured_on():
 
 
 def test_each_view_goes_through_the_rule_as_if_it_were_alone():
-    left, right = (Image.fromarray(noise(seed, 60, 40)) for seed in (0, 1))
+    left, right = (Image.fromarray(random_levels(seed, 60, 40)) for seed in (0, 1))
     both = views_to_input([left, right], PAIRS)
     alone = PAIRS.model_copy(update={"channels": 1})
     np.testing.assert_array_equal(both[..., :1], to_input(left, alone))
@@ -170,24 +155,27 @@ def test_an_odd_number_of_files_is_refused(client, count):
 
 
 def test_one_raw_picture_is_refused_and_told_how_two_are_sent(client):
-    answer = client.post("/classify", content=png(noise(0)))
+    answer = client.post("/classify", content=random_png(0))
     assert_problem(answer, "invalid-field", "two views", "-F images=@left.png -F images=@right.png", "got 1")
 
 
 def test_arrays_hold_the_views_as_channels(client):
     levels = np.stack([np.stack(pair(seed), axis=2) for seed in (0, 1)])
-    from_array = client.post("/classify", content=npy(levels), headers=NPY).json()["results"]
+    from_array = client.post("/classify", content=to_npy(levels), headers=NPY).json()["results"]
     from_files = client.post("/classify", files=pair_files(0, 1)).json()["results"]
     assert [one | {"filename": None} for one in from_files] == from_array
 
 
 def test_an_array_of_one_view_is_refused(client):
-    answer = client.post("/classify", content=npy(noise(0)[None]), headers=NPY)
+    answer = client.post("/classify", content=to_npy(random_levels(0)[None]), headers=NPY)
     assert_problem(answer, "wrong-array", f"expected [N, {SIDE}, {SIDE}, 2]")
 
 
 def test_views_of_different_sizes_are_no_pair(client):
-    second = [("images", ("a.png", png(noise(0, 40, 30)))), ("images", ("b.png", png(noise(1, 30, 40))))]
+    second = [
+        ("images", ("a.png", to_png(random_levels(0, 40, 30)))),
+        ("images", ("b.png", to_png(random_levels(1, 30, 40)))),
+    ]
     answer = client.post("/classify", files=pair_files(0) + second)
     assert_problem(answer, "no-pair", "image 4 of 4 ('b.png')", "right view is 40x30", "30x40")
 
@@ -195,9 +183,9 @@ def test_views_of_different_sizes_are_no_pair(client):
 def test_views_are_held_upright_before_they_are_compared(client):
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
-    upright, turned = noise(0, 60, 40), np.rot90(noise(1, 60, 40))
-    files = [png(upright), png(np.ascontiguousarray(turned), exif=exif)]
-    plain = [png(upright), png(noise(1, 60, 40))]
+    upright, turned = random_levels(0, 60, 40), np.rot90(random_levels(1, 60, 40))
+    files = [to_png(upright), to_png(np.ascontiguousarray(turned), exif=exif)]
+    plain = [to_png(upright), to_png(random_levels(1, 60, 40))]
     first, second = (
         client.post("/classify", files=[("images", one) for one in both]) for both in (files, plain)
     )
@@ -210,7 +198,7 @@ def test_a_pair_counts_as_two_images(client):
     one_more = np.zeros((MOST_FILES // 2 + 1, SIDE, SIDE, 2), np.uint8)
     for answer in (
         client.post("/classify", files=pair_files(*seeds, 99)),
-        client.post("/classify", content=npy(one_more), headers=NPY),
+        client.post("/classify", content=to_npy(one_more), headers=NPY),
     ):
         assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-many-pictures")
         assert str(MOST_FILES) in answer.json()["detail"]
@@ -220,7 +208,7 @@ def test_a_pair_counts_as_two_images(client):
 
 
 def in_json(seed: int) -> list[str]:
-    return [b64encode(png(view)).decode() for view in pair(seed)]
+    return [b64encode(to_png(view)).decode() for view in pair(seed)]
 
 
 def reconstructed(client: httpx.Client, **body: object) -> list[dict[str, object]]:
@@ -337,7 +325,7 @@ def test_the_protocols_tensors_have_the_views_as_channels(models, client, caller
 def test_a_client_sends_pairs_of_files_or_arrays_of_both_views(caller, tmp_path):
     paths = [tmp_path / "left.png", tmp_path / "right.png"]
     for path, view in zip(paths, pair(0), strict=True):
-        path.write_bytes(png(view))
+        path.write_bytes(to_png(view))
     files = Pair(*paths)
     both = np.stack(pair(0), axis=2)
     named, array = (caller.classify(given).results[0] for given in (files, both[None]))
@@ -358,7 +346,10 @@ def test_a_clients_sweep_has_poses_of_the_models_shape(caller):
 
 
 def test_a_pair_that_is_none_fails_alone_in_a_clients_stream(caller):
-    good, odd = Pair(*map(png, pair(0))), Pair(png(noise(0, 40, 40)), png(noise(1, 50, 50)))
+    good, odd = (
+        Pair(*map(to_png, pair(0))),
+        Pair(to_png(random_levels(0, 40, 40)), to_png(random_levels(1, 50, 50))),
+    )
     first, second, third = caller.classify_many([good, odd, good])
     assert [type(first), type(second), type(third)] == [Scored, Failed, Scored]
     assert "50x50" in second.reason
@@ -367,12 +358,12 @@ def test_a_pair_that_is_none_fails_alone_in_a_clients_stream(caller):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_client_says_when_single_pictures_should_be_pairs(caller, count):
     with pytest.raises(CapsnetError, match="stereo takes two views"):
-        caller.classify([png(noise(0))] * count)
+        caller.classify([random_png(0)] * count)
 
 
 def test_a_client_says_when_pairs_should_be_single_pictures(caller):
     with pytest.raises(CapsnetError, match="mono takes one view of each image; got pairs"):
-        caller.classify(Pair(*map(png, pair(0))), model="mono")
+        caller.classify(Pair(*map(to_png, pair(0))), model="mono")
 
 
 # capsnet-score
@@ -531,7 +522,7 @@ def test_the_pairs_of_a_list_are_its_neighbours_wherever_they_lie(models, tmp_pa
         for folder, view in zip((left, right), pair(seed), strict=True):
             folder.mkdir(exist_ok=True)
             lines.append(folder / f"{seed}.png")
-            lines[-1].write_bytes(png(view))
+            lines[-1].write_bytes(to_png(view))
     listed, out = tmp_path / "pairs.txt", tmp_path / "scores.csv"
     listed.write_text("".join(f"{line}\n" for line in lines))
     assert score_pairs(models, out, "--files-from", listed) == 0
@@ -611,7 +602,7 @@ def test_what_cannot_be_opened_is_one_error_and_shifts_no_pair(models, tmp_path,
 
 
 def test_the_folders_in_an_archive_are_kept_apart_as_those_on_disk(models, tmp_path):
-    files = {f"{folder}/{seed}.png": png(noise(seed)) for folder in ("a", "b") for seed in range(3)}
+    files = {f"{folder}/{seed}.png": random_png(seed) for folder in ("a", "b") for seed in range(3)}
     archive, out = written_tar(tmp_path / "set.tar", files), tmp_path / "scores.csv"
     assert score_pairs(models, out, archive) == 1
     assert names_of_rows(out) == [f"{archive}/{name}/0.png, {archive}/{name}/1.png" for name in ("a", "b")]

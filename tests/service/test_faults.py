@@ -23,6 +23,7 @@ from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LiveProcess, live_process
 from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import (
     CLASSES,
     SIDE,
@@ -51,12 +52,6 @@ def png(seed: int = 0, *, white: bool = False) -> bytes:
     picture[0, 0] = 255 if white else 0
     file = BytesIO()
     Image.fromarray(picture).save(file, "PNG")
-    return file.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = BytesIO()
-    np.save(file, array)
     return file.getvalue()
 
 
@@ -186,7 +181,7 @@ def test_a_full_queue_refuses_at_once_and_answers_those_it_holds(tmp_path):
         live_process(tmp_path / "models", tmp_path / "log", threads=1, **limits) as service,
         ThreadPoolExecutor(1) as other,
     ):
-        pictures = npy(noise(60))
+        pictures = to_npy(noise(60))
         first = other.submit(service.client.post, "/classify", content=pictures, headers=NPY)
         wait_until(lambda: service.metric(QUEUED) > 0)
         second = service.client.post("/classify", content=pictures, headers=NPY)
@@ -268,7 +263,7 @@ def test_a_bundle_replaced_again_and_again_under_load_fails_no_request(tmp_path,
     right = [run_of_seed(tmp_path / "right" / str(seed), seed, pictures) for seed in seeds]
     with (
         live_process(models, tmp_path / "log", rescan_s=0.1) as service,
-        under_load(service.address, 4, npy(pictures), kind=NPY["Content-Type"]) as load,
+        under_load(service.address, 4, to_npy(pictures), kind=NPY["Content-Type"]) as load,
     ):
 
         def answers_as(number: int) -> bool:
@@ -327,7 +322,7 @@ def put_a_graph_of_other_shapes(bundle: Path) -> None:
 
 
 def put_one_array_for_the_samples(bundle: Path) -> None:
-    replace_file(bundle, "samples", npy(noise(8)))
+    replace_file(bundle, "samples", to_npy(noise(8)))
 
 
 def name_one_class_more(bundle: Path) -> None:

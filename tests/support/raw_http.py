@@ -2,25 +2,14 @@
 
 import socket
 import time
-from io import BytesIO
 
 import httpx
-import numpy as np
-from PIL import Image
-
-from tests.support.tiny_bundle import SIDE
 
 PNG = "Content-Type: image/png"
 PART = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
 FORM = "Content-Type: multipart/form-data; boundary=x"
 LENGTH = "Content-Length: 1000"
 CHUNKED = "Transfer-Encoding: chunked"
-
-
-def png() -> bytes:
-    file = BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
 
 
 def head(route: str, *headers: str) -> bytes:

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import random_levels, random_png, to_png
 from tests.support.tiny_bundle import SIDE, write_bundle
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
@@ -34,13 +34,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     )
     with live_service(settings) as client:
         yield client
-
-
-def png(width: int = SIDE, height: int = SIDE) -> bytes:
-    file = BytesIO()
-    levels = np.random.default_rng(0).integers(0, 256, (height, width), dtype=np.uint8)
-    Image.fromarray(levels).save(file, "PNG")
-    return file.getvalue()
 
 
 def huge_png(side: int) -> bytes:
@@ -75,10 +68,10 @@ def assert_problem(answer: httpx.Response, status: int, slug: str, *said: str) -
     ("content", "status", "slug"),
     [
         (b"this is no picture", 415, "unsupported-picture"),
-        (png()[:-30], 422, "unreadable-picture"),
-        (png()[:40], 422, "unreadable-picture"),
+        (random_png()[:-30], 422, "unreadable-picture"),
+        (random_png()[:40], 422, "unreadable-picture"),
         (b"", 400, "malformed-body"),
-        (png(1, 1), 422, "unreadable-picture"),
+        (to_png(random_levels(0, 1, 1)), 422, "unreadable-picture"),
         (huge_png(20_000), 413, "picture-too-large"),
     ],
     ids=["text", "truncated", "only a header", "nothing", "one pixel", "20,000 x 20,000"],
@@ -88,12 +81,12 @@ def test_a_raw_body_that_is_no_good_picture(client, content, status, slug):
 
 
 def test_zero_bytes_in_a_form_names_the_file(client):
-    files = [("images", ("good.png", png())), ("images", ("empty.png", b""))]
+    files = [("images", ("good.png", random_png())), ("images", ("empty.png", b""))]
     assert_problem(client.post("/classify", files=files), 415, "unsupported-picture", "2 of 2", "empty.png")
 
 
 def test_a_wrong_field_is_told_the_right_one(client):
-    answer = client.post("/classify", files={"image": png()})
+    answer = client.post("/classify", files={"image": random_png()})
     assert_problem(answer, 422, "invalid-field", "'image'", "'images'")
 
 
@@ -113,7 +106,7 @@ def test_a_multipart_body_without_parts(client, route, body):
 
 @pytest.mark.parametrize("cut", [2, 40, 200])
 def test_a_form_that_ends_before_its_closing_boundary_is_refused_whole(client, cut):
-    files = [("images", ("a.png", png())), ("images", ("b.png", png()))]
+    files = [("images", ("a.png", random_png())), ("images", ("b.png", random_png()))]
     whole = httpx.Request("POST", client.base_url.join("/classify"), files=files)
     content, headers = whole.read(), {"Content-Type": whole.headers["Content-Type"]}
     assert client.post("/classify", content=content, headers=headers).status_code == 200
@@ -136,7 +129,7 @@ def test_a_multipart_body_without_a_usable_boundary(client, boundary):
 
 
 def test_more_files_than_a_request_may_bring(client):
-    answer = client.post("/classify", files=[("images", png())] * 9)
+    answer = client.post("/classify", files=[("images", random_png())] * 9)
     assert_problem(answer, 413, "too-many-pictures", "8")
 
 
@@ -162,13 +155,13 @@ def test_no_body(client, route):
     ],
 )
 def test_a_wrong_query(client, query, said):
-    assert_problem(client.post(f"/classify?{query}", content=png()), 422, "invalid-field", said)
+    assert_problem(client.post(f"/classify?{query}", content=random_png()), 422, "invalid-field", said)
 
 
 @pytest.mark.parametrize("name", ["nobody", "../../etc", "tiny/1", "", "%00", "x" * 5000])
 def test_a_model_that_is_not_served(client, name):
     answers = [
-        client.post("/classify", params={"model": name}, content=png()),
+        client.post("/classify", params={"model": name}, content=random_png()),
         client.post("/reconstruct", json={**POSE, "model": name}),
     ]
     for answer in answers:
@@ -177,7 +170,7 @@ def test_a_model_that_is_not_served(client, name):
 
 
 def test_a_version_that_is_not_served(client):
-    answer = client.post("/classify?version=7", content=png())
+    answer = client.post("/classify?version=7", content=random_png())
     assert_problem(answer, 404, "unknown-model", "7", "there are 1")
 
 
@@ -198,7 +191,7 @@ def test_bodies_of_another_kind(client):
         client.post("/classify", json={"image": ""}), 415, "unsupported-body", "multipart/form-data"
     )
     headers = {"Content-Type": "image/png"}
-    answer = client.post("/reconstruct", content=png(), headers=headers)
+    answer = client.post("/reconstruct", content=random_png(), headers=headers)
     assert_problem(answer, 415, "unsupported-body", "application/json")
 
 
@@ -398,13 +391,14 @@ def test_a_field_of_a_form_given_twice(client):
 @pytest.mark.parametrize("route", ["/classify", "/segment", "/reconstruct"])
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "no such coding"])
 def test_a_packed_body_is_refused_as_such(client, route, coding):
-    answer = client.post(route, content=png(), headers={"Content-Encoding": coding, "Content-Type": ""})
+    headers = {"Content-Encoding": coding, "Content-Type": ""}
+    answer = client.post(route, content=random_png(), headers=headers)
     assert_problem(answer, 415, "unsupported-coding", route, coding)
     assert answer.headers["accept-encoding"] == "identity"
 
 
 def test_a_body_may_say_that_it_is_not_packed(client):
-    answer = client.post("/classify", content=png(), headers={"Content-Encoding": "identity"})
+    answer = client.post("/classify", content=random_png(), headers={"Content-Encoding": "identity"})
     assert answer.status_code == 200
 
 
@@ -454,7 +448,7 @@ def test_two_hundred_bad_requests_leave_the_memory_as_it_was(client):
 
     def send_everything() -> None:
         client.post("/classify", content=bomb)
-        client.post("/classify", content=png()[:-30])
+        client.post("/classify", content=random_png()[:-30])
         client.post("/classify", files=[("images", bytes(100_000))] * 9)
         client.post("/classify", content=bytes(2 * BODY_LIMIT))
         client.post("/reconstruct", json={"image": "A" * 100_000})
@@ -462,7 +456,7 @@ def test_two_hundred_bad_requests_leave_the_memory_as_it_was(client):
         client.post("/reconstruct", content=b"[" * 100_000, headers={"Content-Type": "application/json"})
         client.post("/reconstruct", json={**POSE, "perturbations": [{"dimension": 99, "delta": 0}]})
 
-    client.post("/classify", content=png())
+    client.post("/classify", content=random_png())
     at_first = peak_bytes()
     send_everything()
     after_one_round = peak_bytes()
@@ -512,7 +506,7 @@ def test_the_service_still_answers_after_clients_hang_up(client):
     for _ in range(20):
         with raw_connection(client) as connection:
             connection.sendall(head("/classify", "Content-Type: image/png", "Content-Length: 1000") + b"half")
-    assert client.post("/classify", content=png()).status_code == 200
+    assert client.post("/classify", content=random_png()).status_code == 200
     assert threading.active_count() < 50
 
 

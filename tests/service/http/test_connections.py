@@ -24,9 +24,9 @@ from tests.support.raw_http import (
     connected,
     head,
     is_cut_off,
-    png,
     read_to_end,
 )
+from tests.support.small_pictures import random_png
 
 
 class ImpatientHttp(BoundedHttp):
@@ -97,7 +97,7 @@ def test_the_rest_of_a_refused_body_may_not_drip_for_ever(models):
 
 
 def test_a_request_under_way_is_not_cut_off_as_one_that_never_comes(models):
-    content = png()
+    content = random_png()
     with live_service(settings_for(models), http=ImpatientHttp) as client, connected(client) as connection:
         connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}"))
         for part in (content[:50], content[50:100], content[100:]):
@@ -197,7 +197,7 @@ def test_what_is_no_request_is_refused_as_a_problem_and_its_connection_closed(pa
 
 @pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
 def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(patient, sent, status, slug):
-    good = head("/classify", PNG, f"Content-Length: {len(png())}") + png()
+    good = head("/classify", PNG, f"Content-Length: {len(random_png())}") + random_png()
     with connected(patient) as connection:
         connection.sendall(good * 3 + sent + b"X: a\r\n\r\nGET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
         came = answers(read_to_end(connection))
@@ -206,7 +206,7 @@ def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(pat
 
 
 def test_whole_requests_are_answered_where_the_last_one_is_cut_short(patient):
-    good = head("/classify", PNG, f"Content-Length: {len(png())}") + png()
+    good = head("/classify", PNG, f"Content-Length: {len(random_png())}") + random_png()
     with connected(patient) as connection:
         connection.sendall(good * 3 + head("/classify", PNG, LENGTH) + b"half")
         connection.shutdown(socket.SHUT_WR)
@@ -217,9 +217,11 @@ def test_whole_requests_are_answered_where_the_last_one_is_cut_short(patient):
 
 def test_leave_to_send_is_given_also_among_other_expectations(patient):
     with connected(patient) as connection:
-        connection.sendall(head("/classify", PNG, f"Content-Length: {len(png())}", "Expect: 100-Continue, x"))
+        connection.sendall(
+            head("/classify", PNG, f"Content-Length: {len(random_png())}", "Expect: 100-Continue, x")
+        )
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
-        connection.sendall(png())
+        connection.sendall(random_png())
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
@@ -275,7 +277,7 @@ def test_a_refusal_is_counted_and_logged_as_requests_are(patient, caplog, sent, 
 
 def form_upload(*headers: str, chunked: bool) -> bytes:
     """A picture in a form, as `curl -F` sends it, with these headers as well."""
-    body = PART + png() + b"\r\n--x--\r\n"
+    body = PART + random_png() + b"\r\n--x--\r\n"
     if chunked:
         body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:60], body[60:])) + b"0\r\n\r\n"
     framing = CHUNKED if chunked else f"Content-Length: {len(body)}"
@@ -315,7 +317,7 @@ def test_an_offer_is_not_taken_up_where_there_is_no_body_either(patient):
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])
 @pytest.mark.parametrize("connection", ["close, Upgrade", "Upgrade, close"])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("content", [b"", png()], ids=["GET", "POST"])
+@pytest.mark.parametrize("content", [b"", random_png()], ids=["GET", "POST"])
 def test_an_offer_on_a_connection_that_is_to_close_is_answered(patient, offer, connection, version, content):
     line = f"POST /classify HTTP/{version}" if content else f"GET /healthz HTTP/{version}"
     lines = [
@@ -351,7 +353,7 @@ def test_a_client_that_sends_no_more_gets_all_its_answers(patient, version, befo
     content = slow_png()
     kept = "Connection: keep-alive"
     last = head("/classify", PNG, kept, f"Content-Length: {len(content)}") + content
-    earlier = head("/classify", PNG, kept, f"Content-Length: {len(png())}") + png()
+    earlier = head("/classify", PNG, kept, f"Content-Length: {len(random_png())}") + random_png()
     with connected(patient) as connection:
         connection.sendall((earlier * before + last).replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
         connection.shutdown(socket.SHUT_WR)

@@ -20,7 +20,8 @@ from service.http.limits import SMALL_BYTES, BodyLimit
 from service.settings import SettingsError, read_settings
 from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for, wait_until
-from tests.support.raw_http import CHUNKED, FORM, LENGTH, PART, PNG, connected, head, png, read_to_end
+from tests.support.raw_http import CHUNKED, FORM, LENGTH, PART, PNG, connected, head, read_to_end
+from tests.support.small_pictures import random_png
 
 RECEIVE_MS = 300
 MIB = 2**20
@@ -99,7 +100,7 @@ def test_a_slow_body_is_counted_and_logged_as_408(impatient):
 
 
 def test_bodies_that_come_in_pieces_within_their_time_are_answered(impatient):
-    content = png()
+    content = random_png()
     for _ in range(20):
         with connected(impatient) as connection:
             connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}"))
@@ -110,7 +111,7 @@ def test_bodies_that_come_in_pieces_within_their_time_are_answered(impatient):
 
 
 def test_an_answer_may_take_longer_than_a_body(models):
-    content = png()
+    content = random_png()
     with live_service(settings_for(models, receive_ms=1)) as client, connected(client) as connection:
         for _ in range(50):  # whose bodies come with their headers
             connection.sendall(head("/classify", PNG, f"Content-Length: {len(content)}") + content)
@@ -120,7 +121,7 @@ def test_an_answer_may_take_longer_than_a_body(models):
 def test_a_hundred_stalled_uploads_keep_nobody_from_an_answer(patient):
     with stalled_uploads(patient, 100, bytes(50_000), 100_000):
         for _ in range(20):
-            assert patient.post("/classify", content=png()).status_code == 200
+            assert patient.post("/classify", content=random_png()).status_code == 200
 
 
 def test_a_hundred_stalled_uploads_hold_the_end_up_no_longer_than_the_deadline(models, tmp_path):
@@ -128,7 +129,7 @@ def test_a_hundred_stalled_uploads_hold_the_end_up_no_longer_than_the_deadline(m
         live_process(models, tmp_path / "log", deadline_ms=500, receive_ms=600_000) as service,
         stalled_uploads(service.client, 100, bytes(5000), 100_000),
     ):
-        assert service.client.post("/classify", content=png()).status_code == 200
+        assert service.client.post("/classify", content=random_png()).status_code == 200
         service.stop()
         assert service.running.wait(30) == 0
 
@@ -143,7 +144,8 @@ def test_bodies_beyond_what_all_may_hold_are_answered_503_with_retry_after(model
             assert refused.json()["type"] == "/problems/overloaded"
             assert "CAPSNET_UPLOADS_BYTES" in refused.json()["detail"]
             assert int(refused.headers["retry-after"]) >= 1
-            assert client.post("/classify", content=png()).status_code == 200  # for which there is room
+            # For a small one there is room.
+            assert client.post("/classify", content=random_png()).status_code == 200
         wait_until(lambda: client.post("/classify", content=large).status_code == 415)
 
 
@@ -261,7 +263,8 @@ def test_every_overdue_body_is_given_up_and_each_at_its_own_time():
 
 def test_uploads_are_kept_in_memory_and_need_no_folder_to_write_to(models, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
-    files = [("images", png()), ("images", png() + bytes(5 * MIB))]  # more than Starlette itself keeps there
+    large = random_png() + bytes(5 * MIB)  # more than Starlette itself keeps there
+    files = [("images", random_png()), ("images", large)]
     with live_service(settings_for(models)) as client:
         assert client.post("/classify", files=files).status_code == 200
 

@@ -4,13 +4,10 @@ import asyncio
 import encodings
 import logging
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
 from service.errors import MalformedBodyError, TooManyPicturesError
 from service.http.bodies import INLINE_FORM_BYTES, Body
@@ -21,7 +18,7 @@ from service.observability.metrics import Metrics
 from service.routes.images import parse_images
 from service.state import Service
 from tests.support.live_service import live_service, settings_for
-from tests.support.tiny_bundle import SIDE, write_bundle
+from tests.support.small_pictures import random_png
 
 FORM = "multipart/form-data; boundary=B"
 
@@ -31,16 +28,7 @@ def part(disposition: bytes, content: bytes) -> bytes:
 
 
 def picture(filename: bytes = b"7.png") -> bytes:
-    file = BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)).save(file, "PNG")
-    return part(b'name="images"; filename="' + filename + b'"', file.getvalue()) + b"--B--\r\n"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    write_bundle(root / "tiny" / "1")
-    return root
+    return part(b'name="images"; filename="' + filename + b'"', random_png()) + b"--B--\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from PIL import Image
 
 from export.contract.manifest import read_manifest
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import random_levels, random_png, to_npy, to_png
 from tests.support.tiny_bundle import CLASSES, SIDE, run_model, write_bundle
 
 
@@ -31,22 +32,6 @@ def client(models: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def grey_levels(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
-
-
-def png(levels: np.ndarray) -> bytes:
-    file = BytesIO()
-    Image.fromarray(levels).save(file, "PNG")
-    return file.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def encoder_output(models: Path, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     pixels = (levels / np.float32(255)).astype(np.float32).reshape(1, SIDE, SIDE, 1)
     content = (models / "tiny" / "2" / "encoder.onnx").read_bytes()
@@ -55,9 +40,9 @@ def encoder_output(models: Path, levels: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def test_a_png_of_the_models_size_gets_what_the_encoder_gives_to_the_last_digit(models, client):
-    levels = grey_levels(0)
+    levels = random_levels(0)
     probabilities, poses = encoder_output(models, levels)
-    (result,) = client.post("/classify", files={"images": png(levels)}).json()["results"]
+    (result,) = client.post("/classify", files={"images": to_png(levels)}).json()["results"]
     for answered in result["classes"]:
         index = CLASSES.index(answered["label"])
         assert np.float32(answered["probability"]) == probabilities[index]
@@ -65,7 +50,7 @@ def test_a_png_of_the_models_size_gets_what_the_encoder_gives_to_the_last_digit(
 
 
 def test_classes_come_by_falling_probability_and_the_label_is_the_first(client):
-    (result,) = client.post("/classify", content=png(grey_levels(1))).json()["results"]
+    (result,) = client.post("/classify", content=random_png(1)).json()["results"]
     probabilities = [answered["probability"] for answered in result["classes"]]
     assert probabilities == sorted(probabilities, reverse=True)
     assert len(probabilities) == len(CLASSES)
@@ -74,12 +59,12 @@ def test_classes_come_by_falling_probability_and_the_label_is_the_first(client):
 
 
 def test_a_model_of_two_objects_per_image_gives_two_labels(client):
-    (result,) = client.post("/classify?model=square", content=png(grey_levels(1))).json()["results"]
+    (result,) = client.post("/classify?model=square", content=random_png(1)).json()["results"]
     assert result["labels"] == [answered["label"] for answered in result["classes"][:2]]
 
 
 def test_several_files_are_answered_in_order_with_their_names(client):
-    pictures = {f"{seed}.png": png(grey_levels(seed)) for seed in range(10)}  # more than one batch
+    pictures = {f"{seed}.png": random_png(seed) for seed in range(10)}  # more than one batch
     answer = client.post("/classify", files=[("images", item) for item in pictures.items()]).json()
     assert [result["filename"] for result in answer["results"]] == list(pictures)
     for name, result in zip(pictures, answer["results"], strict=True):
@@ -92,28 +77,28 @@ def test_several_files_are_answered_in_order_with_their_names(client):
     "kind", ["image/png", "application/octet-stream", "application/x-www-form-urlencoded"]
 )
 def test_a_raw_image_is_taken_whatever_it_is_called(client, kind):
-    answer = client.post("/classify", content=png(grey_levels(0)), headers={"Content-Type": kind})
+    answer = client.post("/classify", content=random_png(), headers={"Content-Type": kind})
     assert answer.status_code == 200
     assert answer.json()["results"][0]["filename"] is None
 
 
 def test_an_array_gets_the_same_answer_as_the_pictures_it_holds(client):
-    levels = np.stack([grey_levels(seed) for seed in range(3)])
-    files = [("images", (f"{index}", png(one))) for index, one in enumerate(levels)]
+    levels = np.stack([random_levels(seed) for seed in range(3)])
+    files = [("images", (f"{index}", to_png(one))) for index, one in enumerate(levels)]
     pictures = client.post("/classify", files=files).json()["results"]
     headers = {"Content-Type": "application/x-npy"}
-    arrays = client.post("/classify", content=npy(levels), headers=headers).json()["results"]
+    arrays = client.post("/classify", content=to_npy(levels), headers=headers).json()["results"]
     assert [one["classes"] for one in arrays] == [one["classes"] for one in pictures]
 
 
 def test_top_k_keeps_the_best(client):
-    everything = client.post("/classify", content=png(grey_levels(0))).json()["results"][0]["classes"]
-    best = client.post("/classify?top_k=2", content=png(grey_levels(0))).json()["results"][0]["classes"]
+    everything = client.post("/classify", content=random_png()).json()["results"][0]["classes"]
+    best = client.post("/classify?top_k=2", content=random_png()).json()["results"][0]["classes"]
     assert best == everything[:2]
 
 
 def test_a_reconstruction_is_the_decoded_pose_of_the_best_class(client):
-    (result,) = client.post("/classify?reconstruction=true", content=png(grey_levels(0))).json()["results"]
+    (result,) = client.post("/classify?reconstruction=true", content=random_png()).json()["results"]
     body = {"pose": result["classes"][0]["pose"], "label": result["label"]}
     (expected,) = client.post("/reconstruct", json=body).json()["reconstructions"]
     assert result["reconstruction"] == expected["image"]
@@ -121,19 +106,19 @@ def test_a_reconstruction_is_the_decoded_pose_of_the_best_class(client):
 
 
 def test_no_reconstruction_is_given_unasked(client):
-    (result,) = client.post("/classify", content=png(grey_levels(0))).json()["results"]
+    (result,) = client.post("/classify", content=random_png()).json()["results"]
     assert "reconstruction" not in result
 
 
 def test_the_newest_version_answers_unless_another_is_asked_for(client):
-    picture = png(grey_levels(0))
+    picture = random_png()
     newest, older = (client.post(f"/classify{query}", content=picture).json() for query in ("", "?version=1"))
     assert (newest["version"], older["version"]) == (2, 1)
     assert newest["results"] != older["results"]
 
 
 def test_pose_shape_is_given_only_where_poses_are_matrices(client):
-    picture = png(grey_levels(0))
+    picture = random_png()
     assert "pose_shape" not in client.post("/classify", content=picture).json()
     square = client.post("/classify?model=square", content=picture).json()
     assert square["pose_shape"] == [2, 2]
@@ -144,7 +129,7 @@ def test_preprocess_off_resizes_what_auto_would_centre(client):
     levels = np.zeros((3 * SIDE, 2 * SIDE), np.uint8)
     levels[:20, :10] = 255  # a stroke in the corner
     auto, off = (
-        client.post(f"/classify?preprocess={rule}", content=png(levels)).json() for rule in ("auto", "off")
+        client.post(f"/classify?preprocess={rule}", content=to_png(levels)).json() for rule in ("auto", "off")
     )
     assert auto["results"] != off["results"]
 
@@ -152,10 +137,10 @@ def test_preprocess_off_resizes_what_auto_would_centre(client):
 @pytest.mark.parametrize("given", ["page", "flat", "array"])
 def test_of_a_picture_that_shows_nothing_the_answer_says_so_and_no_answer_is_confident(client, given):
     bodies = {
-        "page": {"content": png(np.full((200, 160), 250, np.uint8))},  # no ink is found
-        "flat": {"content": png(np.full((SIDE, SIDE), 250, np.uint8))},
+        "page": {"content": to_png(np.full((200, 160), 250, np.uint8))},  # no ink is found
+        "flat": {"content": to_png(np.full((SIDE, SIDE), 250, np.uint8))},
         "array": {
-            "content": npy(np.full((1, SIDE, SIDE), 3, np.uint8)),
+            "content": to_npy(np.full((1, SIDE, SIDE), 3, np.uint8)),
             "headers": {"Content-Type": "application/x-npy"},
         },
     }
@@ -165,7 +150,7 @@ def test_of_a_picture_that_shows_nothing_the_answer_says_so_and_no_answer_is_con
 
 
 def test_an_answer_is_confident_from_the_models_threshold_on(client):
-    files = [("images", png(grey_levels(seed))) for seed in range(20)]
+    files = [("images", random_png(seed)) for seed in range(20)]
     results = client.post("/classify?model=sure", files=files).json()["results"]
     assert {result["confident"] for result in results} == {True, False}
     for result in results:
@@ -174,39 +159,39 @@ def test_an_answer_is_confident_from_the_models_threshold_on(client):
 
 
 def test_min_probability_goes_before_the_models_threshold(client):
-    best = client.post("/classify?model=sure", content=png(grey_levels(0))).json()["results"][0]["classes"][0]
+    best = client.post("/classify?model=sure", content=random_png()).json()["results"][0]["classes"][0]
     for least, expected in ((best["probability"] - 0.01, True), (best["probability"] + 0.01, False)):
         for model in ("sure", "tiny"):
             query = {"model": model, "min_probability": least}
-            (result,) = client.post("/classify", params=query, content=png(grey_levels(0))).json()["results"]
+            (result,) = client.post("/classify", params=query, content=random_png()).json()["results"]
             reached = result["classes"][0]["probability"] >= least
             assert result["confident"] is (expected if model == "sure" else reached)
 
 
 def test_without_a_threshold_nobody_says_whether_an_answer_is_confident(client):
-    (result,) = client.post("/classify", content=png(grey_levels(0))).json()["results"]
+    (result,) = client.post("/classify", content=random_png()).json()["results"]
     assert (result["confident"], result["blank"]) == (None, False)
 
 
 def test_of_two_objects_both_have_to_reach_the_probability(client):
     query = "?model=square"
-    (result,) = client.post("/classify" + query, content=png(grey_levels(1))).json()["results"]
+    (result,) = client.post("/classify" + query, content=random_png(1)).json()["results"]
     first, second, _ = (answered["probability"] for answered in result["classes"])
     for least, expected in (((first + second) / 2, False), (second - 0.001, True)):
         asked = f"{query}&min_probability={least}"
-        (result,) = client.post("/classify" + asked, content=png(grey_levels(1))).json()["results"]
+        (result,) = client.post("/classify" + asked, content=random_png(1)).json()["results"]
         assert result["confident"] is expected
 
 
 @pytest.mark.parametrize("route", ["/classify", "/segment"])
 @pytest.mark.parametrize("wrong", ["1.5", "-0.1", "nan", "sure"])
 def test_a_min_probability_that_is_none_is_refused(client, route, wrong):
-    answer = client.post(f"{route}?min_probability={wrong}", content=png(grey_levels(0)))
+    answer = client.post(f"{route}?min_probability={wrong}", content=random_png())
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-field")
 
 
 def test_answers_carry_the_digest_of_the_bundle_that_gave_them(models, client):
-    body = {"content": png(grey_levels(0))}
+    body = {"content": random_png()}
     for version in (1, 2):
         expected = read_manifest(models / "tiny" / str(version)).digest
         for route in ("/classify", "/segment"):

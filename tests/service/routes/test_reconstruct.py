@@ -17,6 +17,7 @@ from service.http.answers import rates_png_higher
 from service.routes.perturbations import sweep_columns, sweep_deltas
 from service.routes.schemas import Sweep
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import random_png
 from tests.support.tiny_bundle import SIDE, write_bundle
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
@@ -33,13 +34,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-def picture() -> bytes:
-    file = BytesIO()
-    levels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
-    Image.fromarray(levels).save(file, "PNG")
-    return file.getvalue()
-
-
 def pixels(file: bytes) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(file)))
 
@@ -53,35 +47,35 @@ def test_unperturbed_there_is_exactly_one_entry_the_plain_one(client):
 
 
 def test_an_image_is_reconstructed_from_its_most_probable_class(client):
-    (seen,) = client.post("/classify?reconstruction=true", content=picture()).json()["results"]
-    answer = client.post("/reconstruct", json={"image": b64encode(picture()).decode()}).json()
+    (seen,) = client.post("/classify?reconstruction=true", content=random_png()).json()["results"]
+    answer = client.post("/reconstruct", json={"image": b64encode(random_png()).decode()}).json()
     assert answer["label"] == seen["label"]
     assert answer["reconstructions"][0]["pose"] == seen["classes"][0]["pose"]
     assert answer["reconstructions"][0]["image"] == seen["reconstruction"]
 
 
 def test_a_label_chooses_the_class_that_is_decoded(client):
-    (seen,) = client.post("/classify", content=picture()).json()["results"]
+    (seen,) = client.post("/classify", content=random_png()).json()["results"]
     last = seen["classes"][-1]
-    body = {"image": b64encode(picture()).decode(), "label": last["label"]}
+    body = {"image": b64encode(random_png()).decode(), "label": last["label"]}
     answer = client.post("/reconstruct", json=body).json()
     assert (answer["label"], answer["reconstructions"][0]["pose"]) == (last["label"], last["pose"])
 
 
 def test_a_form_gets_the_answer_of_the_same_json(client):
     sweep = {"dimensions": [1], "start": 0.0, "stop": 0.1, "step": 0.1}
-    body = {"image": b64encode(picture()).decode(), "label": "2", "version": 1, "sweep": sweep}
+    body = {"image": b64encode(random_png()).decode(), "label": "2", "version": 1, "sweep": sweep}
     form = {"label": "2", "version": "1", "sweep": json.dumps(sweep)}
     answers = [
         client.post("/reconstruct", json=body),
-        client.post("/reconstruct", files={"image": picture()}, data=form),
+        client.post("/reconstruct", files={"image": random_png()}, data=form),
     ]
     assert answers[0].json() == answers[1].json()
     assert len(answers[0].json()["reconstructions"]) == 2
 
 
 def test_base64_may_have_line_breaks(client):
-    bodies = [{"image": encode(picture()).decode()} for encode in (b64encode, encodebytes)]
+    bodies = [{"image": encode(random_png()).decode()} for encode in (b64encode, encodebytes)]
     assert "\n" in bodies[1]["image"]
     answers = [client.post("/reconstruct", json=body) for body in bodies]
     assert answers[0].status_code == 200
@@ -149,7 +143,7 @@ def test_the_grid_holds_the_pictures_of_the_json_answer_in_rows(client):
 def test_a_model_without_a_decoder_says_so(client):
     answers = [
         client.post("/reconstruct", json={**POSE, "model": "blind"}),
-        client.post("/classify?model=blind&reconstruction=true", content=picture()),
+        client.post("/classify?model=blind&reconstruction=true", content=random_png()),
     ]
     for answer in answers:
         assert (answer.status_code, answer.json()["type"]) == (422, "/problems/no-decoder")

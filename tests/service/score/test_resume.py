@@ -15,14 +15,13 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from service.score import main
 from tests.support.live_service import live_service, settings_for
-from tests.support.tiny_bundle import SIDE, write_bundle
+from tests.support.small_pictures import random_png
+from tests.support.tiny_bundle import write_bundle
 
 PROGRAM = [sys.executable, "-m", "service.score"]
 PICTURES = 240
@@ -42,15 +41,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("pictures")
     paths = [folder / f"{n:03}.png" for n in range(PICTURES)]
     for n, path in enumerate(paths):
-        path.write_bytes(b"not a picture" if n % 7 == 3 else picture(n))
+        path.write_bytes(b"not a picture" if n % 7 == 3 else random_png(n))
     return paths
-
-
-def picture(seed: int) -> bytes:
-    levels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
-    file = BytesIO()
-    Image.fromarray(levels).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -423,7 +415,7 @@ def test_memory_does_not_grow_with_the_number_of_pictures(models, tmp_path):
 
 def many_pictures(place: Path, count: int) -> tuple[Path, Path]:
     """A tar archive with so many copies of one picture, and a folder with a tenth of them."""
-    file, archive, folder = picture(0), place / f"{count}.tar", place / str(count)
+    file, archive, folder = random_png(0), place / f"{count}.tar", place / str(count)
     with tarfile.open(archive, "w") as members:
         for n in range(count):
             member = tarfile.TarInfo(f"{n:06}.png")

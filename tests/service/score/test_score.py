@@ -47,7 +47,8 @@ from service.score.run import in_order
 from service.score.sources import in_folder
 from service.score.table import Columns, Csv
 from tests.support.live_service import live_service, settings_for, wait_until
-from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
+from tests.support.small_pictures import random_png
+from tests.support.tiny_bundle import CLASSES, write_bundle
 
 QUERY = Query(None, None, None, "auto", poses=False)
 PYTHON = [sys.executable, "-W", "error"]
@@ -81,8 +82,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_picture(path: Path, *, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    levels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
-    Image.fromarray(levels).save(path)
+    path.write_bytes(random_png(seed))
 
 
 def score(*arguments: object) -> int:
