@@ -47,7 +47,7 @@ class GraphQueue:
         jobs: in their order; those of a large request go to the end after each batch.
         waiting: images that no worker has taken.
         concurrent: requests that recently waited or ran at the same time.
-        wanted: images that a worker is collecting for one large batch; 0 while none is.
+        wanted: images that a worker waits for, while it collects a large batch.
     """
 
     def __init__(self, run: Run, large_batch_above: int | None, recent_s: float) -> None:
