@@ -39,12 +39,12 @@ if [ -e "$published" ]; then
   exit 0
 fi
 
-data=$(python -c 'import sys; from training.config import load_preset; print(load_preset(sys.argv[1]).data.name)' "$preset")
-case $data in
-drawn) ;;
-multimnist | shifted-mnist) attend capsnet-train download mnist ;; # what they are made of
-toys) if [ ! -e "$CAPSNET_DATA/toys" ]; then attend capsnet-train make toys; fi ;;
-*) attend capsnet-train download "$data" ;;
+# What brings the preset's data: "download mnist", "make toys", or nothing.
+bring=$(python -c 'import sys; from training.config import load_preset; print(load_preset(sys.argv[1]).data.spec.command)' "$preset")
+case $bring in
+"") ;;
+make\ *) if [ ! -e "$CAPSNET_DATA/${bring#make }" ]; then attend capsnet-train $bring; fi ;; # several minutes
+*) attend capsnet-train $bring ;; # what is there already is only checked
 esac
 
 if compgen -G "$run/checkpoints/step-*" >/dev/null; then

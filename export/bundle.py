@@ -33,8 +33,7 @@ from export.next_version import publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches, training_batches
-from training.data.load import facts_of
-from training.data.readers.folder import find_again
+from training.data.own_pictures import find_again
 from training.data.synthetic.drawn_digits import draw_digits
 from training.evaluate.metrics import Errors
 from training.models.build import Network
@@ -162,7 +161,7 @@ def parity_pixels(shown: Batches) -> NDArray[np.float32]:
 def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
     for role, graph in exported.graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
-    model, objects = exported.model.config, exported.config.data.objects_per_image
+    model, objects = exported.model.config, exported.config.data.spec.objects_per_image
     pixels = sample_pixels(model.image_size, model.image_channels, objects)
     np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, pixels))
 
@@ -171,14 +170,14 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
     """What describes the graphs and samples that have been written into the folder."""
     measured = {"times_measured": exported.times_measured, "earlier_versions": earlier_versions}
     config, model = exported.config, exported.model
-    facts, architecture = facts_of(config.data), model.config.architecture
+    data, architecture = config.data.spec, model.config.architecture
     return Manifest(
         model=name,
         architecture=architecture,
         parameters=asdict(fold_coupling(model).config),  # as the graph has it
         parameter_count=sum(parameter.numel() for parameter in model.parameters()),
-        class_names=facts.class_names,
-        objects_per_image=config.data.objects_per_image,
+        class_names=config.data.labels,
+        objects_per_image=config.data.spec.objects_per_image,
         pose_shape=pose_shape(model),
         views=2 if model.config.image_channels == 2 else 1,
         graphs={
@@ -190,8 +189,8 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
             height=model.config.image_size,
             width=model.config.image_size,
             channels=model.config.image_channels,
-            polarity=facts.polarity,
-            placement=facts.placement,
+            polarity=data.polarity,
+            placement=data.placement,
             crop_share=exported.crop_share,
         ),
         opset=OPSET,
@@ -235,7 +234,7 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto, pose: tuple[float
 def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
     """Of images, and where these show several objects of the objects as well."""
     measured = {"test_error": (test.error_percent, f"{test.images} images, {test.errors} wrong")}
-    if data.objects_per_image > 1:
+    if data.spec.objects_per_image > 1:
         measured["object_error"] = (
             test.object_error_percent,
             f"{test.objects} objects, {test.object_errors} missed",

@@ -184,7 +184,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _bundle(options: argparse.Namespace) -> None:
     from export.bundle import publish
-    from training.data.sources import data_root
+    from training.data.download import data_root
 
     published = publish(options.run, options.out, data_root(options.data), options.images)
     print(f"parity: PyTorch and ONNX Runtime agree to {published.parity_error:.1e}")
@@ -194,7 +194,7 @@ def _bundle(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from export.evaluate import evaluate_bundle
-    from training.data.sources import data_root
+    from training.data.download import data_root
 
     bundle = newest_version(options.bundle)
     found = evaluate_bundle(bundle, data_root(options.data), options.images)
@@ -203,7 +203,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _threshold(options: argparse.Namespace) -> None:
     from export.confidence import measure_again, publish_with_threshold
-    from training.data.sources import data_root
+    from training.data.download import data_root
 
     bundle = newest_version(options.bundle)
     found = measure_again(bundle, data_root(options.data), options.images)
@@ -246,8 +246,8 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_gate import check_half
     from export.optimize.half_precision import half_precision
-    from training.data.readers.folder import find_again
-    from training.data.sources import data_root
+    from training.data.download import data_root
+    from training.data.own_pictures import find_again
 
     manifest = read_manifest(bundle)
     config = find_again(run_config(manifest), options.images, bundle)

@@ -14,10 +14,8 @@ from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next
 from training.config import DataConfig
 from training.data.batches import Batches, training_batches
-from training.data.readers.folder import find_again
+from training.data.own_pictures import find_again
 from training.evaluate.metrics import most_probable
-
-SHOWS_TOYS = {"toys", "smallnorb"}
 
 
 def measure_confidence(encoder: bytes, held_out: Batches, name: str) -> Confidence | None:
@@ -28,7 +26,7 @@ def measure_confidence(encoder: bytes, held_out: Batches, name: str) -> Confiden
         held_out: images that were held out of training for validation.
         name: the model's.
     """
-    objects = held_out.config.objects_per_image
+    objects = held_out.config.spec.objects_per_image
     found = [
         torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.targets, objects)])
         for probabilities, batch in answers(encoder, held_out)
@@ -106,9 +104,9 @@ def _are_right(probabilities: torch.Tensor, targets: torch.Tensor, objects: int)
 
 def _described(data: DataConfig, count: int) -> str:
     """What was measured on."""
-    shown = "pairs of digits" if data.name == "multimnist" else "images"
+    shown = "pairs of digits" if data.spec.composition == "pairs" else "images"
     known = ""
-    if data.name in SHOWS_TOYS:
+    if data.spec.tells_viewpoint:
         are_new = data.held_out == "toys" or data.familiar
         known = f"; they show toys that were {'not ' if are_new else ''}trained on"
     return f"{data.name}, {count} {shown} held out of training for validation{known}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from training.config import RunConfig, from_dict
 from training.data.batches import Batch, Batches, evaluation_batches
-from training.data.readers.folder import find_again
+from training.data.own_pictures import find_again
 from training.evaluate.metrics import Errors, exact_errors, object_errors
 
 BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes
@@ -30,7 +30,7 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
     Raises:
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
-    per_image = config.data.objects_per_image
+    per_image = config.data.spec.objects_per_image
     images = wrong = missed = 0
     for probabilities, batch in answers(encoder, evaluation_batches(config, root)):
         images += len(batch)

@@ -23,17 +23,6 @@ from training.models.matrix_capsules import COORDINATES, OFFICIAL_COORDINATES
 
 CARD_FILE = "MODEL_CARD.md"
 
-# Where the name of a data set is not that of its files: what the images are made of.
-MADE_OF = {
-    "drawn": "digits that the repository draws",
-    "multimnist": "pairs of digits of the mnist training set",
-    "shifted-mnist": "digits of the mnist training set",
-    "cifar10-jpeg": "cifar10 training set, a copy that went through JPEG",
-    "toys": "stereo pairs of toys that the repository renders, instances 4, 6, 7, 8 and 9 of each category",
-    "smallnorb": "smallnorb training set, instances 4, 6, 7, 8 and 9 of each category",
-    "images": "pictures of one's own, in a folder per class",
-}
-
 PAPERS = {
     "capsnet": "A CapsNet with {:,} parameters, as in *Dynamic Routing Between Capsules*\n"
     "(Sabour, Frosst, Hinton 2017)",
@@ -42,26 +31,6 @@ PAPERS = {
 }
 EACH_ALONE = "each class stands on its own, so they need not sum to 1."
 PROPORTIONS = "a share of what is assigned to all classes, so they sum to 1."
-
-_CENTRED = "Trained on objects of one data set, each alone, centred and light on a plain dark ground."
-_PAIRS = "and measured on five others. A single picture, shown to it twice, is no such pair."
-LIMITS = {
-    "mnist": _CENTRED,
-    "drawn": _CENTRED,
-    "fashion-mnist": _CENTRED,
-    "multimnist": "Trained on two digits of different classes over each other, light on a plain dark ground: "
-    "two are named in every image, also where there is one, or three, or the same digit twice.",
-    "shifted-mnist": "Trained on one upright digit anywhere in a frame, light on a plain dark ground.",
-    "cifar10": "Trained on small photographs of one object that fills most of the picture.",
-    "cifar10-jpeg": "Trained on small photographs of one object that fills most of the picture.",
-    "svhn": "Trained on photographs of house numbers, cut out around one digit; its neighbours may show.",
-    "smallnorb": "Trained on grey stereo pairs of five toys of each category, each alone on a plain ground, "
-    f"{_PAIRS}",
-    "toys": "Trained on grey stereo pairs of five rendered toys of each category, none of them photographs, "
-    f"each alone on a plain ground, {_PAIRS}",
-    "images": "Trained on the pictures of one folder and measured on others of the same: what those of a "
-    "class have in common there, a ground or a light, may be what it goes by, and then it fails elsewhere.",
-}
 
 
 def model_card(manifest: Manifest) -> str:
@@ -239,7 +208,7 @@ def _times_measured(training: dict[str, Any]) -> str:
 def _data(data: DataConfig) -> str:
     """Which images were trained on."""
     parts = [
-        MADE_OF.get(data.name, f"{data.name} training set"),
+        data.spec.trained_on,
         f"of a third of the {data.familiar}s alone" if data.familiar else "",
         _held_out(data),
         f"at most {data.training_images} of the others trained on" if data.training_images else "",
@@ -259,8 +228,8 @@ def _held_out(data: DataConfig) -> str:
 def _augmentation(data: DataConfig) -> str:
     """What is done to a training image, in order."""
     changes = [
-        "two digits of different classes over each other" if data.name == "multimnist" else "",
-        "anywhere in a 40x40 frame" if data.name == "shifted-mnist" else "",
+        "two digits of different classes over each other" if data.spec.composition == "pairs" else "",
+        "anywhere in a 40x40 frame" if data.spec.composition == "shifted" else "",
         f"resized to {data.resize_pixels} pixels" if data.resize_pixels else "",
         f"windows of {data.crop_pixels} pixels" if data.crop_pixels else "",
         "half of the images mirrored" if data.flip else "",
@@ -414,7 +383,7 @@ def _limits(config: RunConfig) -> list[str]:
     return [
         "## Limits",
         "",
-        LIMITS[config.data.name],
+        config.data.spec.limits,
         "It has no class for anything else: what is none of its classes gets low probabilities at best.",
         "Rotations and distortions beyond those of the training images lower the accuracy.",
         *([] if has_seen_blanks else ["It has never seen an empty image, and may be sure of one."]),

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from training.data.load import load_split
-from training.data.sources import SOURCES
+from training.data.datasets import load_split, sources
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
 # theirs to hear it.
@@ -63,7 +62,7 @@ def mnist_root() -> Path:
     if not root:
         pytest.skip("CAPSNET_DATA is not set: no real MNIST here")
     missing = [
-        file.name for file in SOURCES["mnist"].files if not (Path(root) / "mnist" / file.name).is_file()
+        file.name for file in sources()["mnist"].files if not (Path(root) / "mnist" / file.name).is_file()
     ]
     if missing:
         pytest.skip(f"{root}/mnist lacks {', '.join(missing)}")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import RunConfig, load_preset, presets
+from training.data.datasets import sources
+from training.data.download import DownloadError, data_root, download
 from training.data.readers.files import MissingDataError
-from training.data.sources import SOURCES, DownloadError, data_root, download
 from training.experiments import EXPERIMENTS
 from training.option_types import any_folder, fraction, positive, whole, with_current_names
 
@@ -177,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run_command=_report)
 
     get = commands.add_parser("download", help="download a data set")
-    get.add_argument("name", choices=sorted(SOURCES))
+    get.add_argument("name", choices=sorted(sources()))
     get.add_argument(
         "--mirror", action="append", default=[], metavar="URL", help="try this folder first; repeatable"
     )
@@ -365,7 +366,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _download(options: argparse.Namespace) -> int:
-    download(SOURCES[options.name], data_root(options.data), options.mirror)
+    download(sources()[options.name], data_root(options.data), options.mirror)
     return 0
 
 

@@ -16,7 +16,7 @@ import torch
 
 from training.config import RunConfig, load_preset
 from training.data.batches import evaluation_batches
-from training.data.sources import data_root
+from training.data.download import data_root
 from training.evaluate.evaluation import evaluate
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner, describe

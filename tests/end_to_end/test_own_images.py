@@ -16,7 +16,7 @@ from tests.support.live_service import live_service, settings_for
 from training.cli import main as train
 from training.config import load_preset
 from training.data.batches import training_batches
-from training.data.readers.folder import configure
+from training.data.own_pictures import configure
 
 CLASSES = ("bars", "disc")
 PICTURES = 200  # of each class

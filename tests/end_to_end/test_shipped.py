@@ -19,7 +19,7 @@ from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
 from training.config import CapsNetConfig
 from training.data.batches import evaluation_batches
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.readers.smallnorb import CLASS_NAMES
 from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make

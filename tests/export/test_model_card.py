@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from export.contract.manifest import Manifest, read_manifest
-from export.model_card import LIMITS, model_card
+from export.model_card import model_card
 from tests.support.places import ROOT
 from tests.support.tiny_bundle import write_bundle
 from training.config import RunConfig, differences, load_preset, to_dict
-from training.data.load import FACTS
+from training.data.datasets import DATASETS, trainable
 from training.runs.checkpoint import Progress
 
 PROGRESS = Progress(step=100, epochs=1.5, train_seconds=3600, hardware="a CPU", command="capsnet-train fit")
@@ -24,7 +24,7 @@ def tiny(tmp_path) -> Manifest:
 def card_of(tiny: Manifest, config: RunConfig) -> str:
     """The card of a bundle that comes from such a run; line breaks as spaces."""
     training = {"config": to_dict(config), **asdict(PROGRESS)}
-    objects = config.data.objects_per_image
+    objects = config.data.spec.objects_per_image
     card = model_card(tiny.model_copy(update={"training": training, "objects_per_image": objects}))
     return card.replace("\n", " ")
 
@@ -95,8 +95,8 @@ def test_pairs_are_made_of_mnist(tiny):
     assert row(card, "data").startswith("pairs of digits of the mnist training set")
     assert "multimnist training set" not in card
     assert "An image of two objects is right if both are named." in card
-    assert "two are named in every image" in card
-    assert "each alone, centred" not in card
+    assert "it names two classes in every image" in card
+    assert "each alone, centered" not in card
 
 
 def test_own_pictures_are_told_as_such(tiny):
@@ -106,7 +106,7 @@ def test_own_pictures_are_told_as_such(tiny):
     assert '"none of the above"' in card
     assert "of any polarity" in card_of(tiny.model_copy(update=any_polarity(tiny)), load_preset("images"))
     assert "/home/anna" not in card
-    assert "centred" not in card
+    assert "centered" not in card
 
 
 def any_polarity(tiny: Manifest) -> dict:
@@ -230,5 +230,6 @@ def test_held_out_toys_and_the_order_of_light_are_told(tiny):
     )
 
 
-def test_every_data_set_has_its_limits():
-    assert set(LIMITS) == {*FACTS, "images"} - {"affnist"}  # which nothing is trained on
+def test_every_data_set_that_is_trained_on_has_its_limits():
+    assert set(trainable()) == DATASETS.keys() - {"affnist"}
+    assert all(DATASETS[name].limits and DATASETS[name].trained_on for name in trainable())

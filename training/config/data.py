@@ -2,16 +2,12 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from training.config.strict import STRICT
-
-# Of a DataConfig, by the name of its data set: an image is made of MNIST's digits in one way alone.
-NO_EFFECT = {
-    "multimnist": ("resize_pixels", "crop_pixels", "flip", "max_brightness", "contrast", "blank_fraction"),
-    "shifted-mnist": ("resize_pixels", "crop_pixels"),
-}
+from training.data.dataset_spec import DatasetSpec
+from training.data.datasets import DATASETS, listed, trainable
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -52,19 +48,7 @@ class DataConfig:
             that the `validation_images` are taken from; nothing is held out of the training set then.
     """
 
-    name: Literal[
-        "mnist",
-        "drawn",
-        "multimnist",
-        "shifted-mnist",
-        "fashion-mnist",
-        "cifar10",
-        "cifar10-jpeg",
-        "svhn",
-        "smallnorb",
-        "toys",
-        "images",
-    ] = "mnist"
+    name: str = "mnist"
     folder: str | None = None
     folder_digest: str | None = None
     class_names: tuple[str, ...] = ()
@@ -83,19 +67,30 @@ class DataConfig:
     familiar: Literal["azimuth", "elevation"] | None = None
 
     @property
-    def objects_per_image(self) -> int:
-        """How many objects an image shows, of as many classes."""
-        return 2 if self.name == "multimnist" else 1
+    def spec(self) -> DatasetSpec:
+        """What the data set is."""
+        return DATASETS[self.name]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        return self.class_names or self.spec.class_names
+
+    @field_validator("name")
+    @classmethod
+    def _refuse_what_cannot_be_trained_on(cls, name: str) -> str:
+        if name not in trainable():
+            raise ValueError(f"no data set {name!r} to train on; there are {listed(trainable())}")
+        return name
 
     @model_validator(mode="after")
     def _refuse_what_would_have_no_effect(self) -> Self:
-        unused = NO_EFFECT.get(self.name, ())
-        asked_for = [option for option in unused if getattr(self, option) not in (None, 0, (1, 1))]
-        if asked_for:
-            raise ValueError(f"{', '.join(asked_for)}: {self.name} knows no such change; leave it out")
-        tells_how = self.name in ("smallnorb", "toys")
-        if self.familiar and not tells_how:
+        spec = self.spec
+        unused = [option for option in spec.without_effect if getattr(self, option) not in (None, 0, (1, 1))]
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: has no effect on {self.name}; leave it out")
+        if self.familiar and not spec.tells_viewpoint:
             raise ValueError(f"familiar: {self.name} does not say from where its pictures were taken")
-        if self.held_out == "toys" and not tells_how:
+        if self.held_out == "toys" and not spec.tells_viewpoint:
             raise ValueError(f"held_out: {self.name} does not say which toy its pictures show")
         return self

@@ -35,7 +35,7 @@ class RunConfig:
 
     @model_validator(mode="after")
     def _refuse_a_loss_for_one_object_of_several(self) -> Self:
-        loss, objects = self.loss.classification, self.data.objects_per_image
+        loss, objects = self.loss.classification, self.data.spec.objects_per_image
         if loss != "margin" and objects > 1:
             raise ValueError(
                 f"loss.classification: {loss} is for images of one object, {self.data.name} shows {objects}; "

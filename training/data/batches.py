@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.config import DataConfig, RunConfig
+from training.data.datasets import load_split
 from training.data.images import Images, hold_out, hold_out_toys
-from training.data.load import load_split
 from training.data.readers.folder import read_folder, refuse_changed
 from training.data.readers.smallnorb import ToySplit
 from training.data.seeding import ALL, RandomChoices
@@ -112,14 +112,14 @@ class SingleObjects:
         """
         config, batch = self.config, self.images[index[part]]
         images, choices = batch.pixels, RandomChoices(generator, len(index), part)
-        if config.name == "shifted-mnist":
+        if config.spec.composition == "shifted":
             images = affnist_style.shifted(images, choices)
         if config.crop_pixels:
             images = random_crop(images, config.crop_pixels, choices)
         if config.flip:
             images = random_flip(images, choices)
-        repeat_edges = config.name == "images"  # of which nobody knows that they lie on black
-        objects = to_pixels(random_shift(images, config.max_shift_pixels, choices, repeat_edges))
+        moved = random_shift(images, config.max_shift_pixels, choices, config.spec.repeat_edges)
+        objects = to_pixels(moved)
         targets = F.one_hot(batch.labels, self.classes).float()
         if config.blank_fraction:
             objects, targets = blank_some(objects, targets, config.blank_fraction, choices)
@@ -140,13 +140,13 @@ class SingleObjects:
 
         Args:
             batch: images at a time; the last may be fewer.
-            versions: how often each is shown, where it does not look the same each time (`shifted-mnist`).
+            versions: how often each is shown, where it is placed anew each time (`shifted`).
         """
         for images in self._fixed_images(batch, versions):
             yield Batch.of(to_pixels(images.pixels), F.one_hot(images.labels, self.classes).float())
 
     def _fixed_images(self, batch: int, versions: int) -> Iterator[Images]:
-        if self.config.name == "shifted-mnist":
+        if self.config.spec.composition == "shifted":
             yield from affnist_style.shifted_set(self.images, batch, versions=versions)
             return
         for start in range(0, len(self.images), batch):
@@ -194,7 +194,7 @@ Batches = SingleObjects | OverlaidObjects
 
 def make_batches(config: DataConfig, classes: int, images: Images) -> Batches:
     """Images as the configuration shows them."""
-    kind = OverlaidObjects if config.name == "multimnist" else SingleObjects
+    kind = OverlaidObjects if config.spec.composition == "pairs" else SingleObjects
     return kind(config, classes, images)
 
 
@@ -212,7 +212,7 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
     data, model = config.data, config.model
     if data.familiar is not None:
         return _from_viewpoints(data, split, root, familiar=split == "train")
-    if data.name != "images":
+    if data.spec.read is not None:
         return Images.of(load_split(data.name, split, root))
     if data.folder is None:
         raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")

@@ -40,7 +40,9 @@ def evaluate(model: Network, batches: Batches, config: LossConfig, versions: int
         config: of the losses.
         versions: how often each image is shown, see `batches.fixed`.
     """
-    return evaluate_batches(model, batches.fixed(BATCH, versions), batches.config.objects_per_image, config)
+    return evaluate_batches(
+        model, batches.fixed(BATCH, versions), batches.config.spec.objects_per_image, config
+    )
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import distributed
 
-from training.data.load import FACTS
+from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, markdown
 from training.experiments.quick import QUICK_FORM
@@ -86,7 +86,7 @@ def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None
 
 def _part(name: str, plan: Any, data: str) -> Any:
     """Of a plan what is done on one data set."""
-    sets = [key for key in getattr(plan, "networks", {}) if key in FACTS]
+    sets = [key for key in getattr(plan, "networks", {}) if key in DATASETS]
     if data not in sets:
         there = f"one on each of {', '.join(sets)}" if sets else "no parts by data set"
         raise ValueError(f"{name} has no part on {data}; it has {there}")

@@ -11,14 +11,14 @@ import torch
 
 from training.config import RunConfig
 from training.data.batches import evaluation_batches
-from training.data.readers.folder import find_again
+from training.data.datasets import composed, listed
+from training.data.own_pictures import find_again
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import TransformedSet, evaluate_transformed
 from training.runs import checkpoint, provenance
 
 MEASURED = "measured.jsonl"
-FULL_SETS = ("multimnist", "shifted-mnist")
 
 
 def measure(
@@ -44,17 +44,16 @@ def measure(
     """
     best = checkpoint.load_best(run, device)
     config = find_again(best.config, images, run)
-    if full and config.data.name not in FULL_SETS:
-        raise ValueError(
-            f"--full is for runs on {' or '.join(FULL_SETS)}; {run} is one on {config.data.name}"
-        )
+    composition = config.data.spec.composition
+    if full and composition == "single":
+        raise ValueError(f"--full is for runs on {listed(composed())}; {run} is a run on {config.data.name}")
     test = evaluation_batches(config, root).to(device)
     model = best.model
     data: TransformedSet = "affnist" if full else "affnist-style"
     transformed = None
-    if config.data.name == "shifted-mnist":  # first, as affNIST may not be here
+    if composition == "shifted":  # first, as affNIST may not be here
         transformed = evaluate_transformed(model.eval(), config, data, root, device)
-    pairs = full and config.data.name == "multimnist"
+    pairs = full and composition == "pairs"
     found = evaluate(model, test, config.loss, PAPERS_PARTNERS if pairs else 1)
     result = {
         "data": f"{config.data.name} test set, {found.images} images",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from training.config import RunConfig, from_dict, load_preset, to_dict
-from training.data.readers.folder import configure, find_again
+from training.data.own_pictures import configure, find_again
 from training.models.build import build
 from training.runs import checkpoint, from_bundle
 from training.runs.result import times_measured

@@ -16,7 +16,7 @@ from export.contract.arrays import ArrayError, read_array
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
 from export.contract.preprocess import quantiles, to_input
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.synthetic.drawn_digits import draw_digits
 
 DIGIT = Preprocessing(height=28, width=28, polarity="light-on-dark", placement="digit")

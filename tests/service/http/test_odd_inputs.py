@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
-from training.data.load import load_split
+from training.data.datasets import load_split
 
 SEVEN = ROOT / "docs" / "seven.jpg"
 Grey = NDArray[np.uint8]

@@ -8,7 +8,7 @@ import pytest
 from tests.support.stereo_files import CATEGORIES, PAIRS, store
 from training.config import DataConfig, RunConfig, load_preset
 from training.data.batches import training_batches
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.readers.smallnorb import ToySplit
 from training.runs.run_config import _held_out
 

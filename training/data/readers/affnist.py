@@ -24,7 +24,7 @@ SIZE = 40  # pixels, both ways
 
 
 def read_test(folder: Path) -> Split:
-    """Read the test set: images [N, 40, 40, 1], light on a dark ground, and labels 0 to 9.
+    """Read the test set: images [N, 40, 40, 1], light on a dark background, and labels 0 to 9.
 
     Args:
         folder: the data set's own folder, with `test.mat` or `test.mat.zip`.

@@ -56,7 +56,7 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
     return Split(_decode_all(path, arrays["jpeg"].tobytes(), offsets), labels)
 
 
-def name_on_hand(root: Path) -> Literal["cifar10", "cifar10-jpeg"]:
+def name_on_hand(root: Path) -> str:
     """What a data root's `cifar10` holds: `cifar10-jpeg` if it holds this copy alone, else `cifar10`."""
     folder = root / "cifar10"
     original = any((folder / name).exists() for name in SOURCES)

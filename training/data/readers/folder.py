@@ -15,7 +15,6 @@ silently is not learned from is harder to find than an error.
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,15 +24,13 @@ from PIL import Image
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, read_picture
 from export.contract.preprocess import to_input
-from training.config import RunConfig
 from training.data.split import Split
 
 POLARITY: Literal["any"] = "any"  # nothing is known about the pictures, so none is inverted,
 PLACEMENT: Literal["fit"] = "fit"  # and nothing of one is cut off
 MAX_PIXELS = 50_000_000  # of a picture; what the service takes by default
-TEST_SHARE = 0.2
-VALIDATION_SHARE = 0.1  # of the training images, unless a preset asks for fewer
-MOST_NAMED = 10  # of the pictures that cannot be learned from, in one message
+TEST_FRACTION = 0.2
+MAX_NAMED = 10  # of the pictures that cannot be learned from, in one message
 HIDDEN = frozenset({"desktop.ini", "thumbs.db"})  # Windows hides them by an attribute, not by a dot
 
 
@@ -60,13 +57,13 @@ def read_folder(
         ValueError: the folder holds other classes, too few pictures or something that is no sound picture;
             names it.
     """
-    found = _pictures(folder)
+    found = pictures_by_class(folder)
     if tuple(found) != class_names:
         raise ValueError(
             f"{folder} holds the classes {', '.join(found)}; expected {', '.join(class_names)}, "
             "with which the run was started"
         )
-    kept = [_split(paths, split) for paths in found.values()]
+    kept = [in_split(paths, split) for paths in found.values()]
     facts = Preprocessing(height=size, width=size, channels=channels, polarity=POLARITY, placement=PLACEMENT)
     images = np.empty((sum(map(len, kept)), size, size, channels), np.uint8)
     for image, picture in zip(images, _read(path for paths in kept for path in paths), strict=True):
@@ -87,39 +84,12 @@ def refuse_changed(folder: Path, digest: str | None) -> None:
     Raises:
         FileNotFoundError, ValueError: as `read_folder`; or the names of classes or pictures have changed.
     """
-    if _digest_of_names(_pictures(folder)) != digest:
+    if digest_of_names(pictures_by_class(folder)) != digest:
         raise ValueError(
             f"the folder has changed since the run was started: pictures of {folder} have been added, "
             "removed or renamed, so that some would be measured on that were trained on before. Bring back "
             "what it held, say where that lies (--images FOLDER), or start another run on what it holds now"
         )
-
-
-def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunConfig:
-    """The configuration of a run, with the folder of its pictures where that lies now.
-
-    Args:
-        config: of the run; a folder is in it as its user named it, from wherever that was.
-        folder: where the pictures are, if the user says so.
-        asked_by: the run, or the bundle made of it, that the pictures are wanted for.
-
-    Raises:
-        ValueError: a folder is given for a run on a data set.
-        FileNotFoundError: there is no such folder; says how to name one.
-    """
-    if config.data.name != "images":
-        if folder is not None:
-            raise ValueError(f"--images is for your own pictures; {asked_by} is of {config.data.name}")
-        return config
-    if folder is not None:
-        return replace(config, data=replace(config.data, folder=str(folder)))
-    known = config.data.folder
-    if known is not None and not Path(known).is_dir():
-        raise FileNotFoundError(
-            f"{asked_by} was trained on the pictures in {known}, which is no folder here: "
-            "run this where it is one, or say where the pictures are with --images FOLDER"
-        )
-    return config
 
 
 def channels_of(folder: Path) -> Literal[1, 3]:
@@ -130,44 +100,17 @@ def channels_of(folder: Path) -> Literal[1, 3]:
     Raises:
         FileNotFoundError, ValueError: as `read_folder`.
     """
-    paths = (path for paths in _pictures(folder).values() for path in paths)
+    paths = (path for paths in pictures_by_class(folder).values() for path in paths)
     are_gray = [_is_gray(picture) for picture in _read(paths)]  # all of them, even after one in color
     return 1 if all(are_gray) else 3
 
 
-def configure(preset: RunConfig, folder: Path) -> RunConfig:
-    """The configuration that trains a preset's network on the pictures of a folder.
-
-    The network gets the folder's classes and channels. Whole pictures are brought to its size, not first to
-    another and then cropped, because that is how the service will show them to it.
-
-    Args:
-        preset: network, augmentation and schedule; at most its number of validation images is held out, and
-            at most a tenth of the images to train on.
-        folder: holds one folder per class.
+def pictures_by_class(folder: Path) -> dict[str, list[Path]]:
+    """The files in each class's folder, sorted by name.
 
     Raises:
         FileNotFoundError, ValueError: as `read_folder`.
     """
-    found = _pictures(folder)
-    train_images = sum(len(_split(paths, "train")) for paths in found.values())
-    held_out = max(1, int(VALIDATION_SHARE * train_images))
-    data = replace(
-        preset.data,
-        name="images",
-        folder=str(folder),
-        folder_digest=_digest_of_names(found),
-        class_names=tuple(found),
-        resize_pixels=None,
-        crop_pixels=None,
-        validation_images=min(preset.data.validation_images, held_out),
-    )
-    model = replace(preset.model, classes=len(found), image_channels=channels_of(folder))
-    return replace(preset, data=data, model=model)
-
-
-def _pictures(folder: Path) -> dict[str, list[Path]]:
-    """What is in each class's folder; sorted, so that the order is not the file system's."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one that holds a folder per class")
     classes = _visible(folder)
@@ -206,9 +149,9 @@ def _visible(folder: Path) -> list[Path]:
     return sorted((path for path in paths if path.name.lower() not in HIDDEN), key=lambda path: path.name)
 
 
-def _split(paths: list[Path], split: Literal["train", "test"]) -> list[Path]:
-    """Those of a class's pictures that are in the split: at least one, sorted by name."""
-    tested = max(1, round(TEST_SHARE * len(paths)))
+def in_split(paths: list[Path], split: Literal["train", "test"]) -> list[Path]:
+    """Those of a class's pictures that belong to the split: at least one, sorted by name."""
+    tested = max(1, round(TEST_FRACTION * len(paths)))
     shuffled = sorted(paths, key=_digest)
     return sorted(shuffled[:tested] if split == "test" else shuffled[tested:])
 
@@ -218,8 +161,8 @@ def _digest(path: Path) -> bytes:
     return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
 
 
-def _digest_of_names(found: dict[str, list[Path]]) -> str:
-    """A number that changes with any name of a class or a picture; 16 hexadecimal digits."""
+def digest_of_names(found: dict[str, list[Path]]) -> str:
+    """16 hexadecimal digits that change with any name of a class or a picture."""
     digests = [_digest(path) for paths in found.values() for path in paths]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
@@ -233,8 +176,8 @@ def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
         except PictureError as error:
             wrong.append(f"{path}: {error}")
     if wrong:
-        more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise ValueError("; ".join(wrong[:MOST_NAMED]) + more)
+        more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise ValueError("; ".join(wrong[:MAX_NAMED]) + more)
 
 
 def _is_gray(picture: Image.Image) -> bool:

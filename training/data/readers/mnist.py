@@ -33,7 +33,7 @@ IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "f
 
 
 def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
-    """Read one split: images [N, 28, 28, 1], light on a dark ground, and labels 0 to 9.
+    """Read one split: images [N, 28, 28, 1], light on a dark background, and labels 0 to 9.
 
     Args:
         folder: the data set's own folder, named as `capsnet-train download` names it (`data/mnist`).

@@ -24,7 +24,6 @@ CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
 SIZE = 96  # pixels, both ways
 NAME = "smallnorb"
 GRID = {"train": "5x46789x9x18x6x2x96x96-training", "test": "5x01235x9x18x6x2x96x96-testing"}
-BROUGHT_BY: dict[str, Literal["download", "make"]] = {NAME: "download", "toys": "make"}
 TYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C51: np.dtype("<f4"),
     0x1E3D4C53: np.dtype("<f8"),
@@ -52,19 +51,26 @@ class ToySplit(Split):
     lighting: NDArray[np.int64]
 
 
-def read_split(folder: Path, split: Literal["train", "test"], name: str = NAME) -> ToySplit:
+def read_split(
+    folder: Path,
+    split: Literal["train", "test"],
+    name: str = NAME,
+    brought_by: Literal["download", "make"] = "download",
+) -> ToySplit:
     """Read one split.
 
     Args:
         folder: the data set's own folder.
         split: `train` (toys 4, 6, 7, 8, 9 of each category) or `test` (toys 0, 1, 2, 3, 5).
         name: `smallnorb` or `toys`; the files of one are never taken for the other's.
+        brought_by: the command that brings the files.
 
     Raises:
         FileNotFoundError: a file is missing; says how to download or make it.
         ValueError: a file is damaged or is not what its name says; names the file.
     """
-    dat, cat, info = (_find(folder, name, file_name(name, split, kind)) for kind in ("dat", "cat", "info"))
+    files = (file_name(name, split, kind) for kind in ("dat", "cat", "info"))
+    dat, cat, info = (find(folder, f"{file}.gz", file, brought_by=brought_by) for file in files)
     pairs = _read_shaped(dat, "uint8", (2, SIZE, SIZE))
     category = _read_shaped(cat, "int32", ()).astype(np.int64)
     factors = _read_shaped(info, "int32", (4,)).astype(np.int64)
@@ -169,10 +175,6 @@ def write_matrix(path: Path, array: NDArray[Any]) -> None:
     matrix = create_matrix(path, array.dtype, array.shape)
     matrix[...] = array
     matrix.flush()
-
-
-def _find(folder: Path, name: str, file: str) -> Path:
-    return find(folder, f"{file}.gz", file, brought_by=BROUGHT_BY[name])
 
 
 def _read_shaped(path: Path, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

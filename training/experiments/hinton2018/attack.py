@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from training.config import LossConfig, RunConfig, load_preset
 from training.data.batches import Batch, Batches
-from training.data.load import FACTS
+from training.data.datasets import DATASETS
 from training.evaluate import attacks
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
@@ -257,7 +257,7 @@ def _strip(
     made = attack.examples(model, batch.pixels, batch.targets.argmax(dim=1), config.loss)
     pixels = torch.cat([batch.pixels, *made])  # [1 + E, C, H, W]
     name = f"{config.data.name}-{attack.name}-{method}".lower().replace(" ", "-")
-    names = FACTS[config.data.name].class_names
+    names = DATASETS[config.data.name].class_names
     return {
         "label": names[int(batch.targets.argmax())],
         "pictures": runner.keep(name, (255 * pixels[:, 0]).round().byte().cpu().numpy()),  # of the first view

@@ -21,8 +21,8 @@ import numpy as np
 
 from training.config import RunConfig, load_preset
 from training.data.batches import make_batches, training_batches
+from training.data.datasets import load_split
 from training.data.images import Images
-from training.data.load import load_split
 from training.data.viewpoints import FAMILIAR_DEGREES, degrees
 from training.evaluate.evaluation import BATCH, class_probabilities, evaluate
 from training.experiments import figure, markdown

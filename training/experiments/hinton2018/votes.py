@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from training.config import RunConfig
 from training.data.batches import Batches, make_batches
-from training.data.load import FACTS
+from training.data.datasets import DATASETS
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import attack
 from training.experiments.hinton2018.stereo import said_of
@@ -124,7 +124,7 @@ def _measure(runner: Runner, plan: Plan, config: RunConfig) -> Row:
         labels += batch.targets.argmax(dim=1).tolist()
         answers += votes.probabilities[-1].argmax(dim=1).tolist()
     complete, probability = (sum(each) / len(labels) for each in zip(*totals, strict=True))
-    shown = chosen(labels, answers, FACTS[config.data.name].class_names)
+    shown = chosen(labels, answers, DATASETS[config.data.name].class_names)
     return {
         "images": len(labels),
         "zoom": zoom,
@@ -194,7 +194,7 @@ def _examples(
     """Of some images the label, and by iteration the answer and the votes for each class, up to the zoom."""
     if not index:
         return []
-    names, some = FACTS[images.config.name].class_names, images.images[torch.tensor(index)]
+    names, some = DATASETS[images.config.name].class_names, images.images[torch.tensor(index)]
     [batch] = make_batches(images.config, images.classes, some).fixed(len(index))
     votes, labels = votes_for_classes(model, batch.pixels), batch.targets.argmax(dim=1)
     edges = zoomed_edges(zoom)
@@ -300,7 +300,7 @@ def _plot_complete(axis: Any, row: Row, t: int) -> None:
 
 def _plot_example(axis: Any, folder: Path, row: Row, example: Row, t: int) -> None:
     """Votes for each class by one image, and what it is taken for by now."""
-    names = FACTS[row["data"]].class_names
+    names = DATASETS[row["data"]].class_names
     for votes, name, color in zip(example["zoomed"][t], names, COLORS, strict=True):
         width = 2.2 if name == example["label"] else 1
         axis.stairs(votes, zoomed_edges(row["zoom"]), color=color, linewidth=width, label=name)

@@ -13,6 +13,7 @@ from statistics import mean
 from tqdm import tqdm
 
 from training.config import RunConfig, load_preset
+from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import evaluate_transformed
@@ -22,7 +23,7 @@ from training.experiments.runner import Row, Runner, Trained, networks_of
 
 CAPSNET, CNN = "CapsNet", "CNN"
 SHIFTED, AFFNIST, STYLE = "shifted-mnist", "affnist", "affnist-style"
-NAMES = {SHIFTED: "shifted MNIST", AFFNIST: "affNIST", STYLE: "affnist-style"}
+NAMES = {SHIFTED: DATASETS[SHIFTED].title, AFFNIST: DATASETS[AFFNIST].title, STYLE: STYLE}
 PAPER = {  # accuracy in percent, Sec. 5.2
     (SHIFTED, CAPSNET): 99.23,
     (SHIFTED, CNN): 99.22,

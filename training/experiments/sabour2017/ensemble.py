@@ -19,7 +19,7 @@ from torch import Tensor
 
 from training.config import RunConfig
 from training.data.batches import Batches, load_images
-from training.data.load import FACTS
+from training.data.datasets import DATASETS
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, run_name
@@ -176,7 +176,7 @@ def _plot_together(axis: Any, errors: dict[int, list[float]], color: str) -> Non
 
 def _plot_classes(axis: Any, rows: list[Row], color: str) -> None:
     """A dot for every network, a bar for the mean of a class."""
-    names = FACTS[rows[0]["data"]].class_names
+    names = DATASETS[rows[0]["data"]].class_names
     errors = list(zip(*(row["class_error_percent"] for row in rows), strict=True))
     axis.barh(range(len(names)), [mean(found) for found in errors], color=color, alpha=0.3)
     for place, found in enumerate(errors):

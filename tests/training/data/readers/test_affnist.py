@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.readers.affnist import read_test
 
 
@@ -53,7 +53,7 @@ def test_the_published_archive_is_read_as_it_is(tmp_path):
 
 def test_there_is_nothing_to_train_on(tmp_path):
     stored(tmp_path)
-    with pytest.raises(ValueError, match="affnist is a test set"):
+    with pytest.raises(ValueError, match="affnist has no train split"):
         load_split("affnist", "train", tmp_path)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.readers.cifar10_jpeg import read_split
 

@@ -12,8 +12,9 @@ from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.config import load_preset
 from training.data.batches import evaluation_batches, training_batches
+from training.data.own_pictures import configure, find_again
 from training.data.readers import folder as folder_module
-from training.data.readers.folder import channels_of, configure, find_again, read_folder
+from training.data.readers.folder import channels_of, read_folder
 
 CLASSES = ("cat", "dog")
 

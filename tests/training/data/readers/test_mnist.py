@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.data.datasets import sources
+from training.data.download import data_root
 from training.data.readers.mnist import read_idx, read_split
-from training.data.sources import SOURCES, data_root
 
 IMAGES = "train-images-idx3-ubyte.gz"
 LABELS = "train-labels-idx1-ubyte.gz"
@@ -45,7 +46,7 @@ def mnist_folder():
     if not os.environ.get("CAPSNET_DATA"):
         pytest.skip("CAPSNET_DATA is not set")
     folder = data_root(None) / "mnist"
-    missing = [file.name for file in SOURCES["mnist"].files if not (folder / file.name).is_file()]
+    missing = [file.name for file in sources()["mnist"].files if not (folder / file.name).is_file()]
     if missing:
         pytest.skip(f"{', '.join(missing)} not in {folder}")
     return folder
@@ -182,7 +183,7 @@ def test_mnist_has_60000_and_10000_digits_of_all_classes(mnist_folder):
 
 @pytest.mark.mnist
 def test_the_source_states_the_md5_and_length_of_the_real_files(mnist_folder):
-    for file in SOURCES["mnist"].files:
+    for file in sources()["mnist"].files:
         content = gzip.decompress((mnist_folder / file.name).read_bytes())
         assert hashlib.md5(content).hexdigest() == file.content_md5
         assert len(content) == file.content_bytes

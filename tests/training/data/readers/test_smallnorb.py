@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.data.datasets import sources
 from training.data.readers.smallnorb import (
     GRID,
     create_matrix,
@@ -17,7 +18,6 @@ from training.data.readers.smallnorb import (
     read_split,
     write_matrix,
 )
-from training.data.sources import SOURCES
 
 MAGIC = {"float32": 0x1E3D4C51, "float64": 0x1E3D4C53, "int32": 0x1E3D4C54, "uint8": 0x1E3D4C55}
 MAGIC["int16"] = 0x1E3D4C56
@@ -112,12 +112,12 @@ def test_a_type_that_the_format_does_not_know_is_refused(tmp_path):
 
 def test_the_names_of_files_are_the_published_ones():
     names = {file_name("smallnorb", split, kind) for split in GRID for kind in ("dat", "cat", "info")}
-    assert names == {file.name.removesuffix(".gz") for file in SOURCES["smallnorb"].files}
+    assert names == {file.name.removesuffix(".gz") for file in sources()["smallnorb"].files}
 
 
 def test_the_published_labels_are_a_matrix_of_the_categories_in_turn():
     content = matrix((np.arange(24_300) % 5).astype(np.int32))
-    for file in SOURCES["smallnorb"].files:
+    for file in sources()["smallnorb"].files:
         if file.name.endswith("-cat.mat.gz"):
             assert file.content_md5 == hashlib.md5(content).hexdigest()
             assert file.content_bytes == len(content)

@@ -23,10 +23,9 @@ import pytest
 
 from training.config import DataConfig, RunConfig, load_preset
 from training.data.batches import training_batches
-from training.data.load import FACTS, load_split
+from training.data.datasets import DATASETS, load_split, sources
 from training.data.readers import smallnorb
 from training.data.readers.smallnorb import CLASS_NAMES, file_name
-from training.data.sources import SOURCES
 from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make, sit, sittings, usable_cores
 from training.data.synthetic.toys.parts import ball
@@ -140,7 +139,7 @@ def test_each_picture_stands_where_its_factors_say(root):
 
 def test_whole_files_have_the_published_length():
     """Header and pairs; so few bytes more or less would be another format."""
-    for file in SOURCES["smallnorb"].files:
+    for file in sources()["smallnorb"].files:
         row = {"dat": 2 * 96 * 96, "cat": 4, "info": 16}[file.name.split("-")[-1].split(".")[0]]
         header = 8 + 4 * (4 if "-dat" in file.name else 3)
         assert file.content_bytes == header + 24_300 * row
@@ -413,5 +412,5 @@ def test_toys_are_trained_on_as_smallnorb_is(root):
 
 
 def test_toys_have_smallnorbs_classes_and_pictures_that_are_taken_as_they_are():
-    assert FACTS["toys"] == FACTS["smallnorb"]
-    assert FACTS["toys"].class_names == CLASS_NAMES
+    assert DATASETS["toys"] == DATASETS["smallnorb"]
+    assert DATASETS["toys"].class_names == CLASS_NAMES

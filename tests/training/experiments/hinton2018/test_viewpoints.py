@@ -11,7 +11,7 @@ from tests.support.figures import areas
 from tests.support.stereo_files import CATEGORIES, PAIRS, store
 from training.config import Block, RunConfig, load_preset
 from training.data.batches import evaluation_batches, training_batches
-from training.data.load import load_split
+from training.data.datasets import load_split
 from training.data.readers.smallnorb import ToySplit
 from training.data.viewpoints import are_familiar
 from training.experiments import figure

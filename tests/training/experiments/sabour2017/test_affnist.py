@@ -10,8 +10,8 @@ from scipy.io import savemat
 
 from tests.support.figures import areas
 from training.config import Block, load_preset
+from training.data.datasets import load_split
 from training.data.images import Images
-from training.data.load import load_split
 from training.data.transforms.affnist_style import affnist_style_set
 from training.experiments import figure
 from training.experiments.quick import narrowed

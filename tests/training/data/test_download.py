@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from training.data.sources import SOURCES, DownloadError, RemoteFile, Source, data_root, download
+from training.data.datasets import sources
+from training.data.download import DownloadError, data_root, download
+from training.data.source import RemoteFile, Source
 
 # About 40 KB that compress to some 20 KB, so that levels 1 and 9 differ.
 CONTENT = b"".join(hashlib.sha256(b"%d" % i).hexdigest().encode() for i in range(600))
@@ -403,7 +405,8 @@ def test_ctrl_c_leaves_a_part_that_the_next_call_continues(serve, tmp_path):
 
     command = (
         "from pathlib import Path\n"
-        "from training.data.sources import RemoteFile, Source, download\n"
+        "from training.data.download import download\n"
+        "from training.data.source import RemoteFile, Source\n"
         f"download({source(serve(stall))!r}, Path({str(tmp_path)!r}))"
     )
     part = tmp_path / "mnist" / "digits.gz.part"
@@ -424,7 +427,7 @@ def test_ctrl_c_leaves_a_part_that_the_next_call_continues(serve, tmp_path):
 
 
 def test_the_downloads_and_the_reader_import_no_torch():
-    command = "import sys, training.data.load, training.data.sources; sys.exit('torch' in sys.modules)"
+    command = "import sys, training.data.datasets, training.data.download; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 
@@ -439,7 +442,7 @@ def test_data_root_is_the_one_given_else_the_environments_else_data(monkeypatch)
 
 
 def test_mnist_comes_from_several_mirrors_over_https():
-    mnist = SOURCES["mnist"]
+    mnist = sources()["mnist"]
     assert mnist.name == "mnist"
     assert len(set(mnist.mirrors)) >= 2
     assert all(mirror.startswith("https://") for mirror in mnist.mirrors)

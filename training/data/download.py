@@ -1,4 +1,4 @@
-"""Where data sets come from and how they get here: mirrors, checksums, downloads that resume.
+"""Downloads of data sets: from mirrors, checked, resumed where they were interrupted.
 
 A file arrives as `NAME.part`, is checked, and only then gets its name, so that whatever stands under
 the final name is whole and right.
@@ -11,125 +11,17 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
 import httpx
 from tqdm import tqdm
 
+from training.data.source import RemoteFile, Source
+
 DEFAULT_ROOT = Path("data")
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # seconds; 30 without a single byte is a dead mirror
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file and its content.
-
-    Mirrors may have compressed a .gz file each in their own way, so its content is what it decompresses to.
-    Any other file, an archive or a .mat, is its content.
-
-    Attributes:
-        name: file name, on the mirrors and here.
-        content_md5: 32 hexadecimal digits; None where no sum has been published: the file is a zip archive
-            then, and checked by the sums that it holds itself.
-        content_bytes: length of the content; at most so long where there is no sum.
-    """
-
-    name: str
-    content_md5: str | None
-    content_bytes: int
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the content is what the file decompresses to."""
-        return self.name.endswith(".gz") and not self.name.endswith(".tar.gz")
-
-    @property
-    def max_bytes(self) -> int:
-        """More than the worst compressor makes of the content; whatever is larger is another file."""
-        return self.content_bytes + (self.content_bytes // 100 + 4096 if self.is_compressed else 0)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set that can be downloaded.
-
-    Attributes:
-        name: what the command calls it, and its folder under the data root.
-        mirrors: URLs of folders that hold all files, tried in this order.
-        files: what belongs to it.
-    """
-
-    name: str
-    mirrors: tuple[str, ...]
-    files: tuple[RemoteFile, ...]
-
-
-_NORB_TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
-_NORB_TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
-
-SOURCES = {
-    "mnist": Source(
-        name="mnist",
-        mirrors=(
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://systemds.apache.org/assets/datasets/mnist/",
-            "https://raw.githubusercontent.com/fgnt/mnist/master/",
-        ),
-        files=(
-            RemoteFile("train-images-idx3-ubyte.gz", "6bbc9ace898e44ae57da46a324031adb", 47_040_016),
-            RemoteFile("train-labels-idx1-ubyte.gz", "a25bea736e30d166cdddb491f175f624", 60_008),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "2646ac647ad5339dbf082846283269ea", 7_840_016),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "27ae3e4e09519cfbb04c329615203637", 10_008),
-        ),
-    ),
-    "fashion-mnist": Source(
-        name="fashion-mnist",
-        mirrors=(
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        ),
-        files=(
-            RemoteFile("train-images-idx3-ubyte.gz", "f4a8712d7a061bf5bd6d2ca38dc4d50a", 47_040_016),
-            RemoteFile("train-labels-idx1-ubyte.gz", "9018921c3c673c538a1fc5bad174d6f9", 60_008),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "8181f5470baa50b63fa0f6fddb340f0a", 7_840_016),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "15d484375f8d13e6eb1aabb0c3f46965", 10_008),
-        ),
-    ),
-    "cifar10": Source(
-        name="cifar10",
-        mirrors=("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"),
-        files=(RemoteFile("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),
-    ),
-    "svhn": Source(
-        name="svhn",
-        mirrors=("http://ufldl.stanford.edu/housenumbers/",),
-        files=(
-            RemoteFile("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
-            RemoteFile("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
-        ),
-    ),
-    "affnist": Source(
-        name="affnist",
-        mirrors=("https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/",),
-        files=(RemoteFile("test.mat.zip", None, 1_000_000_000),),  # 320,000 pictures take 512 MB uncompressed
-    ),
-    "smallnorb": Source(
-        name="smallnorb",
-        mirrors=("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",),
-        files=(
-            RemoteFile(f"{_NORB_TRAIN}-dat.mat.gz", "8138a0902307b32dfa0025a36dfa45ec", 447_897_624),
-            RemoteFile(f"{_NORB_TRAIN}-cat.mat.gz", "fd5120d3f770ad57ebe620eb61a0b633", 97_220),
-            RemoteFile(f"{_NORB_TRAIN}-info.mat.gz", "19faee774120001fc7e17980d6960451", 388_820),
-            RemoteFile(f"{_NORB_TEST}-dat.mat.gz", "e9920b7f7b2869a8f1a12e945b2c166c", 447_897_624),
-            RemoteFile(f"{_NORB_TEST}-cat.mat.gz", "fd5120d3f770ad57ebe620eb61a0b633", 97_220),
-            RemoteFile(f"{_NORB_TEST}-info.mat.gz", "7c5b871cc69dcadec1bf6a18141f5edc", 388_820),
-        ),
-    ),
-}
 
 
 class DownloadError(RuntimeError):
