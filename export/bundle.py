@@ -33,11 +33,11 @@ from export.next_version import publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches, training_batches
-from training.data.own_pictures import find_again
 from training.data.synthetic.drawn_digits import draw_digits
 from training.evaluate.metrics import Errors
 from training.models.build import Network
 from training.runs import checkpoint
+from training.runs.open_run import open_run
 from training.runs.result import note_measurement, times_measured
 
 SAMPLES = 8
@@ -116,17 +116,16 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
 
 def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     """Turn a run's best checkpoint into graphs and measure them; the arguments are those of `publish`."""
-    best = checkpoint.load_best(run, torch.device("cpu"))
-    config, model = best.config, _capsule_network(run, best.model)
-    on_images = find_again(config, images, run)
-    train, validation = training_batches(on_images, root)
+    best = open_run(run, torch.device("cpu"), images)
+    config, model = best.recorded, _capsule_network(run, best.model)
+    train, validation = training_batches(best.config, root)
     shown = train if validation is None else validation
     graphs = trace(model)
     encoder = graphs.encoder.SerializeToString()
     parity_error = parity.check_parity(model, graphs, parity_pixels(shown))
     confidence = None if validation is None else measure_confidence(encoder, validation, name)
     measured_before = times_measured(run, config)
-    test = evaluate_encoder(encoder, on_images, root)
+    test = evaluate_encoder(encoder, best.config, root)
     note_measurement(run, best.name, test.error_percent)
     return Exported(
         config,  # as it is: where the pictures lie now is nobody's business
@@ -148,7 +147,7 @@ def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
             f"{run} is a {model.config.architecture}, which has no poses; a bundle is made of a network of "
             "capsules, capsnet or matrix-capsnet"
         )
-    return model.eval()
+    return model
 
 
 def parity_pixels(shown: Batches) -> NDArray[np.float32]:

@@ -266,7 +266,7 @@ def _train(
     """Train, alone or with others; gives the trainer and whether the run is finished."""
     from training.data.batches import training_batches
     from training.fit.loop import Limits
-    from training.fit.open_run import open_run
+    from training.fit.session import training_session
     from training.runs.run_config import first_weights
 
     first = first_weights(config, options.start_from) if options.start_from else None
@@ -275,7 +275,7 @@ def _train(
     if none_named and device.type == "cpu" and processes.count == 1:
         print(_without_preset(config, train), file=sys.stderr)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
-    with open_run(options.out, config, device, processes, first, new=not options.resume) as trainer:
+    with training_session(options.out, config, device, processes, first, new=not options.resume) as trainer:
         if processes.first:
             held_out = 0 if validation is None else len(validation)
             hardware = trainer.session.hardware
@@ -318,6 +318,12 @@ def _experiment(options: argparse.Namespace) -> int:
         return 0
     if options.on:
         raise ValueError(f"--on {options.on} goes with one experiment, not with {ALL_EXPERIMENTS}")
+    _run_all_experiments(options)
+    return 0
+
+
+def _run_all_experiments(options: argparse.Namespace) -> None:
+    """Run every experiment whose data is there; say at the end which were left out."""
     from training.experiments.run import MeasuredInPartError
 
     in_part: list[str] = []
@@ -337,7 +343,6 @@ def _experiment(options: argparse.Namespace) -> int:
         print(f"skipped, as their data is not there: {', '.join(skipped)}")
     if len(skipped) == len(EXPERIMENTS):
         raise ValueError("there is no data for any experiment")
-    return 0
 
 
 def _form(name: str, quick: bool) -> str:

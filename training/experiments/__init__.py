@@ -5,6 +5,11 @@ A module here is an experiment if its name is in EXPERIMENTS. It has two plans, 
 Markdown, and `plot(rows, file)` saves the figure.
 """
 
+SECTION_7 = {  # of Sabour et al. 2017: the entries of one module
+    "cifar10": "Section 7: CIFAR-10, an ensemble of 7",
+    "smallnorb": "Section 7: smallNORB, toys that were never trained on",
+    "svhn": "Section 7: SVHN, a smaller network",
+}
 SABOUR_2017 = {
     "table1": "Table 1: error on MNIST and MultiMNIST, by routing iterations and reconstruction",
     "perturb": "Figure 4: what each dimension of a digit's capsule means",
@@ -13,9 +18,7 @@ SABOUR_2017 = {
     "segment": "Section 6: pixels of overlapping digits, assigned to one, the other or both",
     "affnist": "Section 5.2: digits transformed in ways that were never trained on",
     "routing": "Figures A.1 and A.2: how logits change as routing goes on; training loss by iterations",
-    "cifar10": "Section 7: CIFAR-10, an ensemble of 7",
-    "smallnorb": "Section 7: smallNORB, toys that were never trained on",
-    "svhn": "Section 7: SVHN, a smaller network",
+    **SECTION_7,
     "samples": "Accuracy by the number of training examples, CapsNet and CNN",
 }
 HINTON_2018 = {

@@ -4,11 +4,8 @@ A folder of an experiment holds, beside its rows, `experiment.json`: its name, w
 and whether all of it has been measured.
 """
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +15,12 @@ from torch import distributed
 
 from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
-from training.experiments import EXPERIMENTS, SABOUR_2017, markdown
+from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
+from training.runs.lock import LOCK, lock_folder
 
-LOCK = ".lock"
 FIGURE = "figure.png"
 IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"
 
@@ -66,11 +63,12 @@ def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None
         MeasuredInPartError: there is none for the rest of it; the report of what there is has been written.
     """
     _refuse_several_processes()
-    experiment = _module(name)
+    experiment = _experiment(name)
     plan = experiment.QUICK if quick else experiment.FULL
     if on is not None:
         plan = _part(name, plan, on)
-    with _locked(runner.out):
+    busy = f"another command runs an experiment in {runner.out}; wait for it, or choose another --out"
+    with lock_folder(runner.out, busy):  # else rows would be lost
         claim = _claim(runner.out, name, quick)
         try:
             experiment.run(runner, plan)
@@ -104,7 +102,7 @@ def write_report(out: Path) -> Path:
     try:
         text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
         if rows:
-            _module(claim.experiment).plot(rows, out / FIGURE)
+            _experiment(claim.experiment).plot(rows, out / FIGURE)
     except KeyError as missing:
         raise ValueError(
             f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
@@ -120,7 +118,7 @@ def section(claim: Claim, rows: list[Row]) -> str:
     part = "" if claim.finished else IN_PART
     figure = f"![figure]({FIGURE})\n\n" if rows else ""
     origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
-    return f"{figure}{part}{form}{_module(claim.experiment).report(rows)}\n{origins}"
+    return f"{figure}{part}{form}{_experiment(claim.experiment).report(rows)}\n{origins}"
 
 
 def write_page(folder: Path) -> Path:
@@ -202,20 +200,6 @@ def read_claim(out: Path) -> Claim:
 _MEND = 'expected, in a line, say {"experiment": "table1", "quick": true}'
 
 
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep another command from carrying out an experiment in the same folder: rows would be lost."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another command carries out an experiment in {out}; wait for it, or choose another --out"
-            ) from None
-        yield
-
-
 def _refuse_several_processes() -> None:
     """Of processes that torchrun starts each would carry out all of an experiment."""
     count = os.environ.get("WORLD_SIZE", "1")
@@ -226,7 +210,11 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _module(name: str) -> Any:
-    """The experiment: FULL and QUICK plans, run(runner, plan), report(rows), plot(rows, file)."""
+def _experiment(name: str) -> Any:
+    """What `training/experiments/__init__.py` says an experiment has: plans, run, report, plot."""
+    if name in SECTION_7:
+        from training.experiments.sabour2017 import section7
+
+        return section7.EXPERIMENTS[name]
     paper = "sabour2017" if name in SABOUR_2017 else "hinton2018"
     return import_module(f"training.experiments.{paper}.{name.replace('-', '_')}")

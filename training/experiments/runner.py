@@ -25,9 +25,10 @@ from training.data.batches import Batch, Batches, load_images, make_batches, tra
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
 from training.fit.loop import Limits
-from training.fit.open_run import open_run
+from training.fit.session import training_session
 from training.models.build import Network
 from training.runs import checkpoint, provenance
+from training.runs.open_run import open_run
 
 Row = dict[str, Any]
 ROWS = "rows.jsonl"
@@ -194,8 +195,7 @@ class Runner:
             KeyboardInterrupt: a signal stopped the training; it goes on from there when called again.
         """
         run, progress = self._train(config)
-        model = checkpoint.load_model(run, checkpoint.best_checkpoint(run), self.device).eval()
-        return Trained(run, config, model, progress)
+        return Trained(run, config, open_run(run, self.device).model, progress)
 
     def trained_to_the_end(self, config: RunConfig) -> Trained:
         """The same network as training left it, with its last weights."""
@@ -206,7 +206,7 @@ class Runner:
     def _train(self, config: RunConfig) -> tuple[Path, checkpoint.Progress]:
         run = self.networks / run_name(config)
         train, validation = training_batches(config, self.root)
-        with open_run(run, config, self.device) as trainer:
+        with training_session(run, config, self.device) as trainer:
             tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
             before = trainer.before
             if not trainer.fit(train, validation, Limits()):

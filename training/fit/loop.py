@@ -1,4 +1,4 @@
-"""Fit.
+"""The training loop.
 
 Every random choice is a function of the seed and of the step or epoch it is made in. So a checkpoint needs
 no generator state, and a resumed run makes the same choices as one that was never stopped.
@@ -118,10 +118,10 @@ class Trainer:
             self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
-        """Train to the last epoch, or to the validation at which the configuration ends the run.
+        """Train to the last epoch, or until validation meets the configuration's stop condition.
 
-        A limit or a signal stops it before that. However it ends, it leaves a checkpoint. Without validation
-        images nothing is measured on the way, and the last weights are the run's result.
+        A limit or a signal stops it earlier. It always ends with a checkpoint. Without validation images, the
+        last weights are the run's result.
 
         Returns:
             Whether the run is finished.
@@ -135,33 +135,37 @@ class Trainer:
         validation = validation.to(self.device) if validation is not None else None
         per_epoch = steps_per_epoch(self.config.optimizer, len(train))
         last = per_epoch * self.config.optimizer.epochs
-        self._since = started = saved = time.monotonic()
-        with self._log() as log, _stop_on_signal() as stop, self._bar(last) as bar:
+        self._since = self._started = self._saved = time.monotonic()
+        with self._log() as log, _stop_on_signal() as signals, self._bar(last) as bar:
             losses: list[Tensor] = []
             stopped = False
             while not stopped and not self._finished(last):
                 losses.append(self._step(train, per_epoch))
                 self._count_step(per_epoch)
                 bar.update(self.config.optimizer.batch_size)
-                step, now = self.progress.step, time.monotonic()
-                epoch_ends = step % per_epoch == 0
-                out_of_time = limits.max_minutes is not None and now - started > 60 * limits.max_minutes
-                checkpoint_due = now - saved > 60 * limits.checkpoint_minutes
-                self.interrupted, out_of_time, checkpoint_due = self.processes.any_of(
-                    bool(stop), out_of_time, checkpoint_due
-                )
-                stopped = self.interrupted or out_of_time
-                if step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
+                epoch_ends = self.progress.step % per_epoch == 0
+                stopped, checkpoint_due = self._due(limits, signals)
+                if self.progress.step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
                     self._log_losses(losses, per_epoch, log, bar)
                     losses = []
                 if epoch_ends and validation is not None:
                     self._validate(validation, log, bar)
                 if epoch_ends or checkpoint_due:
                     self.save()
-                    self._since = saved = time.monotonic()
+                    self._since = self._saved = time.monotonic()
         if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
             self.save()
         return self._finished(last)
+
+    def _due(self, limits: Limits, signals: list[int]) -> tuple[bool, bool]:
+        """Whether to stop, and whether to write a checkpoint; the processes agree on both."""
+        now = time.monotonic()
+        out_of_time = limits.max_minutes is not None and now - self._started > 60 * limits.max_minutes
+        checkpoint_due = now - self._saved > 60 * limits.checkpoint_minutes
+        self.interrupted, out_of_time, checkpoint_due = self.processes.any_of(
+            bool(signals), out_of_time, checkpoint_due
+        )
+        return self.interrupted or out_of_time, checkpoint_due
 
     @property
     def result(self) -> Network:

@@ -12,7 +12,6 @@ A run is a folder:
 A checkpoint is written aside and renamed, so a folder of that name is always whole.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
+from training.runs.lock import lock_folder
 
 CONFIG = "config.json"
 MODEL = "model.safetensors"
@@ -159,12 +159,7 @@ def locked(run: Path) -> Iterator[None]:
     Raises:
         ValueError: another one does.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is training in {run}") from None
+    with lock_folder(run, f"another process is training in {run}"):
         yield
 
 
@@ -263,36 +258,6 @@ def read_progress(checkpoint: Path) -> Progress:
         return _PROGRESS.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
-
-
-@dataclass(frozen=True)
-class Best:
-    """What a run gives: the checkpoint with its lowest validation error, or its newest one."""
-
-    name: str
-    config: RunConfig
-    progress: Progress
-    model: Network
-
-
-def load_best(run: Path, device: torch.device) -> Best:
-    """The best checkpoint of a run, read at once, as a run that goes on meanwhile may remove it.
-
-    Raises:
-        FileNotFoundError: the folder is not a run, or it has no checkpoint yet.
-        ValueError: a file is damaged.
-    """
-    config = read_config(run)
-    while True:
-        best = best_checkpoint(run)
-        try:
-            progress, model = read_progress(best), build(config.model)
-            load_weights(model, best)
-        except FileNotFoundError:
-            if best_checkpoint(run) == best:  # somebody else has removed it
-                raise
-        else:
-            return Best(best.name, config, progress, model.to(device))
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:

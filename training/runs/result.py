@@ -12,11 +12,11 @@ import torch
 from training.config import RunConfig
 from training.data.batches import evaluation_batches
 from training.data.datasets import composed, listed
-from training.data.own_pictures import find_again
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import TransformedSet, evaluate_transformed
 from training.runs import checkpoint, provenance
+from training.runs.open_run import open_run
 
 MEASURED = "measured.jsonl"
 
@@ -42,8 +42,8 @@ def measure(
         FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
         MissingDataError: the test images are not here.
     """
-    best = checkpoint.load_best(run, device)
-    config = find_again(best.config, images, run)
+    best = open_run(run, device, images)
+    config = best.config
     composition = config.data.spec.composition
     if full and composition == "single":
         raise ValueError(f"--full is for runs on {listed(composed())}; {run} is a run on {config.data.name}")
@@ -52,7 +52,7 @@ def measure(
     data: TransformedSet = "affnist" if full else "affnist-style"
     transformed = None
     if composition == "shifted":  # first, as affNIST may not be here
-        transformed = evaluate_transformed(model.eval(), config, data, root, device)
+        transformed = evaluate_transformed(model, config, data, root, device)
     pairs = full and composition == "pairs"
     found = evaluate(model, test, config.loss, PAPERS_PARTNERS if pairs else 1)
     result = {

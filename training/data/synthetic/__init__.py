@@ -1,1 +1,1 @@
-"""Data sets that the repository makes itself: digits and toys."""
+"""Data sets that the repository makes itself: drawn digits and rendered toys."""

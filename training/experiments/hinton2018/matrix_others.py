@@ -9,9 +9,9 @@ from pathlib import Path
 
 from training.config import RunConfig, load_preset
 from training.experiments import figure, markdown
+from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
-from training.experiments.sabour2017 import cifar10
 
 PAPER = {"mnist": 0.44, "cifar10": 11.9}  # error in percent
 
@@ -50,7 +50,7 @@ def run(runner: Runner, plan: Plan) -> None:
 def _run_on(runner: Runner, plan: Plan, data: str) -> None:
     config = plan.networks[data]
     if data == "cifar10":
-        config = cifar10.on_hand(config, runner.root)
+        config = on_hand(config, runner.root)
     for seed in plan.seeds:
         seeded = replace(config, seed=seed)
         key: Row = {"data": config.data.name, "seed": seed}
@@ -62,7 +62,7 @@ def report(rows: list[Row]) -> str:
     """The errors, the paper's beside them."""
     header = ("", "parameters", "test error, %", "paper", "difference")
     text = f"{markdown.table(header, [_line(rows, data) for data in data_sets(rows)])}\n{_said(rows)}\n"
-    return f"{text}\n{cifar10.JPEG_COPY}\n" if _errors(rows, "cifar10-jpeg") else text
+    return f"{text}\n{JPEG_COPY}\n" if _errors(rows, "cifar10-jpeg") else text
 
 
 def _line(rows: list[Row], data: str) -> tuple[str, ...]:

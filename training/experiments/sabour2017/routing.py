@@ -19,11 +19,12 @@ from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.batches import Batches, training_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
+from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, networks_of, run_name
-from training.experiments.sabour2017 import cifar10
+from training.experiments.sabour2017.section7 import EXPERIMENTS as SECTION_7
 from training.fit.loop import Limits
-from training.fit.open_run import open_run
+from training.fit.session import training_session
 from training.models.capsnet import CapsNet
 from training.models.capsules import RoutingByAgreement
 
@@ -61,10 +62,13 @@ FULL = Plan(
     _steady(load_preset("mnist"), 500),
     (0, 1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500),
     10_000,
-    cifar10.FULL.network,
+    SECTION_7["cifar10"].FULL.network,
 )
 QUICK = Plan(
-    _steady(narrowed(load_preset("mnist"), 4000, 6), 6), (0, 1, 2, 3, 4, 5, 6), 1000, cifar10.QUICK.network
+    _steady(narrowed(load_preset("mnist"), 4000, 6), 6),
+    (0, 1, 2, 3, 4, 5, 6),
+    1000,
+    SECTION_7["cifar10"].QUICK.network,
 )
 
 
@@ -75,7 +79,7 @@ def run(runner: Runner, plan: Plan) -> None:
         settings = networks_of(plan.network) | {"at_most": plan.images}
         runner.measure(key, settings, partial(_measure_changes, runner, plan, epochs))
     for iterations in COMPARED:
-        config = with_iterations(cifar10.on_hand(plan.compared, runner.root), iterations)
+        config = with_iterations(on_hand(plan.compared, runner.root), iterations)
         key = {"figure": "A.2", "data": config.data.name, "iterations": iterations}
         runner.measure(key, networks_of(config), partial(_measure_losses, runner, config))
 
@@ -112,7 +116,7 @@ def stage(runner: Runner, config: RunConfig, epochs: int) -> Trained:
     """
     assert config.optimizer.cooldown_epochs == 0, "the rate would depend on where the training ends"
     run = runner.out / "stages" / run_name(config)
-    with open_run(run, _steady(config, max(epochs, 1)), runner.device) as trainer:
+    with training_session(run, _steady(config, max(epochs, 1)), runner.device) as trainer:
         if trainer.progress.epochs > epochs:
             raise ValueError(
                 f"{run} has been trained for {trainer.progress.epochs:g} epochs, and what it was like after "
@@ -255,7 +259,7 @@ def _report_losses(losses: dict[int, Row]) -> str:
     return f"""Figure A.2, training loss on {data}, margin and reconstruction, mean over 5 % of the steps:
 
 {markdown.table(("trained with", "after a quarter", "after half", "at the end"), lines)}
-{cifar10.JPEG_COPY if data == "cifar10-jpeg" else ""}
+{JPEG_COPY if data == "cifar10-jpeg" else ""}
 The paper shows curves and has no numbers: its loss falls faster and ends lower with 3 iterations than with 1.
 {_end(losses)}Its batch size is 128, ours {row["batch_size"]}.
 """

@@ -23,12 +23,13 @@ from training.data.readers.files import MissingDataError
 from training.data.readers.smallnorb import file_name
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
+from training.experiments.cifar10_copy import on_hand
 from training.experiments.runner import Runner
-from training.experiments.sabour2017 import cifar10, smallnorb, svhn
-from training.experiments.sabour2017.ensemble import Plan
+from training.experiments.sabour2017.section7 import EXPERIMENTS, Plan
 from training.runs import checkpoint
 
 COUNT = {"train": 100, "test": 60}
+cifar10, smallnorb, svhn = (EXPERIMENTS[name] for name in ("cifar10", "smallnorb", "svhn"))
 
 
 def pictures(count: int, classes: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -234,9 +235,9 @@ def test_nothing_measured_leaves_blanks():
 
 def test_the_original_goes_before_the_copy_where_both_are(tmp_path):
     store_cifar10_jpeg(tmp_path)
-    assert cifar10.on_hand(cifar10.FULL.network, tmp_path).data.name == "cifar10-jpeg"
+    assert on_hand(cifar10.FULL.network, tmp_path).data.name == "cifar10-jpeg"
     store_cifar10(tmp_path)
-    assert cifar10.on_hand(cifar10.FULL.network, tmp_path).data.name == "cifar10"
+    assert on_hand(cifar10.FULL.network, tmp_path).data.name == "cifar10"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "smallnorb", "svhn"])

@@ -1,4 +1,4 @@
-"""A run that nobody else trains at the same time: its lock comes first, then its newest checkpoint."""
+"""A training session: the run is locked, then it begins or goes on from its newest checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from training.runs import checkpoint, provenance
 
 
 @contextmanager
-def open_run(
+def training_session(
     run: Path,
     config: RunConfig,
     device: torch.device,

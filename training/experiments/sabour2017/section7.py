@@ -1,7 +1,7 @@
-"""Networks of one configuration and several seeds: the error of each and of all together, beside the paper's.
+"""Section 7 of Sabour et al. 2017: CIFAR-10, smallNORB and SVHN, each with networks of several seeds.
 
-Sec. 7 of Sabour et al. 2017 does so on CIFAR-10: the lengths of class capsules, summed over 7 models, are the
-answer of the ensemble.
+Each network is measured alone, and every choice of several together: as in the paper, the lengths of class
+capsules, summed over the networks, are the ensemble's answer. One entry below is one experiment.
 """
 
 # M networks, N images, J classes
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.config import RunConfig
+from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.batches import Batches, load_images
 from training.data.datasets import DATASETS
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
+from training.experiments.cifar10_copy import JPEG_COPY, on_hand
+from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, run_name
 from training.models.build import Network
 from training.models.capsnet import CapsNet, lengths
@@ -55,8 +57,54 @@ class Published:
     networks: int = 1
 
 
-def run(runner: Runner, plan: Plan) -> None:
-    """Train a network with each seed, measure it, then measure every choice of them together."""
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of this section; its attributes and methods are what a module of an experiment has."""
+
+    PAPER: Published
+    FULL: Plan
+    QUICK: Plan
+
+    def run(self, runner: Runner, plan: Plan) -> None:
+        """Train a network with each seed, measure it, then measure every choice of them together."""
+        _run(runner, replace(plan, network=on_hand(plan.network, runner.root)))
+
+    def report(self, rows: list[Row]) -> str:
+        """For each data set, the error by the number of networks, and what was measured on what."""
+        text = _report(rows, self.PAPER)
+        return f"{text}\n{JPEG_COPY}\n" if "cifar10-jpeg" in data_sets(rows) else text
+
+    def plot(self, rows: list[Row], file: Path) -> None:
+        """Error by the number of networks, and by class."""
+        _plot(rows, file, self.PAPER)
+
+
+def half_the_papers_width(config: RunConfig) -> RunConfig:
+    """For the quick form: an eighth, as elsewhere, would leave 8 channels of a network that is small."""
+    assert isinstance(config.model, CapsNetConfig)
+    return replace(config, model=replace(config.model, conv_channels=32, primary_types=8))
+
+
+EXPERIMENTS = {
+    "cifar10": Experiment(
+        Published("cifar10", error_percent=10.6, networks=7),
+        FULL=Plan(load_preset("cifar10"), tuple(range(7))),
+        QUICK=Plan(narrowed(load_preset("cifar10"), 8000, 4), (0, 1, 2)),
+    ),
+    "smallnorb": Experiment(
+        Published("smallnorb", error_percent=2.7),
+        FULL=Plan(load_preset("smallnorb"), (0, 1, 2)),
+        QUICK=Plan(narrowed(load_preset("smallnorb"), 8000, 3), (0, 1)),
+    ),
+    "svhn": Experiment(
+        Published("svhn", error_percent=4.3),
+        FULL=Plan(load_preset("svhn"), (0, 1, 2)),
+        QUICK=Plan(half_the_papers_width(narrowed(load_preset("svhn"), 8000, 4)), (0, 1)),
+    ),
+}
+
+
+def _run(runner: Runner, plan: Plan) -> None:
     data = plan.network.data.name
     members = [replace(plan.network, seed=seed) for seed in plan.seeds]
     for config in members:
@@ -110,8 +158,7 @@ def _labels(runner: Runner, config: RunConfig) -> Tensor:
     return load_images(config, "test", runner.root).labels
 
 
-def report(rows: list[Row], paper: Published) -> str:
-    """For each data set, the error by the number of networks, and what was measured on what."""
+def _report(rows: list[Row], paper: Published) -> str:
     lines = [line for data in data_sets(rows) for line in _lines(data, _errors(rows, data), paper)]
     if not lines:
         lines = [(f"{paper.data}, {_counted(paper.networks)}", "", str(paper.error_percent), "")]
@@ -149,8 +196,7 @@ def _said(rows: list[Row], paper: Published) -> str:
     return " ".join(said)
 
 
-def plot(rows: list[Row], file: Path, paper: Published) -> None:
-    """Error by the number of networks, and by class."""
+def _plot(rows: list[Row], file: Path, paper: Published) -> None:
     colors = dict(zip(data_sets(rows), (figure.OURS, figure.OTHER), strict=False))
     with figure.saved(file, columns=2) as (together, by_class):
         for data, color in colors.items():
@@ -159,9 +205,9 @@ def plot(rows: list[Row], file: Path, paper: Published) -> None:
         together.plot(
             [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
         )
-        most = max([paper.networks, *(max(_errors(rows, data)) for data in colors)])
-        together.set(xlim=(0.5, most + 0.5), xlabel="networks together", ylabel="test error, %")
-        together.set_xticks(range(1, most + 1))
+        max_networks = max([paper.networks, *(max(_errors(rows, data)) for data in colors)])
+        together.set(xlim=(0.5, max_networks + 0.5), xlabel="networks together", ylabel="test error, %")
+        together.set_xticks(range(1, max_networks + 1))
         together.set_ylim(bottom=0)
         entries = {data: ("o", color) for data, color in colors.items()}
         figure.legend(together, entries | {f"paper, {paper.data}": ("_", figure.PAPER)})

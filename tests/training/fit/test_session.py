@@ -11,15 +11,16 @@ from tests.training.fit.test_loop import CONFIG, CPU, hold_out, images, make_bat
 from tests.training.test_cli import status
 from training.experiments.runner import Runner, run_name
 from training.fit.loop import Limits
-from training.fit.open_run import open_run
+from training.fit.session import training_session
 from training.runs import checkpoint
+from training.runs.open_run import open_run
 
 LONGER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=3, cooldown_epochs=1))
 
 
 def train(run, config=CONFIG, limits=None, **options):
     parts = hold_out(images(), config.data.validation_images, config.seed)
-    with open_run(run, config, CPU, **options) as trainer:
+    with training_session(run, config, CPU, **options) as trainer:
         trainer.fit(*(make_batches(config.data, 3, part) for part in parts), limits or Limits())
     return checkpoint.read_progress(checkpoint.newest_checkpoint(run))
 
@@ -47,9 +48,9 @@ def test_a_run_that_another_process_has_begun_meanwhile_is_not_written_over(stop
 
 def test_an_open_run_is_locked(tmp_path):
     with (
-        open_run(tmp_path / "run", CONFIG, CPU),
+        training_session(tmp_path / "run", CONFIG, CPU),
         pytest.raises(ValueError, match="another process is training"),
-        open_run(tmp_path / "run", CONFIG, CPU),
+        training_session(tmp_path / "run", CONFIG, CPU),
     ):
         pass
 
@@ -94,7 +95,7 @@ def test_where_ones_own_pictures_lie_is_no_change(stopped):
 
 def test_the_best_checkpoint_is_read_with_all_that_belongs_to_it(stopped):
     train(stopped)
-    best, expected = checkpoint.load_best(stopped, CPU), checkpoint.best_checkpoint(stopped)
+    best, expected = open_run(stopped, CPU), checkpoint.best_checkpoint(stopped)
     assert (best.name, best.config) == (expected.name, CONFIG)
     assert best.progress == checkpoint.read_progress(expected)
     weights = checkpoint.read_weights(expected)
@@ -105,7 +106,7 @@ def test_a_best_checkpoint_that_somebody_has_removed_is_an_error(stopped):
     newest = checkpoint.newest_checkpoint(stopped)
     (newest / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        checkpoint.load_best(stopped, CPU)
+        open_run(stopped, CPU)
 
 
 def test_every_measurement_on_the_test_set_is_noted(tiny_run, tmp_path):
