@@ -25,6 +25,7 @@ from training.data.batches import Batches, make_batches
 from training.data.datasets import DATASETS
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import attack
+from training.experiments.hinton2018.adversarial import MATRIX
 from training.experiments.hinton2018.stereo import said_of
 from training.experiments.runner import Row, Runner, measure_each, networks_of
 from training.models.em import Capsules
@@ -55,7 +56,7 @@ class Plan:
 
 
 def _networks(plan: attack.Plan) -> dict[str, RunConfig]:
-    return {data: configs[attack.MATRIX] for data, configs in plan.networks.items()}
+    return {data: configs[MATRIX] for data, configs in plan.networks.items()}
 
 
 FULL = Plan(_networks(attack.FULL))
