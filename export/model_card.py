@@ -168,13 +168,13 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
 
 def _training(manifest: Manifest, config: RunConfig) -> list[str]:
     training, optimizer = manifest.training, config.optimizer
-    rows = {
+    rows = {  # worded as in the cards of shipped bundles, which tests compare
         "preset": config.preset,
         "data": _data(config.data),
         "augmentation": _augmentation(config.data),
         "first weights": _first_weights(config),
         "loss": _loss(config),
-        "optimizer": f"Adam, {_rate(optimizer)}",
+        "optimiser": f"Adam, {_rate(optimizer)}",
         "cooldown": _cooldown(optimizer),
         "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimizer.epochs} epochs, "
         f"{training['train_seconds'] / 3600:.2f} hours",
@@ -246,10 +246,10 @@ def _light(data: DataConfig) -> Iterator[str]:
     """How brightness and contrast are changed."""
     after = data.light == "standardized"
     if data.max_brightness:
-        yield f"brightness +- {data.max_brightness:.2g}{' of the standardized image' if after else ''}"
+        yield f"brightness +- {data.max_brightness:.2g}{' of the standardised image' if after else ''}"
     if data.contrast != (1, 1):
         least, most = data.contrast
-        yield f"contrast times {least:g} to {most:g}{', of the standardized image' if after else ''}"
+        yield f"contrast times {least:g} to {most:g}{', of the standardised image' if after else ''}"
 
 
 def _first_weights(config: RunConfig) -> str:

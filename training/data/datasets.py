@@ -87,7 +87,8 @@ def read_drawn(_: Path, split: SplitName) -> Split:
 
 
 DIGITS = tuple("0123456789")
-CENTERED = "Trained on objects of one data set, each alone, centered and light on a plain dark background."
+# Model cards are worded as those of shipped bundles, which tests compare.
+CENTERED = "Trained on objects of one data set, each alone, centred and light on a plain dark ground."
 SMALL_PHOTOGRAPHS = "Trained on small photographs of one object that fills most of the picture."
 TOYS_TRAINED_ON = "instances 4, 6, 7, 8 and 9 of each category"
 MEASURED_ON_OTHERS = "and measured on five others. A single picture, shown to it twice, is no such pair."
@@ -133,9 +134,8 @@ SPECS = (
         placement="fit",  # a digit may lie anywhere in the frame
         source=MNIST_SOURCE,
         trained_on="pairs of digits of the mnist training set",
-        limits="Trained on two digits of different classes over each other, light on a plain dark "
-        "background: it names two classes in every image, also where there is one digit, or three, or the "
-        "same digit twice.",
+        limits="Trained on two digits of different classes over each other, light on a plain dark ground: two "
+        "are named in every image, also where there is one, or three, or the same digit twice.",
     ),
     DatasetSpec(
         name="shifted-mnist",
@@ -225,8 +225,8 @@ SPECS = (
         tells_viewpoint=True,
         source=SMALLNORB_SOURCE,
         trained_on=f"smallnorb training set, {TOYS_TRAINED_ON}",
-        limits="Trained on gray stereo pairs of five toys of each category, each alone on a plain "
-        f"background, {MEASURED_ON_OTHERS}",
+        limits="Trained on grey stereo pairs of five toys of each category, each alone on a plain ground, "
+        f"{MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(
         name="toys",
@@ -239,8 +239,8 @@ SPECS = (
         tells_viewpoint=True,
         made=True,
         trained_on=f"stereo pairs of toys that the repository renders, {TOYS_TRAINED_ON}",
-        limits="Trained on gray stereo pairs of five rendered toys of each category, none of them "
-        f"photographs, each alone on a plain background, {MEASURED_ON_OTHERS}",
+        limits="Trained on grey stereo pairs of five rendered toys of each category, none of them "
+        f"photographs, each alone on a plain ground, {MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(
         name="images",

@@ -216,7 +216,7 @@ def test_a_value_out_of_range_is_an_error_that_names_it():
     ],
 )
 def test_an_option_that_would_have_no_effect_is_an_error_that_names_it(name, option, value):
-    with pytest.raises(ValueError, match=rf"data: .*{option}: {name} knows no such change"):
+    with pytest.raises(ValueError, match=rf"data: .*{option}: has no effect on {name}"):
         from_dict({"data": {"name": name, option: value}})
 
 
