@@ -134,8 +134,8 @@ SPECS = (
         placement="fit",  # a digit may lie anywhere in the frame
         source=MNIST_SOURCE,
         trained_on="pairs of digits of the mnist training set",
-        limits="Trained on two digits of different classes over each other, light on a plain dark ground: two "
-        "are named in every image, also where there is one, or three, or the same digit twice.",
+        limits="Trained on two digits of different classes over each other, light on a plain dark ground: "
+        "two are named in every image, also where there is one, or three, or the same digit twice.",
     ),
     DatasetSpec(
         name="shifted-mnist",
