@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.config import RunConfig, load_preset, presets
+from training.config import RunConfig, load_preset
 from training.data.datasets import sources
 from training.data.download import DownloadError, data_root, download
 from training.data.readers.files import MissingDataError
-from training.experiments import EXPERIMENTS
-from training.option_types import any_folder, fraction, positive, whole, with_current_names
+from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
+from training.options import EXPERIMENTS_FOLDER, parser, with_current_names
 
 if TYPE_CHECKING:
     import torch
@@ -21,34 +20,27 @@ if TYPE_CHECKING:
     from training.fit.loop import Trainer
     from training.runs.checkpoint import Progress
 
-EXPERIMENTS_FOLDER = Path("runs/experiments")
-NETWORKS_FOLDER = Path("runs/networks")
-ALL_EXPERIMENTS = "all"
 CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # what a new run may be asked for
 SHORT_PRESET = "mnist-short"  # for those who have no GPU
+TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
-
-EXAMPLES = """examples:
-  capsnet-train download mnist                                  into data/mnist
-  capsnet-train make toys                                       into data/toys, rendered: nothing to download
-  capsnet-train fit --preset mnist --out runs/mnist             the paper's network, the paper's schedule
-  capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
-  capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
-  capsnet-train fit --out runs/mnist --resume                   go on where a run stopped
-  torchrun --nproc-per-node 4 -m training.cli fit --out runs/mnist        the same run on 4 GPUs
-  capsnet-train evaluate runs/mnist                             test error of its best checkpoint
-  capsnet-train experiment table1 --quick                       a table or figure of the papers, in minutes
-  capsnet-train report                                          join all experiments into one page
-"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors of the user's end with one line and status 2."""
-    options = _parser().parse_args(with_current_names(sys.argv[1:] if arguments is None else arguments))
+    """Run the command line; a user's error ends with one line and status 2."""
+    options = parser().parse_args(with_current_names(sys.argv[1:] if arguments is None else arguments))
+    commands = {
+        "fit": _fit,
+        "evaluate": _evaluate,
+        "experiment": _experiment,
+        "report": _report,
+        "download": _download,
+        "make": _make,
+    }
     try:
-        sys.exit(options.run_command(options))
+        sys.exit(commands[options.command](options))
     except ModuleNotFoundError as error:
-        if error.name not in {"torch", "safetensors", "tensorboard", "scipy", "matplotlib", "numba"}:
+        if error.name not in TRAIN_EXTRA:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:
@@ -60,153 +52,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(message: str) -> None:
     print(f"capsnet-train: {message}", file=sys.stderr)
     sys.exit(2)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="capsnet-train",
-        description="Train capsule networks.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    fit = commands.add_parser("fit", help="train a network, or go on with a run")
-    fit.add_argument(
-        "--preset", help=f"what to train: {', '.join(presets())} (default: mnist; images, with --images)"
-    )
-    fit.add_argument(
-        "--images",
-        type=Path,
-        metavar="FOLDER",
-        help="train on your own pictures; it holds a folder per class. With --resume: where it lies now",
-    )
-    fit.add_argument("--out", type=any_folder, required=True, metavar="DIR", help="folder of the run")
-    fit.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
-    fit.add_argument(
-        "--start-from",
-        type=Path,
-        metavar="RUN|BUNDLE",
-        help="begin with the newest weights of another run, or those of a CapsNet's bundle, models/NAME",
-    )
-    fit.add_argument("--seed", type=whole(0), help="of weights, order and shifts (default: the preset's, 0)")
-    fit.add_argument(
-        "--epochs", type=whole(1), help="passes over the training images (default: the preset's)"
-    )
-    fit.add_argument(
-        "--ema-decay",
-        type=fraction,
-        metavar="DECAY",
-        help="measure and export an exponential moving average of the weights with this decay per step, such "
-        "as 0.999; 0 takes the weights themselves (default: the preset's)",
-    )
-    fit.add_argument("--max-minutes", type=positive, help="stop with a checkpoint after so much training")
-    fit.add_argument(
-        "--checkpoint-minutes",
-        type=positive,
-        default=5.0,
-        help="between checkpoints (default 5)",
-    )
-    _add_device(fit)
-    _add_data(fit)
-    fit.set_defaults(run_command=_fit)
-
-    evaluate = commands.add_parser("evaluate", help="measure a run's best checkpoint on the test images")
-    evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    evaluate.add_argument(
-        "--full",
-        action="store_true",
-        help="of multimnist 10 million test pairs, as many as the paper's, not 10,000; of affnist, affNIST",
-    )
-    evaluate.add_argument(
-        "--images", type=Path, metavar="FOLDER", help="of a run on your own pictures: where they lie now"
-    )
-    _add_device(evaluate)
-    _add_data(evaluate)
-    evaluate.set_defaults(run_command=_evaluate)
-
-    experiment = commands.add_parser(
-        "experiment",
-        help="reproduce a table or a figure of the papers",
-        description="Reproduce a table or a figure of the papers:\n\n"
-        + "\n".join(f"  {name:<13} {title}" for name, title in EXPERIMENTS.items()),
-        epilog="Stopped at any moment, the same command goes on where it was.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    experiment.add_argument(
-        "name",
-        choices=[*EXPERIMENTS, ALL_EXPERIMENTS],
-        metavar="NAME",
-        help=f"one of those above; {ALL_EXPERIMENTS}: every one whose data is there",
-    )
-    experiment.add_argument(
-        "--quick", action="store_true", help="at most 8 minutes on two cores: narrower networks, fewer images"
-    )
-    experiment.add_argument(
-        "--on",
-        metavar="DATA",
-        help="where an experiment has a part for each of several data sets, the part on this one alone, "
-        "such as toys",
-    )
-    experiment.add_argument(
-        "--out",
-        type=any_folder,
-        metavar="DIR",
-        help=f"default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick; of all, the folder that holds these",
-    )
-    experiment.add_argument(
-        "--networks",
-        type=any_folder,
-        metavar="DIR",
-        default=NETWORKS_FOLDER,
-        help=f"runs that experiments share, so that none is trained twice (default: {NETWORKS_FOLDER})",
-    )
-    _add_device(experiment)
-    _add_data(experiment)
-    experiment.set_defaults(run_command=_experiment)
-
-    report = commands.add_parser("report", help="join what experiments have found into one page")
-    report.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        metavar="DIR",
-        default=EXPERIMENTS_FOLDER,
-        help=f"holds the experiments' folders (default: {EXPERIMENTS_FOLDER})",
-    )
-    report.set_defaults(run_command=_report)
-
-    get = commands.add_parser("download", help="download a data set")
-    get.add_argument("name", choices=sorted(sources()))
-    get.add_argument(
-        "--mirror", action="append", default=[], metavar="URL", help="try this folder first; repeatable"
-    )
-    _add_data(get)
-    get.set_defaults(run_command=_download)
-
-    made = commands.add_parser("make", help="make a data set that the repository draws itself")
-    made.add_argument(
-        "name", choices=["toys"], help="stereo pairs of toys in smallNORB's form; 0.9 GB, minutes"
-    )
-    _add_data(made)
-    made.set_defaults(run_command=_make)
-    return parser
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there is one"
-    )
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=any_folder,
-        metavar="DIR",
-        help="one folder per data set (default: $CAPSNET_DATA, else data)",
-    )
 
 
 def _device(name: str) -> "torch.device":

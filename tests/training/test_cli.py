@@ -17,7 +17,7 @@ from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.data.batches import training_batches
 from training.models.capsnet import CapsNet
-from training.option_types import EARLIER_NAMES, with_current_names
+from training.options import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.provenance import command_line

@@ -30,3 +30,4 @@ HINTON_2018 = {
     "matrix-others": "Matrix capsules, section 5: MNIST and CIFAR-10",
 }
 EXPERIMENTS = SABOUR_2017 | HINTON_2018
+ALL_EXPERIMENTS = "all"  # on the command line

@@ -1,0 +1,260 @@
+"""The command line's options: what they are called, which values they take, what --help says of them."""
+
+import argparse
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from training.config import presets
+from training.data.datasets import DATASETS, sources
+from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
+
+EXPERIMENTS_FOLDER = Path("runs/experiments")
+NETWORKS_FOLDER = Path("runs/networks")
+DESCRIPTION = "Train capsule networks, measure them, and reproduce the tables and figures of the papers."
+EXAMPLES = """examples:
+  capsnet-train download mnist                                  download MNIST into data/mnist
+  capsnet-train make toys                                       render the toys into data/toys, no download
+  capsnet-train fit --preset mnist --out runs/mnist             the paper's network with the paper's schedule
+  capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
+  capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
+  capsnet-train fit --out runs/mnist --resume                   continue an interrupted run
+  torchrun --nproc-per-node 4 -m training.cli fit --out runs/mnist        the same run on 4 GPUs
+  capsnet-train evaluate runs/mnist                             test error of the run's best checkpoint
+  capsnet-train experiment table1 --quick                       a table of the papers, in minutes
+  capsnet-train report                                          all experiments on one page
+"""
+EARLIER_NAMES = {"--weight-average": "--ema-decay"}  # which go on working, and --help does not show
+
+
+def with_current_names(arguments: list[str]) -> list[str]:
+    """Arguments of a command line, with each option's earlier name replaced by today's."""
+    split = [argument.partition("=") for argument in arguments]
+    return [EARLIER_NAMES.get(name, name) + equals + value for name, equals, value in split]
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    """A type for whole numbers from `minimum` on, of at most 63 bits."""
+
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or not minimum <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum}, got {text}")
+        return int(text)
+
+    return whole_number
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    if not 0 < _number(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return float(text)
+
+
+def fraction(text: str) -> float:
+    """A number from 0 to below 1."""
+    if not 0 <= _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to below 1, got {text}")
+    return float(text)
+
+
+def any_folder(text: str) -> Path:
+    """A folder that is there or can be made."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, got an empty text")
+    path = Path(text)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {place} is a file")
+    return path
+
+
+def _number(text: str) -> float:
+    """NaN for a text that is none, which lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `capsnet-train`; `command` of what it gives is the command's name."""
+    whole_line = argparse.ArgumentParser(
+        prog="capsnet-train",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"%(prog)s {installed_version('capsnet')}"
+    whole_line.add_argument("--version", action="version", version=version)
+    commands = whole_line.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _fit(commands.add_parser("fit", help="train a network, or continue a run"))
+    _evaluate(commands.add_parser("evaluate", help="measure a run's best checkpoint on the test images"))
+    _experiment(
+        commands.add_parser(
+            "experiment",
+            help="reproduce a table or figure of the papers",
+            description="Reproduce a table or figure of the papers:\n\n"
+            + "\n".join(f"  {name:<13} {title}" for name, title in EXPERIMENTS.items()),
+            epilog="An interrupted experiment continues when you run the same command again.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    _report(commands.add_parser("report", help="join the results of all experiments into one page"))
+    _download(commands.add_parser("download", help="download a data set"))
+    _make(commands.add_parser("make", help="render a data set"))
+    return whole_line
+
+
+def _fit(command: argparse.ArgumentParser) -> None:
+    what = command.add_argument_group("what to train")
+    what.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="network, data and schedule (default: mnist; with --images: images). "
+        f"One of: {', '.join(presets())}",
+    )
+    what.add_argument(
+        "--images",
+        type=Path,
+        metavar="FOLDER",
+        help="train on your own pictures, one folder per class. With --resume: where the pictures are now",
+    )
+    what.add_argument(
+        "--start-from",
+        type=Path,
+        metavar="RUN|BUNDLE",
+        help="start with the newest weights of another run, or with a CapsNet bundle's (models/NAME)",
+    )
+    what.add_argument(
+        "--seed", type=whole(0), metavar="N", help="random seed of weights, order and shifts (default: 0)"
+    )
+    what.add_argument(
+        "--epochs", type=whole(1), metavar="N", help="passes over the training images (default: the preset's)"
+    )
+    what.add_argument(
+        "--ema-decay",
+        type=fraction,
+        metavar="DECAY",
+        help="evaluate and export an exponential moving average of the weights with this decay per step, "
+        "such as 0.999; 0 turns it off (default: the preset's)",
+    )
+    run = command.add_argument_group("the run")
+    run.add_argument("--out", type=any_folder, required=True, metavar="DIR", help="folder of the run")
+    run.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    run.add_argument(
+        "--max-minutes",
+        type=positive,
+        metavar="MINUTES",
+        help="stop after this much training; --resume continues (default: no limit)",
+    )
+    run.add_argument(
+        "--checkpoint-minutes",
+        type=positive,
+        metavar="MINUTES",
+        default=5.0,
+        help="time between checkpoints (default: 5)",
+    )
+    _add_device(run)
+    _add_data(run)
+
+
+def _evaluate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    command.add_argument(
+        "--full",
+        action="store_true",
+        help="for multimnist: measure on 10 million test pairs, as the paper does, not on 10,000; "
+        "for shifted-mnist: measure on affNIST, not on the affnist-style set",
+    )
+    command.add_argument(
+        "--images", type=Path, metavar="FOLDER", help="where your own pictures are now, if they have moved"
+    )
+    _add_device(command)
+    _add_data(command)
+
+
+def _experiment(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "name",
+        choices=[*EXPERIMENTS, ALL_EXPERIMENTS],
+        metavar="NAME",
+        help=f"one of the above, or {ALL_EXPERIMENTS}: every experiment whose data is available",
+    )
+    command.add_argument(
+        "--quick",
+        action="store_true",
+        help="narrower networks and fewer images: at most 8 minutes on two cores",
+    )
+    command.add_argument(
+        "--on",
+        metavar="DATA",
+        help="if an experiment has several data sets: use this one alone, such as toys",
+    )
+    command.add_argument(
+        "--out",
+        type=any_folder,
+        metavar="DIR",
+        help=f"folder of the experiment (default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick); "
+        f"for {ALL_EXPERIMENTS}: the folder that holds all of them",
+    )
+    command.add_argument(
+        "--networks",
+        type=any_folder,
+        metavar="DIR",
+        default=NETWORKS_FOLDER,
+        help=f"folder of the trained networks, which experiments share (default: {NETWORKS_FOLDER})",
+    )
+    _add_device(command)
+    _add_data(command)
+
+
+def _report(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        default=EXPERIMENTS_FOLDER,
+        help=f"holds the experiments' folders (default: {EXPERIMENTS_FOLDER})",
+    )
+
+
+def _download(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", choices=sorted(sources()))
+    command.add_argument(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="try this folder before the known mirrors; may be given several times",
+    )
+    _add_data(command)
+
+
+def _make(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "name",
+        choices=[name for name, spec in DATASETS.items() if spec.made],
+        help="toys: rendered stereo pairs in smallNORB's format, 0.9 GB, takes minutes",
+    )
+    _add_data(command)
+
+
+# argparse's groups and parsers share no public class but the container that has `add_argument`.
+def _add_device(container: argparse._ActionsContainer) -> None:
+    container.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto (default): cuda if available, else cpu",
+    )
+
+
+def _add_data(container: argparse._ActionsContainer) -> None:
+    container.add_argument(
+        "--data",
+        type=any_folder,
+        metavar="DIR",
+        help="folder of all data sets, one folder each (default: $CAPSNET_DATA, else data)",
+    )
