@@ -16,7 +16,7 @@ from export.to_onnx import TRACED_BATCH, to_onnx
 from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet
 from training.models.capsules import ClassCapsules, PrimaryCapsules
-from training.models.cpu.convolution import Convolution
+from training.models.convolution import Convolution
 
 SMALL = {
     "conv_channels": 5,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.config import CnnConfig
-from training.models.cpu.convolution import Convolution, conv_relu
+from training.models.convolution import Convolution
 from training.models.standardize import as_shown
 
 
@@ -46,7 +46,7 @@ class BaselineCnn(nn.Module):
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2
-            x = conv_relu(convolution, F.pad(x, (margin,) * 4))
+            x = convolution.conv_relu(F.pad(x, (margin,) * 4))
             if block.pooled:
                 x = F.max_pool2d(x, 2, ceil_mode=True)  # SAME: an odd last row is pooled alone
         x = x.flatten(1)

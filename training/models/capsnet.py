@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training.config import PRIMARY_STRIDE, CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
-from training.models.cpu.convolution import Convolution, conv_relu
+from training.models.convolution import Convolution
 from training.models.decoder import Decoder
 from training.models.graph_names import name_in_graph
 from training.models.official_initialization import initialize_officially
@@ -67,9 +67,9 @@ class CapsNet(nn.Module):
         name_in_graph(x=x)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
-            x = conv_relu(layer, x)
+            x = layer.conv_relu(x)
             name_in_graph(x=x)
-        features = conv_relu(self.conv1, x)
+        features = self.conv1.conv_relu(x)
         name_in_graph(features=features)
         u = self.primary_caps(features)
         v: Tensor = self.class_caps(u)

@@ -4,17 +4,14 @@ https://arxiv.org/abs/1710.09829
 """
 
 # B batch, I lower capsules, J upper capsules, E lower pose, D upper pose, T capsule types
-# u_hat is kept as [B, J, I, D]: both sums of routing are then matrix products that need no copy. Trained on a
-# CPU it is not kept at all, see factored_votes.py.
+# u_hat is kept as [B, J, I, D]: both sums of routing are then matrix products that need no copy.
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from training.models.cpu.convolution import Convolution
-from training.models.cpu.cpu_training import trained_on_cpu
-from training.models.cpu.factored_votes import FactoredVotes
+from training.models.convolution import Convolution
 from training.models.graph_names import name_in_graph
 
 VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 stalls early
@@ -67,19 +64,31 @@ class RoutingByAgreement(nn.Module):
         self.priors = nn.Parameter(priors) if priors is not None else None
         self.bias = nn.Parameter(bias) if bias is not None else None
 
-    def forward(self, u_hat: Tensor | FactoredVotes) -> Tensor:
+    def forward(self, u_hat: Tensor) -> Tensor:
         """Predictions u_hat by each lower capsule, [B, J, I, D], to upper capsules v, [B, J, D]."""
-        b = _zeros_for_pairs(u_hat) if self.priors is None else self.priors  # [J, I] logits
+        b = self.first_logits(u_hat)  # [J, I]
         for iteration in range(1, self.iterations + 1):
             c = self.couple(b)
-            s = _weighted_sum(c, u_hat)  # [B, J, D]
+            s = self.weighted_sum(c, u_hat)  # [B, J, D]
             v = squash(s if self.bias is None else s + self.bias)
             name_in_graph(b=b, c=c, s=s, v=v)
             if iteration < self.iterations:  # after the last one nobody would read the logits
-                a = _agreement(u_hat, v)  # [B, J, I]
+                a = self.agreement(u_hat, v)  # [B, J, I]
                 name_in_graph(a=a)
                 b = b + a  # from here on each example has logits of its own
         return v
+
+    def first_logits(self, u_hat: Tensor) -> Tensor:
+        """Learned, or 0: [J, I]."""
+        return u_hat.new_zeros(u_hat.shape[1:3]) if self.priors is None else self.priors
+
+    def weighted_sum(self, c: Tensor, u_hat: Tensor) -> Tensor:
+        """Coupling coefficients [..., J, I] to s, [B, J, D] (Eq. 2)."""
+        return (c.unsqueeze(-2) @ u_hat).squeeze(-2)
+
+    def agreement(self, u_hat: Tensor, v: Tensor) -> Tensor:
+        """How well each prediction agrees with each upper capsule, [B, J, I]."""
+        return (u_hat @ v.unsqueeze(-1)).squeeze(-1)
 
     def couple(self, b: Tensor) -> Tensor:
         """Logits to coupling coefficients (Eq. 3), [..., J, I]; the softmax is over the upper capsules."""
@@ -87,27 +96,6 @@ class RoutingByAgreement(nn.Module):
             return b.softmax(dim=-2)
         with_none = nn.functional.pad(b, (0, 0, 0, 1))  # [..., J + 1, I]
         return with_none.softmax(dim=-2)[..., :-1, :]
-
-
-def _zeros_for_pairs(u_hat: Tensor | FactoredVotes) -> Tensor:
-    """[J, I]."""
-    if isinstance(u_hat, FactoredVotes):
-        return u_hat.u.new_zeros(len(u_hat.weight), u_hat.u.shape[2])
-    return u_hat.new_zeros(u_hat.shape[1:3])
-
-
-def _weighted_sum(c: Tensor, u_hat: Tensor | FactoredVotes) -> Tensor:
-    """Coupling coefficients [..., J, I] to s, [B, J, D] (Eq. 2)."""
-    if isinstance(u_hat, FactoredVotes):
-        return u_hat.weighted_sum(c)
-    return (c.unsqueeze(-2) @ u_hat).squeeze(-2)
-
-
-def _agreement(u_hat: Tensor | FactoredVotes, v: Tensor) -> Tensor:
-    """How well each prediction agrees with each upper capsule, [B, J, I]."""
-    if isinstance(u_hat, FactoredVotes):
-        return u_hat.agreement(v)
-    return (u_hat @ v.unsqueeze(-1)).squeeze(-1)
 
 
 class PrimaryCapsules(nn.Module):
@@ -180,7 +168,7 @@ class ClassCapsules(nn.Module):
         if torch.is_autocast_enabled(u.device.type):  # half precision is too coarse for the logits
             with torch.autocast(u.device.type, enabled=False):
                 return self.forward(u.float())
-        u_hat = FactoredVotes.of(u, self.weight, self.upper) if trained_on_cpu(u) else self.votes(u)
+        u_hat = self.votes(u)
         v: Tensor = self.routing(u_hat)
         return v
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
-from training.models.cpu.convolution import Convolution, conv_relu
+from training.models.convolution import Convolution
 from training.models.decoder import Decoder
 from training.models.em import (
     OFFICIAL,
@@ -77,7 +77,7 @@ class MatrixCapsNet(nn.Module):
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
         x = as_shown(pixels, self.config.standardize_per_image, light)
-        features = conv_relu(self.conv, x)
+        features = self.conv.conv_relu(x)
         name_in_graph(x=x, features=features)
         capsules = self.primary_caps(features)
         for layer in self.conv_caps:

@@ -17,7 +17,7 @@ from training.data.batches import Batch, evaluation_batches, make_batches, train
 from training.data.images import Images
 from training.loss.objective import compute_losses
 from training.models.build import build
-from training.models.cpu.convolution import Convolution
+from training.models.convolution import Convolution
 
 CLASSES = 4
 

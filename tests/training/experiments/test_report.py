@@ -19,6 +19,7 @@ from training.experiments import EXPERIMENTS, run
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
 from training.experiments.sabour2017 import table1
 from training.runs import checkpoint, provenance
+from training.runs.lock import lock_folder
 
 SEED = 3
 LINES = {
@@ -140,11 +141,9 @@ def test_so_is_another_experiment(folder, drawn_mnist_root, capsys):
 
 
 def test_two_commands_in_one_folder_are_refused(folder, drawn_mnist_root, capsys):
-    with run._locked(folder / "table1-quick"):
+    with lock_folder(folder / "table1-quick", "held by the test"):
         assert status(*experiment(folder, drawn_mnist_root)) == 2
-    assert (
-        f"another command carries out an experiment in {folder / 'table1-quick'}" in capsys.readouterr().err
-    )
+    assert f"another command runs an experiment in {folder / 'table1-quick'}" in capsys.readouterr().err
 
 
 def test_several_processes_of_torchrun_are_refused(tmp_path, drawn_mnist_root, monkeypatch, capsys):

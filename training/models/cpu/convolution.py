@@ -1,11 +1,12 @@
-"""The convolutions of the networks: one result, and several ways to get there."""
+"""The convolution of all networks, by the algorithm that is cheapest when it is trained on a CPU."""
 
 # B images, C channels in, O channels out, H rows, W columns
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from export.fast_convolution.toom_cook import LARGEST
+from training.models.convolution import Convolution
 from training.models.cpu.cpu_training import trained_on_cpu
 from training.models.cpu.short_convolution import axis_algorithm, short_conv2d
 from training.models.cpu.unfolded_convolution import unfolded_conv2d_relu
@@ -18,52 +19,30 @@ TRANSFORM_COST = 4
 WORTHWHILE = 0.8  # what the shorter algorithm may cost at most, of the direct one: no rule is exact
 
 
-class Convolution(nn.Conv2d):
-    """A convolution without padding, trained on a CPU by the algorithm that is cheapest there.
+class CpuConvolution(Convolution):
+    """A convolution, trained on a CPU by the algorithm that is cheapest there.
 
     There, maps keep images and channels last in memory, so that one layer's output is the next one's input
     without a copy; what the tensor means is [B, C, H, W] all the same.
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, scale: float = 1.0
-    ):
-        """Build the layer.
-
-        Args:
-            in_channels: C.
-            out_channels: O.
-            kernel_size: height and width of a kernel, pixels.
-            stride: along both axes.
-            scale: a constant that the sums are multiplied with before the bias is added.
-        """
-        super().__init__(in_channels, out_channels, kernel_size, stride)
-        self.scale = scale
-
-    def scaled_weight(self) -> Tensor:
-        """The weights that give the scaled sums, [O, C, kernel rows, kernel columns]."""
-        return self.weight if self.scale == 1 else self.weight * self.scale  # they are fewer than the maps
-
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, C, H, W] to maps [B, O, rows, columns]."""
-        weight = self.scaled_weight()
         tile = None
         if trained_on_cpu(x):
             tile = worthwhile_tile(x.shape, self.out_channels, self.kernel_size[0], self.stride[0])
         if tile is None:
-            return self._conv_forward(x, weight, self.bias)
+            return super().forward(x)
         assert self.bias is not None  # nn.Conv2d makes one unless told otherwise
-        return short_conv2d(x, weight, self.stride[0], tile) + self.bias[:, None, None]
+        return short_conv2d(x, self.scaled_weight(), self.stride[0], tile) + self.bias[:, None, None]
 
-
-def conv_relu(convolution: Convolution, x: Tensor) -> Tensor:
-    """The layer's maps with zeros in place of what is below, [B, O, rows, columns]."""
-    patch = convolution.in_channels * convolution.kernel_size[0] ** 2
-    if trained_on_cpu(x) and patch <= convolution.out_channels:  # patches take no more room than the result
-        assert convolution.bias is not None
-        weight = convolution.scaled_weight()
-        return unfolded_conv2d_relu(x, weight, convolution.bias, convolution.stride[0])
-    return torch.relu(convolution(x))
+    def conv_relu(self, x: Tensor) -> Tensor:
+        """The layer and a ReLU, [B, O, rows, columns]."""
+        patch = self.in_channels * self.kernel_size[0] ** 2
+        if trained_on_cpu(x) and patch <= self.out_channels:  # patches take no more room than the result
+            assert self.bias is not None
+            return unfolded_conv2d_relu(x, self.scaled_weight(), self.bias, self.stride[0])
+        return super().conv_relu(x)
 
 
 def worthwhile_tile(shape: tuple[int, ...], out_channels: int, kernel: int, stride: int) -> int | None:

@@ -11,7 +11,7 @@ from tests.support.stereo_files import store
 from training.config import Block, load_preset
 from training.data.readers.files import MissingDataError
 from training.evaluate import attacks
-from training.experiments.hinton2018 import attack
+from training.experiments.hinton2018 import attack, attack_report
 from training.experiments.hinton2018.attack import ATTACKED, BIM, CAPSNET, CNN, FGSM, MATRIX, OTHER_CNN
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
@@ -269,7 +269,7 @@ def test_the_figure_has_a_line_for_every_network_in_white_and_black_boxes(runner
         if "pictures" in row:
             np.save(tmp_path / row["pictures"], np.load(runner.out / row["pictures"]))
     attack.plot(runner.rows(), tmp_path / "figure.png")
-    for color in attack.COLORS.values():
+    for color in attack_report.COLORS.values():
         assert areas(tmp_path / "figure.png", color) > 2, color
 
 

@@ -17,7 +17,6 @@ from training.experiments import figure
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
 from training.experiments.sabour2017 import routing
-from training.models.cpu.convolution import conv_relu
 from training.runs import checkpoint
 
 
@@ -80,7 +79,7 @@ def test_changes_are_those_of_procedure_1(runner, plan):
     shown.images = shown.images[:3]
     [batch] = shown.fixed(3)
     with torch.no_grad():
-        u = model.primary_caps(conv_relu(model.conv1, batch.pixels))
+        u = model.primary_caps(model.conv1.conv_relu(batch.pixels))
     weight = model.class_caps.weight.detach().unflatten(2, (10, 16))
     votes = torch.einsum("bie,iejd->bijd", u, weight).double().numpy()
     changes = np.array([list(procedure_1(u_hat, 6)) for u_hat in votes])  # [B, R, I, J]

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training.models.cpu.convolution import Convolution, conv_relu, worthwhile_tile
+from training.models.cpu.convolution import CpuConvolution, worthwhile_tile
 from training.models.cpu.unfolded_convolution import unfolded_conv2d_relu
 
 
@@ -37,7 +37,7 @@ def test_the_rule_leaves_a_kernel_that_there_is_no_algorithm_for():
 
 def layer_and_maps(scale=1.0):
     torch.manual_seed(0)
-    layer = Convolution(64, 64, 9, 2, scale)
+    layer = CpuConvolution(64, 64, 9, 2, scale)
     x = random(64, 64, 20, 20, dtype=torch.float32)
     assert worthwhile_tile(x.shape, 64, 9, 2) is not None
     return layer, x
@@ -126,6 +126,6 @@ def test_unfolded_its_gradients_are_the_derivatives(stride):
 @pytest.mark.parametrize("channels", [1, 3], ids=["unfolded", "direct"])
 def test_rectified_maps_are_those_of_the_layer_above_zero(channels):
     torch.manual_seed(0)
-    layer, x = Convolution(channels, 81, 9), torch.randn(2, channels, 12, 12)
-    assert ("_UnfoldedConvolution" in operators(lambda: conv_relu(layer, x))) == (channels == 1)
-    torch.testing.assert_close(conv_relu(layer, x), torch.relu(layer(x)), rtol=0, atol=1e-5)
+    layer, x = CpuConvolution(channels, 81, 9), torch.randn(2, channels, 12, 12)
+    assert ("_UnfoldedConvolution" in operators(lambda: layer.conv_relu(x))) == (channels == 1)
+    torch.testing.assert_close(layer.conv_relu(x), torch.relu(layer(x)), rtol=0, atol=1e-5)

@@ -1,14 +1,26 @@
 import pytest
 import torch
+from torch import nn
 
-from training.models.capsules import ClassCapsules, RoutingByAgreement
+from training.models.capsules import ClassCapsules
+from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
 from training.models.cpu.factored_votes import FactoredVotes
+from training.models.cpu.forms import use_cpu_forms
 
 # B 2, I 5, J 3, E 4, D 6
 
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cpu_class_capsules(*arguments, **options):
+    """As a built network has them."""
+    layer = nn.Sequential(ClassCapsules(*arguments, **options))
+    use_cpu_forms(layer)
+    assert isinstance(layer[0], CpuClassCapsules)
+    assert isinstance(layer[0].routing, CpuRouting)
+    return layer[0]
 
 
 def factors():
@@ -48,7 +60,7 @@ def test_the_gradients_of_agreement_are_its_derivatives():
 
 def test_routing_of_factors_is_routing_of_their_votes():
     u, weight = factors()
-    routing = RoutingByAgreement(3, True, random(3, 5, seed=2), random(3, 6, seed=3))
+    routing = CpuRouting(3, True, random(3, 5, seed=2), random(3, 6, seed=3))
     torch.testing.assert_close(routing(FactoredVotes.of(u, weight, 3)), routing(votes(u, weight)))
 
 
@@ -67,7 +79,7 @@ def test_routing_of_factors_is_routing_of_their_votes():
 def test_class_capsules_learn_the_same_with_and_without_votes(options, iterations):
     """In float64 they write their votes down, trained in float32 on a CPU they do not."""
     torch.manual_seed(0)
-    layer = ClassCapsules(12, 4, 3, 6, iterations, **options)
+    layer = cpu_class_capsules(12, 4, 3, 6, iterations, **options)
     with torch.no_grad():
         for parameter in layer.routing.parameters():  # they start at 0, where every mistake looks alike
             parameter.normal_()
@@ -85,7 +97,7 @@ def test_class_capsules_learn_the_same_with_and_without_votes(options, iteration
 
 def test_votes_are_never_written_down_in_training():
     """Nothing that lives for the backward pass is as large as they are."""
-    layer = ClassCapsules(lower=50, lower_dim=4, upper=10, upper_dim=16, iterations=3)
+    layer = cpu_class_capsules(lower=50, lower_dim=4, upper=10, upper_dim=16, iterations=3)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         layer(torch.randn(32, 50, 4)).sum().backward()

@@ -1,0 +1,26 @@
+"""The one place where the networks of the papers get their faster forms for training on a CPU.
+
+A form is a subclass with the same parameters and the same results. It computes otherwise only where
+`trained_on_cpu` says that this pays, so that a network may have it on any device. EM routing alone chooses
+its compiled form itself, in `matrix_capsules.py`.
+"""
+
+from torch import nn
+
+from training.models.capsules import ClassCapsules, RoutingByAgreement
+from training.models.convolution import Convolution
+from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
+from training.models.cpu.convolution import CpuConvolution
+
+FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    Convolution: CpuConvolution,
+    ClassCapsules: CpuClassCapsules,
+    RoutingByAgreement: CpuRouting,
+}
+
+
+def use_cpu_forms(network: nn.Module) -> None:
+    """Give every layer of a network the form it has in FORMS, if any; its parameters stay where they are."""
+    for layer in network.modules():
+        if form := FORMS.get(type(layer)):
+            layer.__class__ = form
