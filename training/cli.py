@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from training.fit.loop import Trainer
     from training.runs.checkpoint import Progress
 
-CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # what a new run may be asked for
-SHORT_PRESET = "mnist-short"  # for those who have no GPU
+CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # options that a new run alone takes
+SHORT_PRESET = "mnist-short"  # for a CPU
 TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
@@ -55,7 +55,7 @@ def _fail(message: str) -> None:
 
 
 def _device(name: str) -> "torch.device":
-    """The device asked for, or an error; never another one."""
+    """The requested device, or an error; never another one."""
     import torch
 
     available = torch.cuda.is_available()
@@ -129,7 +129,7 @@ def _train(
 
 
 def _without_preset(config: RunConfig, train: "Batches") -> str:
-    """What to expect of the preset that nobody asked for, on a machine that it is not meant for."""
+    """How long the default preset takes on a CPU, and which one is meant for it."""
     from training.fit.estimate import hours_of_epoch
 
     hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimizer.epochs

@@ -59,7 +59,7 @@ def fraction(text: str) -> float:
 
 
 def any_folder(text: str) -> Path:
-    """A folder that is there or can be made."""
+    """A folder that exists or can be made."""
     if not text:
         raise argparse.ArgumentTypeError("must be a folder, got an empty text")
     path = Path(text)

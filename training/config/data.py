@@ -15,37 +15,34 @@ class DataConfig:
     """Which images, how they are prepared and augmented, and how many are held out.
 
     Attributes:
-        name: the data set. `multimnist` is pairs of MNIST's digits, `shifted-mnist` these digits anywhere in
-            a 40x40 frame, `toys` a set like smallnorb that the repository makes, `images` a folder of one's
-            own.
-        folder: of `images`; it holds one folder of pictures per class.
-        folder_digest: of `images`; of the names of all that the folder held when the run was started.
-        class_names: of `images`, in the order of the labels.
-        resize_pixels: pictures are brought to this height and width; None leaves them.
-        crop_pixels: a window of this height and width is taken: anywhere to train on, the central one to
-            measure on; None takes all.
-        max_shift_pixels: each image moves by up to this much per axis, zero padded (of `images`, its edge is
-            repeated); of a pair each digit, in a frame that is so much larger on each side.
+        name: of the data set, see `training/data/datasets.py`.
+        folder: for `images`: holds one folder of pictures per class.
+        folder_digest: for `images`: digest of the names of all files at the start of the run.
+        class_names: for `images`: the classes, in the order of the labels.
+        resize_pixels: height and width that images are resized to; None leaves them.
+        crop_pixels: height and width of the crop, anywhere in training and central in evaluation; None takes
+            the whole image.
+        max_shift_pixels: largest random shift per axis, padded with zeros (for `images`, with the edge
+            repeated). In a pair each digit is shifted, in a frame that is larger by this on each side.
         flip: mirror half of the images, left to right.
-        max_brightness: up to so much is added to all pixels of a training image, or taken away.
-        contrast: least and largest factor by which each channel's differences to its mean grow.
-        light: where both are changed. `standardized`: in what the network has standardized, in units of its
-            standard deviation, and nothing is clamped (Sec. 5, Hinton et al. 2018); of a network that does
-            not, in the pixels. `pixels`: before that, in the pixels, clamped to 0 to 1, as earlier versions
-            did it: of which standardizing leaves little.
-        validation_images: taken from the training set by a seeded permutation, never trained on. 0 trains on
-            all: nothing is selected then, and the last weights are the run's result.
-        held_out: what the validation images are taken from. `images`: any of the training set. `toys`, of
-            `smallnorb` and `toys`: one toy of each category, of which nothing is trained on, as nothing is of
-            those that are measured on; a fifth of the training set.
-        training_images: no more than so many of the others are trained on; None takes all.
-        epoch_images: an epoch shows so many, which fewer training images are repeated to; None: each once.
-        blank_fraction: of the training images, shown blank with no class present (0 in the paper). A network
-            that has never seen an empty image may take it for one of its classes with confidence.
-        familiar: of `smallnorb` and `toys`; only a third of the azimuths, or of the elevations, is trained on
-            (Sec. 5.1, Hinton et al. 2018) and the others are measured on. Because the paper stops networks
-            when they are as good as each other under familiar viewpoints of the test set's toys, it is these
-            that the `validation_images` are taken from; nothing is held out of the training set then.
+        max_brightness: largest amount that is added to or taken from all pixels of a training image.
+        contrast: smallest and largest factor of each channel's differences to its mean.
+        light: where brightness and contrast are changed. `standardized`: after the network has standardized
+            an image, in standard deviations and without clamping (Sec. 5, Hinton et al. 2018). `pixels`:
+            before that, clamped to 0 to 1, as earlier versions did; standardizing undoes most of it.
+        validation_images: held out of the training set by a seeded permutation. With 0 no checkpoint is
+            selected: the last weights are the run's result.
+        held_out: what the validation images are chosen from. `images`: the whole training set. `toys`, for
+            `smallnorb` and `toys`: one toy of each category, a fifth of the training set, no image of which
+            is trained on.
+        training_images: how many of the others are trained on; None takes all.
+        epoch_images: images in an epoch; fewer training images are repeated. None shows each once.
+        blank_fraction: of the training images are shown blank, with no class present (0 in the paper). A
+            network that was never shown an empty image may classify one with confidence.
+        familiar: for `smallnorb` and `toys`: train on a third of the azimuths, or of the elevations, and
+            measure on the others (Sec. 5.1, Hinton et al. 2018). The paper stops networks when they are
+            equally good on familiar viewpoints of the test set's toys, so the `validation_images` are those;
+            nothing is held out of the training set.
     """
 
     name: str = "mnist"

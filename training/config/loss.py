@@ -12,21 +12,20 @@ Margin = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, config=STRICT)
 class LossConfig:
-    """How a capsule network's answers are judged; Eq. 4 and Sec. 4.1 of Sabour et al. 2017 by default.
+    """The loss of a capsule network; by default Eq. 4 and Sec. 4.1 of Sabour et al. 2017.
 
     Attributes:
         classification: margin loss (Eq. 4), spread loss (Eq. 3, Hinton et al. 2018), or the cross entropy of
             the probabilities, divided by their sum. A convolutional network always has its cross entropy.
-        present_margin: a present class's capsule shall be at least so long.
-        absent_margin: an absent class's capsule shall be at most so long.
-        absent_weight: of the absent classes' loss, beside that of the present ones.
-        margin_weight: of the whole classification loss; 0.05 is the official code's, half of Eq. 4 as a mean
+        present_margin: m+, minimum capsule length of a present class.
+        absent_margin: m-, maximum capsule length of an absent class.
+        absent_weight: lambda, weight of the absent classes' loss; present classes have weight 1.
+        margin_weight: weight of the classification loss; the official code's 0.05 is half of Eq. 4, averaged
             over 10 classes.
-        spread_margins: of spread loss, at the beginning and at the end of training.
+        spread_margins: margin of the spread loss at the start and at the end of training.
         spread_schedule: how the margin grows: linearly, or as in the official code, along a sigmoid of
             700,000 steps.
-        reconstruction_weight: of the squared pixel error, summed over pixels and, of several objects, over
-            these.
+        reconstruction_weight: weight of the squared pixel error, summed over pixels and objects.
     """
 
     classification: Literal["margin", "spread", "cross-entropy"] = "margin"

@@ -8,16 +8,25 @@ from training.config.strict import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class OptimizerConfig:
-    """Adam with TensorFlow's defaults and an exponentially decaying rate.
+    """Adam with TensorFlow's defaults and an exponentially decaying learning rate.
 
-    The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate). A run of
-    few epochs ends better when it also falls linearly to 0 over the last `cooldown_epochs` (0 in the paper).
-    With a `ema_decay` above 0 what is measured and exported is an exponential moving average of the
-    weights, of which each step keeps this share (0.999, say); 0 takes the weights themselves, as the paper.
-    With a `stop_at_error_percent` the run ends before the last epoch: at the first one after which the
-    validation error is at most so much; with `patience_epochs`, after so many epochs that did not improve
-    validation: by a lower error or, while there are errors, a lower loss. `weight_decay` times half the
-    squared weights is part of the loss.
+    The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate).
+
+    Attributes:
+        batch_size: images in a step.
+        epochs: passes over the training images, at most.
+        learning_rate: at the first step.
+        decay_rate: factor by which the rate falls in `decay_steps` steps.
+        decay_steps: see `decay_rate`.
+        min_learning_rate: below which the rate does not decay.
+        cooldown_epochs: over the last epochs, this many, the rate falls linearly to 0 (0 in the paper); a run
+            of few epochs ends better with it.
+        ema_decay: evaluate and export an exponential moving average of the weights with this decay per step,
+            such as 0.999; 0 takes the weights themselves, as the paper does.
+        stop_at_error_percent: the run ends after the first epoch whose validation error is at most this.
+        patience_epochs: the run ends after this many epochs without a lower validation error or, while there
+            are errors, a lower validation loss.
+        weight_decay: times half the squared weights is part of the loss.
     """
 
     batch_size: int = Field(default=128, ge=1)

@@ -1,4 +1,4 @@
-"""A data set's images as a network is shown them: drawn anew to learn from, always the same to measure on."""
+"""Batches of a data set's images: random ones to train on, fixed ones to measure on."""
 
 # N images, B batch, K objects per image, C channels, H and W height and width, J classes
 
@@ -40,11 +40,11 @@ class Batch:
     Attributes:
         pixels: the images, [B, C, H, W], 0 to 1.
         targets: 1 where a class is in the image and 0 elsewhere, [B, J].
-        masks: for each object 1 at its class, which is to be drawn, [B, K, J].
-        objects: each object alone, what its class's capsule shall be drawn as, [B, K, C, H, W], 0 to 1; in
-            the light it was taken in, however the brightness and contrast of `pixels` were changed.
-        light: the brightness and contrast that a network shall see each image with, [B, 2], see
-            `training.models.standardize.relit`; None: those it has.
+        masks: 1 at the class of each object, [B, K, J]: the capsule to reconstruct it from.
+        objects: each object alone, the target of its reconstruction, [B, K, C, H, W], 0 to 1; in its
+            original brightness and contrast.
+        light: changes of brightness and contrast that the network applies itself, [B, 2], see
+            `training.models.standardize.relit`; None for no change.
     """
 
     pixels: Tensor
@@ -180,7 +180,7 @@ class OverlaidObjects:
         return self._batch(self._maker.random(index, generator, part))
 
     def fixed(self, batch: int, versions: int = 1) -> Iterator[Batch]:
-        """Every image with so many others, the same ones each time; with 1,000 in the paper's test set."""
+        """Every image with `versions` others, the same each time; 1,000 in the paper's test set."""
         for pairs in self._maker.fixed(batch, partners=versions):
             yield self._batch(pairs)
 
@@ -199,15 +199,15 @@ def make_batches(config: DataConfig, classes: int, images: Images) -> Batches:
 
 
 def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) -> Images:
-    """The images of a data set, or of one's own folder, before anything is done to them.
+    """The images of a data set, or of the user's own folder, as they are read.
 
-    Where a run is to know some viewpoints alone, `train` is the training set's images from these, and `test`
-    the test set's from all others.
+    For a run with familiar viewpoints, `train` is the training set's images from these, and `test` the test
+    set's images from all others.
 
     Raises:
         FileNotFoundError: a file is missing; names it and the command that downloads it.
-        ValueError: there are to be one's own images, but from no folder, or the folder has changed since the
-            run was started.
+        ValueError: the run is for the user's own pictures but names no folder, or the folder has changed
+            since the run was started.
     """
     data, model = config.data, config.model
     if data.familiar is not None:
@@ -229,7 +229,7 @@ def _from_viewpoints(data: DataConfig, split: Literal["train", "test"], root: Pa
 
 
 def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | None]:
-    """What a run learns from, and what is held out of it for validation: None if `validation_images` is 0.
+    """What a run is trained on, and what it is validated on; None if `validation_images` is 0.
 
     Args:
         config: of the run.
@@ -237,7 +237,7 @@ def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | 
 
     Raises:
         FileNotFoundError, ValueError: as `load_images`.
-        ValueError: no image of a class is left to learn from, or an epoch shall show fewer than there are.
+        ValueError: a class has no image left to train on, or `epoch_images` is smaller than the training set.
     """
     train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
@@ -267,7 +267,7 @@ def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
 
 
 def _repeated(images: Images, epoch_images: int | None) -> Images:
-    """As many images as an epoch shall show, each as often as any other or once more."""
+    """As many images as an epoch has, each equally often or once more."""
     if epoch_images is None:
         return images
     if epoch_images < len(images):

@@ -61,7 +61,7 @@ def hold_out_toys(split: ToySplit, count: int, seed: int) -> tuple[Images, Image
         All pairs of the other toys, to train on, and `count` pairs of those held out, both in random order.
 
     Raises:
-        ValueError: a category has a single toy, or those held out have fewer pairs than asked for.
+        ValueError: a category has a single toy, or those held out have fewer than `count` pairs.
     """
     generator = torch.Generator().manual_seed(seed)
     is_held_out = np.zeros(len(split.labels), bool)

@@ -22,19 +22,19 @@ class Split:
     labels: NDArray[np.int64]
 
 
-def refuse_outside(path: Path, what: str, values: NDArray[np.integer], least: int, most: int) -> None:
-    """Raise unless each value of a file is in least..most.
+def refuse_outside(path: Path, what: str, values: NDArray[np.integer], minimum: int, maximum: int) -> None:
+    """Raise unless each value of a file is in minimum..maximum.
 
     Args:
         path: the file they come from.
         what: one of the values: "label".
         values: integers [N].
-        least: the smallest that may be.
-        most: the largest that may be.
+        minimum: the smallest that may be.
+        maximum: the largest that may be.
 
     Raises:
         ValueError: names the file and the first value outside.
     """
-    wrong = np.flatnonzero((values < least) | (values > most))
+    wrong = np.flatnonzero((values < minimum) | (values > maximum))
     if wrong.size:
-        raise ValueError(f"{path}: {what} {wrong[0]} is {values[wrong[0]]}; expected {least} to {most}")
+        raise ValueError(f"{path}: {what} {wrong[0]} is {values[wrong[0]]}; expected {minimum} to {maximum}")

@@ -1,14 +1,13 @@
-"""Adversarial examples: pictures changed so little that nobody minds, and named wrong by a network.
+"""Adversarial examples: pictures that a small change makes a network classify wrong.
 
 FGSM (https://arxiv.org/abs/1412.6572) and the basic iterative method, BIM (https://arxiv.org/abs/1607.02533),
-as in Sec. 6 of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018). Both work on pixels as a
-picture has them, 0 to 1: a network that standardizes its pictures does so inside, and the gradient goes
-through that, too.
+as in Sec. 6 of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018). Both change pixels, 0 to 1,
+before a network standardizes them; the gradient passes through that step, too.
 
-What they climb is the classification loss that the network was trained with: spread loss, margin loss, or a
-baseline's cross entropy. The paper says "the loss" and no more. Margins are widened to 1, as far as they go:
-with the margin of training, 0.9, an image that is named right by more than that has a loss of 0 and no
-gradient, and would be safe for that reason alone.
+They increase the classification loss that the network was trained with: spread loss, margin loss, or a
+baseline's cross entropy; the paper only says "the loss". Margins are widened to 1: with the margin of
+training, 0.9, an image that is classified right by more than that has a loss of 0, no gradient, and would
+resist the attack for that reason alone.
 """
 
 # B batch, C channels, H and W height and width
@@ -40,7 +39,7 @@ def fgsm(
     Args:
         model: in evaluation mode.
         pixels: images [B, C, H, W], 0 to 1.
-        classes: what each shows, or in a targeted attack shall be taken for, int64 [B].
+        classes: the class of each; in a targeted attack the class to be predicted, int64 [B].
         epsilon: by how much a pixel changes, of the whole range from black to white.
         config: of the loss that the model was trained with.
         targeted: the loss with the given class is lowered, not raised.

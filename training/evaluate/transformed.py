@@ -31,7 +31,7 @@ def evaluate_transformed(
     root: Path,
     device: torch.device,
     versions: int = 1,
-    share: int = 1,
+    stride: int = 1,
 ) -> Evaluation:
     """Measure a network of shifted digits on transformed ones.
 
@@ -42,22 +42,22 @@ def evaluate_transformed(
         root: holds one folder per data set.
         device: where images are made and measured on.
         versions: of affnist-style, of each test digit.
-        share: of affNIST one image of so many, from all over the file.
+        stride: of affNIST every stride-th image is measured on.
 
     Raises:
         MissingDataError: the set, or MNIST to make it of, is not here.
     """
     if data == "affnist":
-        made = _parts(Images.of(load_split(data, "test", root)).to(device), share)
+        made = _parts(Images.of(load_split(data, "test", root)).to(device), stride)
     else:
         made = affnist_style_set(load_images(config, "test", root).to(device), BATCH, versions=versions)
     return evaluate_batches(model, _batches(made, config.model.classes), 1, config.loss)
 
 
-def _parts(images: Images, share: int) -> Iterator[Images]:
-    """One of so many images, from all over the file, as many at a time as are measured together."""
-    for start in range(0, len(images), share * BATCH):
-        yield images[start : start + share * BATCH : share]
+def _parts(images: Images, stride: int) -> Iterator[Images]:
+    """Every stride-th image, a batch at a time."""
+    for start in range(0, len(images), stride * BATCH):
+        yield images[start : start + stride * BATCH : stride]
 
 
 def _batches(made: Iterable[Images], classes: int) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
-"""Carry out an experiment by name, and write what it found.
+"""Runs an experiment by name and writes its report.
 
-A folder of an experiment holds, beside its rows, `experiment.json`: its name, whether this is the quick form,
-and whether all of it has been measured.
+Beside its rows, an experiment's folder holds `experiment.json`: its name, whether this is the quick form, and
+whether everything has been measured.
 """
 
 import json
@@ -22,7 +22,7 @@ from training.runs import checkpoint
 from training.runs.lock import LOCK, lock_folder
 
 FIGURE = "figure.png"
-IN_PART = "**In part**: not all of this experiment has been measured; its command goes on with it.\n\n"
+IN_PART = "**In part**: not everything has been measured; the same command continues.\n\n"
 
 
 class MeasuredInPartError(MissingDataError):
@@ -51,7 +51,7 @@ def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None
         name: a key of EXPERIMENTS.
         runner: where; its `out` may hold rows of the same form of the experiment.
         quick: the form for minutes of a CPU, not the paper's.
-        on: a data set that a part of the experiment is for; that part alone. None carries out all.
+        on: one of the experiment's data sets, to run its part alone; None runs all.
 
     Returns:
         The report, Markdown.
@@ -106,7 +106,7 @@ def write_report(out: Path) -> Path:
     except KeyError as missing:
         raise ValueError(
             f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
-            f"and carry out {claim.experiment} again: networks are kept"
+            f"and run {claim.experiment} again: networks are kept"
         ) from None
     checkpoint.write_atomically(out / "report.md", text)
     return out / "report.md"
@@ -201,7 +201,7 @@ _MEND = 'expected, in a line, say {"experiment": "table1", "quick": true}'
 
 
 def _refuse_several_processes() -> None:
-    """Of processes that torchrun starts each would carry out all of an experiment."""
+    """Each process that torchrun starts would run the whole experiment."""
     count = os.environ.get("WORLD_SIZE", "1")
     if distributed.is_torchelastic_launched() and count != "1":
         raise ValueError(

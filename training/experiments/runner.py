@@ -1,9 +1,9 @@
-"""Where an experiment is carried out: the rows it has found so far, and the networks it trains for them.
+"""Runs an experiment: keeps the rows that it has measured, and trains the networks that it needs.
 
-A folder of an experiment holds `rows.jsonl`, one JSON object per thing measured, written as it is found; an
-experiment that is run again goes on after the last one. A row names the networks that it is of: if the plan
-has other ones by now, it is measured anew. Networks lie in a folder that experiments share, each under a name
-that depends on all of its configuration, so that none is trained twice.
+An experiment's folder holds `rows.jsonl`, one JSON object per measurement, written at once; an interrupted
+experiment continues after the last row. A row names its networks, and is measured anew if the plan now has
+others. Experiments share a folder of networks, each under a name that depends on its whole configuration, so
+that none is trained twice.
 """
 
 import hashlib
@@ -153,15 +153,15 @@ class Runner:
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         return self.out / f"unfinished-{digest[:10]}.json"
 
-    def measured_on_test(self, config: RunConfig, versions: int = 1, most: int | None = None) -> Row:
+    def measured_on_test(self, config: RunConfig, versions: int = 1, max_images: int | None = None) -> Row:
         """The errors of a configuration's network on the test images, for a row.
 
         Args:
             config: of the network, which is trained if it has not been.
             versions: how often each image is shown, see `batches.fixed`.
-            most: the first so many of the test images; None takes all.
+            max_images: how many of the test images, from the first; None takes all.
         """
-        shown = self.evaluation_batches(config, most)
+        shown = self.evaluation_batches(config, max_images)
         trained = self.trained(config)
         found = evaluate(trained.model, shown, config.loss, versions)
         return {
@@ -171,14 +171,14 @@ class Runner:
             **trained.origin,
         }
 
-    def evaluation_batches(self, config: RunConfig, most: int | None = None) -> Batches:
+    def evaluation_batches(self, config: RunConfig, max_images: int | None = None) -> Batches:
         """What a configuration's network is measured on, on the runner's device: it is made there, too.
 
         Args:
             config: of the network.
-            most: the first so many of the test images; None takes all.
+            max_images: how many of the test images, from the first; None takes all.
         """
-        images = load_images(config, "test", self.root)[:most]
+        images = load_images(config, "test", self.root)[:max_images]
         return make_batches(config.data, config.model.classes, images.to(self.device))
 
     def keep(self, name: str, pictures: NDArray[np.uint8]) -> str:
@@ -217,7 +217,7 @@ class Runner:
 
 
 def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted: bool = False) -> None:
-    """Measure on each data set that is there; of the others, say how to get them.
+    """Measure on each data set that is available, and say how to get the others.
 
     Args:
         sets: names of data sets.
@@ -285,7 +285,7 @@ def _agrees(row: Row, settings: Row) -> bool:
 
 
 def networks_of(*configs: RunConfig) -> Row:
-    """What a row says of the networks that it is measured on, by which it is told whether these have changed.
+    """What a row records of its networks, so that a change of them is noticed.
 
     Returns:
         `network`, the run's name, or of several `members`, all names; and `kind`, the same for all seeds.

@@ -49,7 +49,7 @@ class Processes:
             )
 
     def part(self, images: int) -> slice:
-        """Which of so many images this process learns from."""
+        """Which images of a batch of this size this process learns from."""
         size = images // self.count
         return slice(self.rank * size, (self.rank + 1) * size)
 

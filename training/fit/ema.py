@@ -18,22 +18,22 @@ class ExponentialMovingAverage:
         model: has the averaged weights, where the trained network has its own.
     """
 
-    def __init__(self, trained: Network, share: float):
+    def __init__(self, trained: Network, decay: float):
         """Begin with the weights as they are.
 
         Args:
             trained: on the device and in the memory order in which it is trained.
-            share: of the average that a step keeps in the long run, from 0 to below 1.
+            decay: how much of the average a step keeps in the long run, from 0 to below 1.
         """
         self.model: Network = deepcopy(trained).requires_grad_(False)
-        self._share = share
+        self._decay = decay
 
     def update(self, trained: Network, step: int) -> None:
         """Take in the weights that the step with this index, from 0, has left.
 
-        The first steps keep less than the share, (1 + step) / (10 + step), so that the random weights that
-        training began with are soon forgotten.
+        The first steps keep less, (1 + step) / (10 + step), so that the random weights that training began
+        with are soon forgotten.
         """
-        kept = min(self._share, (1 + step) / (10 + step))
+        kept = min(self._decay, (1 + step) / (10 + step))
         take_in = get_ema_multi_avg_fn(kept)
         take_in(list(self.model.parameters()), list(trained.parameters()), step)

@@ -41,11 +41,11 @@ class TrainingDivergedError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """When to write checkpoints and when to stop before the last epoch.
+    """When to write checkpoints, and when to stop early.
 
     Attributes:
         max_minutes: training time of this session; None means no limit.
-        checkpoint_minutes: between two checkpoints; there is one at each epoch's end as well.
+        checkpoint_minutes: between checkpoints; each epoch ends with one as well.
     """
 
     max_minutes: float | None = None
@@ -187,15 +187,17 @@ class Trainer:
             raise self._diverged(str(error)) from None
 
     def _finished(self, last: int) -> bool:
-        """Whether the last step has been done, or validation is as good as asked for or gets no better."""
+        """Whether the last step is done, or validation has reached its target or stopped improving."""
         optimizer, best = self.config.optimizer, self.progress.best_error_percent
         if self.progress.step >= last:
             return True
         if best is None:
             return False
         enough, patience = optimizer.stop_at_error_percent, optimizer.patience_epochs
-        in_vain = self.progress.epochs - self.progress.improved_epochs
-        return (enough is not None and best <= enough) or (patience is not None and in_vain >= patience)
+        since_improvement = self.progress.epochs - self.progress.improved_epochs
+        return (enough is not None and best <= enough) or (
+            patience is not None and since_improvement >= patience
+        )
 
     def _step(self, train: Batches, per_epoch: int) -> Tensor:
         """One optimizer step; returns classification and reconstruction loss, [2], on the device."""

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from training.config import LossConfig
 
-LEAST = 1e-12  # of an activation: the logarithm of 0 has no gradient
+MIN_ACTIVATION = 1e-12  # of an activation: the logarithm of 0 has no gradient
 
 
 def margin_loss(lengths: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
@@ -45,7 +45,7 @@ def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor) ->
 
 
 def spread_margin(config: LossConfig, step: int, steps: int) -> float:
-    """The margin of spread loss at a step, counted from 0, of a training that has so many.
+    """The spread loss's margin at a step, counted from 0, of a training of `steps` steps.
 
     The official code's schedule is one of steps alone, however many the training has.
     """
@@ -58,7 +58,7 @@ def spread_margin(config: LossConfig, step: int, steps: int) -> float:
 def proportion_loss(activations: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of the activations divided by their sum, mean over the batch; both [B, J]."""
     of_target, of_all = (targets * activations).sum(dim=1), activations.sum(dim=1)
-    return ((of_all + LEAST).log() - (of_target + LEAST).log()).mean()
+    return ((of_all + MIN_ACTIVATION).log() - (of_target + MIN_ACTIVATION).log()).mean()
 
 
 def reconstruction_loss(reconstruction: Tensor, pixels: Tensor) -> Tensor:

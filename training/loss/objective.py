@@ -1,4 +1,4 @@
-"""What a network is trained for: to name what an image shows, and to draw it again."""
+"""What a network is trained for: to classify images and to reconstruct them."""
 
 # B batch, K objects per image, J classes, D class pose, C channels, H and W height and width
 
@@ -24,7 +24,7 @@ Number = TypeVar("Number", float, Tensor)
 
 
 class LossOutput(NamedTuple):
-    """What a network makes of a batch.
+    """A network's answers to a batch, and their losses.
 
     Attributes:
         probabilities: of each class, [B, J].
@@ -39,14 +39,14 @@ class LossOutput(NamedTuple):
 
 
 def total_loss(classification: Number, reconstruction: Number, config: LossConfig) -> Number:
-    """What is minimized."""
+    """The loss that is minimized."""
     return config.margin_weight * classification + config.reconstruction_weight * reconstruction
 
 
 def compute_losses(
     model: Network, batch: Batch, config: LossConfig, spread_margin: Tensor | None = None
 ) -> LossOutput:
-    """Show a batch to a network.
+    """Classify and reconstruct a batch.
 
     Args:
         model: on the batch's device.
@@ -82,7 +82,7 @@ def _classification_loss(
 
 
 def reconstruct(decoder: Decoder, poses: Tensor, masks: Tensor) -> Tensor:
-    """Draw each object from its class's capsule alone.
+    """Reconstruct each object from its class's capsule alone.
 
     Args:
         decoder: of the network.

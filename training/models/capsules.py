@@ -72,7 +72,7 @@ class RoutingByAgreement(nn.Module):
             s = self.weighted_sum(c, u_hat)  # [B, J, D]
             v = squash(s if self.bias is None else s + self.bias)
             name_in_graph(b=b, c=c, s=s, v=v)
-            if iteration < self.iterations:  # after the last one nobody would read the logits
+            if iteration < self.iterations:  # the last logits are not used
                 a = self.agreement(u_hat, v)  # [B, J, I]
                 name_in_graph(a=a)
                 b = b + a  # from here on each example has logits of its own

@@ -1,21 +1,21 @@
-"""What a network's first convolution is shown: in the papers natural pictures of zero mean and unit variance.
+"""What a network's first convolution sees: in the papers, natural images of zero mean and unit variance.
 
-Brightness and contrast are changed after that, as Hinton et al. 2018 have it (Sec. 5): changed before, a
-picture would be brought back to where it was.
+Brightness and contrast are changed afterwards (Sec. 5, Hinton et al. 2018); standardizing would undo a
+change made before.
 """
 
 # B batch, C channels, H and W height and width
 
 from torch import Tensor
 
-LEAST = (1 / 255) ** 2  # variance; a flat image stays flat, and has a gradient
+MIN_VARIANCE = (1 / 255) ** 2  # variance; a flat image stays flat, and has a gradient
 
 
 def standardize_per_image(pixels: Tensor) -> Tensor:
     """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
     centered = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
     variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
-    return centered / variance.clamp(min=LEAST).sqrt()
+    return centered / variance.clamp(min=MIN_VARIANCE).sqrt()
 
 
 def relit(x: Tensor, light: Tensor) -> Tensor:
@@ -30,6 +30,6 @@ def relit(x: Tensor, light: Tensor) -> Tensor:
 
 
 def as_shown(pixels: Tensor, standardized: bool, light: Tensor | None) -> Tensor:
-    """Pixels [B, C, H, W], 0 to 1, standardized if asked for, then in another light [B, 2] if given one."""
+    """Pixels [B, C, H, W], 0 to 1, standardized if configured, then in another light, [B, 2], if given."""
     x = standardize_per_image(pixels) if standardized else pixels
     return x if light is None else relit(x, light)

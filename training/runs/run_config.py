@@ -27,11 +27,11 @@ def begin(
 
     Args:
         out: the run's folder to be.
-        preset: its name; None: `images` for pictures of one's own, else `mnist`.
-        images: folder of one's own pictures.
+        preset: its name; None: `images` for the user's own pictures, else `mnist`.
+        images: folder of the user's own pictures.
         seed: of weights, order and shifts.
         epochs: passes over the training images.
-        ema_decay: the share of a moving average of the weights that each step keeps.
+        ema_decay: of the moving average of the weights, per step.
         start_from: another run, with whose newest weights this one begins, or a bundle.
 
     Raises:
@@ -58,7 +58,7 @@ def resume(out: Path, images: Path | None = None) -> RunConfig:
 
     Args:
         out: the run's folder.
-        images: where the pictures of a run on one's own lie now; None: where they lay.
+        images: where the user's own pictures are now; None: where they were.
 
     Raises:
         FileNotFoundError: there is no run, or its pictures are gone.

@@ -265,7 +265,7 @@ def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
     assert status("report", tmp_path) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"capsnet-train: {file} has a row without '")
-    assert "carry out table1 again" in said
+    assert "run table1 again" in said
 
 
 @pytest.mark.parametrize(

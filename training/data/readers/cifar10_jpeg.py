@@ -34,7 +34,7 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
         split: which file.
 
     Raises:
-        FileNotFoundError: the file is missing; nobody offers it for download.
+        FileNotFoundError: the file is missing; it cannot be downloaded.
         ValueError: the file is damaged or holds something else; names the file.
     """
     path = folder / f"{split}-jpeg.npz"

@@ -31,7 +31,7 @@ TYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C55: np.dtype("u1"),
     0x1E3D4C56: np.dtype("<i2"),
 }
-LEAST_STORED_DIMENSIONS = 3
+MIN_STORED_DIMENSIONS = 3
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _matrix(path: Path, content: NDArray[np.uint8]) -> NDArray[Any]:
         raise ValueError(
             f"{path} is not a binary matrix: magic number 0x{magic:08x}, expected one of {known}"
         )
-    header_bytes = 8 + 4 * max(dimensions, LEAST_STORED_DIMENSIONS)
+    header_bytes = 8 + 4 * max(dimensions, MIN_STORED_DIMENSIONS)
     if len(content) < header_bytes:
         raise ValueError(
             f"{path} is truncated: {len(content)} of the header's {header_bytes} bytes are there"
@@ -162,7 +162,7 @@ def create_matrix(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> np
         raise ValueError(
             f"a binary matrix holds {', '.join(k.name for k in TYPES.values())}; got {kind.name}"
         )
-    stored = shape + (1,) * (LEAST_STORED_DIMENSIONS - len(shape))
+    stored = shape + (1,) * (MIN_STORED_DIMENSIONS - len(shape))
     header = np.array([*magics, len(shape), *stored], "<u4").tobytes()
     path.write_bytes(header)
     with path.open("rb+") as file:

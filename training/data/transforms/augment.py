@@ -99,56 +99,56 @@ def random_light(max_brightness: float, contrast: tuple[float, float], choices: 
 
     Args:
         max_brightness: the amounts that are added are uniform in -max_brightness..max_brightness.
-        contrast: least and largest factor of the differences to the mean; all between are equally likely.
+        contrast: smallest and largest factor of the differences to the mean; all between are equally likely.
         choices: source of both.
 
     Returns:
         Amount and factor, float32 [B, 2].
 
     Raises:
-        ValueError: max_brightness < 0, or the factors are not 0 <= least <= largest.
+        ValueError: max_brightness < 0, or the factors are not 0 <= smallest <= largest.
     """
     return torch.stack([_amounts(max_brightness, choices), _factors(*contrast, choices)], dim=1)
 
 
-def clamped_brightness(pixels: Tensor, most: float, choices: RandomChoices) -> Tensor:
+def clamped_brightness(pixels: Tensor, maximum: float, choices: RandomChoices) -> Tensor:
     """Make each image lighter or darker, all its pixels by the same amount, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
-        most: the amounts are uniform in -most..most.
+        maximum: the amounts are uniform in -maximum..maximum.
         choices: source of the amounts.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
 
     Raises:
-        ValueError: most < 0.
+        ValueError: maximum < 0.
     """
-    if most == 0:
+    if maximum == 0:
         return pixels
-    return (pixels + _per_image(_amounts(most, choices))).clamp(0, 1)
+    return (pixels + _per_image(_amounts(maximum, choices))).clamp(0, 1)
 
 
-def clamped_contrast(pixels: Tensor, least: float, most: float, choices: RandomChoices) -> Tensor:
+def clamped_contrast(pixels: Tensor, minimum: float, maximum: float, choices: RandomChoices) -> Tensor:
     """Scale what each image's pixels differ by from the mean of their channel, none beyond black and white.
 
     Args:
         pixels: float [B, C, H, W], 0 to 1.
-        least: smallest factor; 1 changes nothing.
-        most: largest factor; all between are equally likely.
+        minimum: smallest factor; 1 changes nothing.
+        maximum: largest factor; all between are equally likely.
         choices: source of the factors.
 
     Returns:
         [B, C, H, W], 0 to 1, same dtype and device.
 
     Raises:
-        ValueError: not 0 <= least <= most.
+        ValueError: not 0 <= minimum <= maximum.
     """
-    if least == most == 1:
+    if minimum == maximum == 1:
         return pixels
     mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
-    return (mean + _per_image(_factors(least, most, choices)) * (pixels - mean)).clamp(0, 1)
+    return (mean + _per_image(_factors(minimum, maximum, choices)) * (pixels - mean)).clamp(0, 1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -178,25 +178,25 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def blank_some(
-    pixels: Tensor, targets: Tensor, share: float, choices: RandomChoices
+    pixels: Tensor, targets: Tensor, fraction: float, choices: RandomChoices
 ) -> tuple[Tensor, Tensor]:
-    """Replace a random share of the images by empty ones, in which no class is present.
+    """Replace a random fraction of the images by empty ones, in which no class is present.
 
     Args:
         pixels: images, 0 where there is nothing, [B, C, H, W].
         targets: 1 where a class is in the image, [B, J].
-        share: of the images, 0 to 1.
+        fraction: of the images, 0 to 1.
         choices: source of the choice.
 
     Returns:
         Images and what is present in them, same shapes and dtypes.
     """
-    kept = choices.uniform() >= share
+    kept = choices.uniform() >= fraction
     return pixels * kept[:, None, None, None], targets * kept[:, None]
 
 
 def _edges_repeated(images: Tensor, width: int) -> Tensor:
-    """Images with so many pixels more on each side; `F.pad` repeats no edges of uint8."""
+    """Images with `width` more pixels on each side; `F.pad` repeats no edges of uint8."""
     rows, columns = (
         torch.arange(-width, side + width, device=images.device).clamp(0, side - 1)
         for side in images.shape[2:]
@@ -226,18 +226,18 @@ def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
     return height, width
 
 
-def _amounts(most: float, choices: RandomChoices) -> Tensor:
-    """Uniform in -most..most, [B]."""
-    if most < 0:
-        raise ValueError(f"most must be at least 0, got {most}")
-    return most * (2 * choices.uniform() - 1)
+def _amounts(maximum: float, choices: RandomChoices) -> Tensor:
+    """Uniform in -maximum..maximum, [B]."""
+    if maximum < 0:
+        raise ValueError(f"maximum must be at least 0, got {maximum}")
+    return maximum * (2 * choices.uniform() - 1)
 
 
-def _factors(least: float, most: float, choices: RandomChoices) -> Tensor:
-    """Uniform in least..most, [B]."""
-    if not 0 <= least <= most:
-        raise ValueError(f"factors must be 0 <= least <= most, got {least} and {most}")
-    return least + (most - least) * choices.uniform()
+def _factors(minimum: float, maximum: float, choices: RandomChoices) -> Tensor:
+    """Uniform in minimum..maximum, [B]."""
+    if not 0 <= minimum <= maximum:
+        raise ValueError(f"factors must be 0 <= minimum <= maximum, got {minimum} and {maximum}")
+    return minimum + (maximum - minimum) * choices.uniform()
 
 
 def _per_image(values: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ class Pairs:
     Attributes:
         pixels: both objects added and clipped at 255, uint8 [B, C, H, W].
         labels: the two classes, which differ, int64 [B, 2].
-        objects: each object alone, where it is in the image, uint8 [B, 2, C, H, W], 0-255; what the two
-            reconstructions shall be.
+        objects: each object alone, where it is in the image, uint8 [B, 2, C, H, W], 0-255; the targets of the
+            two reconstructions.
     """
 
     pixels: Tensor
@@ -40,7 +40,7 @@ class Pairs:
         return len(self.labels)
 
     def masks(self, classes: int) -> Tensor:
-        """For each object 1 at its class and 0 elsewhere, float32 [B, 2, J]: what the decoder shall draw."""
+        """1 at the class of each object and 0 elsewhere, float32 [B, 2, J]."""
         return F.one_hot(self.labels, classes).float()
 
     def targets(self, classes: int) -> Tensor:

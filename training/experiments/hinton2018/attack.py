@@ -49,7 +49,7 @@ class Plan:
         networks: for each data set MATRIX, CAPSNET, CNN and OTHER_CNN, which are shown the same pictures.
         epsilons: how much a pixel may change, of the whole range from black to white; rising.
         bim_steps: of BIM.
-        images: the first so many of the test set; None takes all.
+        images: how many of the test set, from its start; None takes all.
     """
 
     networks: dict[str, dict[str, RunConfig]]

@@ -23,7 +23,7 @@ class Plan:
     Attributes:
         networks: for MNIST and for CIFAR-10.
         seeds: of each.
-        test_images: measured on the first so many; None takes all.
+        test_images: how many of the test set are measured on, from its start; None takes all.
     """
 
     networks: dict[str, RunConfig]
@@ -55,7 +55,7 @@ def _run_on(runner: Runner, plan: Plan, data: str) -> None:
         seeded = replace(config, seed=seed)
         key: Row = {"data": config.data.name, "seed": seed}
         settings = networks_of(seeded) | {"at_most": plan.test_images}
-        runner.measure(key, settings, partial(runner.measured_on_test, seeded, most=plan.test_images))
+        runner.measure(key, settings, partial(runner.measured_on_test, seeded, max_images=plan.test_images))
 
 
 def report(rows: list[Row]) -> str:
@@ -81,7 +81,9 @@ def _line(rows: list[Row], data: str) -> tuple[str, ...]:
 def _said(rows: list[Row]) -> str:
     """What was measured on what."""
     sizes = {row["data"]: (row["at_most"], row["images"]) for row in rows}
-    which = {data: f"the first {count:,}" if most else f"{count:,}" for data, (most, count) in sizes.items()}
+    which = {
+        data: f"the first {count:,}" if limit else f"{count:,}" for data, (limit, count) in sizes.items()
+    }
     return " ".join(f"{data} is {count} test images." for data, count in which.items())
 
 

@@ -33,7 +33,7 @@ class Plan:
     Attributes:
         networks: for each data set some of CAPSULES, SMALL_CAPSULES and CNN.
         seeds: of each network.
-        test_images: measured on the first so many; None takes all.
+        test_images: how many of the test set are measured on, from its start; None takes all.
     """
 
     networks: dict[str, dict[str, RunConfig]]

@@ -36,7 +36,7 @@ class Plan:
     Attributes:
         networks: for each data set the whole network, and the CNN that it is compared with.
         seeds: of each network.
-        test_images: measured on the first so many; None takes all.
+        test_images: how many of the test set are measured on, from its start; None takes all.
     """
 
     networks: dict[str, tuple[RunConfig, RunConfig]]
@@ -111,7 +111,7 @@ def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
 
 
 def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
-    return runner.measured_on_test(config, most=test_images)
+    return runner.measured_on_test(config, max_images=test_images)
 
 
 def report(rows: list[Row]) -> str:

@@ -46,7 +46,7 @@ def measure_methods(
     test_images: int | None,
     find: Callable[[Runner, RunConfig, int | None], Row],
 ) -> None:
-    """A row for each method and seed on a data set; `find` measures one on so many test images."""
+    """A row for each method and seed on a data set; `find` measures one."""
     for seed in seeds:
         for method, config in methods.items():
             seeded = replace(config, seed=seed)

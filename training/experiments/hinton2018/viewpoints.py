@@ -54,7 +54,7 @@ class Plan:
     Attributes:
         networks: for each data set CAPSULES and CNN.
         seeds: of each network.
-        test_images: measured on the first so many, from all viewpoints; None takes all.
+        test_images: how many of the test set are measured on, from its start; None takes all.
     """
 
     networks: dict[str, dict[str, RunConfig]]
@@ -63,7 +63,7 @@ class Plan:
 
 
 def lasting(config: RunConfig, epochs: int) -> RunConfig:
-    """A run of so many epochs, whose rate falls to 0 over the last half of them."""
+    """A run of this many epochs, whose rate falls to 0 over the last half of them."""
     optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
     return replace(config, optimizer=optimizer)
 
@@ -104,7 +104,7 @@ def knowing(config: RunConfig, along: Along) -> RunConfig:
 
 
 def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
-    """A run that ends as soon as its error under familiar viewpoints is at most so much."""
+    """A run that ends as soon as its error under familiar viewpoints is at most this."""
     return replace(config, optimizer=replace(config.optimizer, stop_at_error_percent=error_percent))
 
 

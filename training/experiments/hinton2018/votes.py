@@ -48,7 +48,7 @@ class Plan:
 
     Attributes:
         networks: matrix capsules, for each data set.
-        images: the first so many of the test set; None takes all.
+        images: how many of the test set, from its start; None takes all.
     """
 
     networks: dict[str, RunConfig]

@@ -43,7 +43,7 @@ class Plan:
         networks: CapsNet and the CNN, each to be stopped at the same validation error.
         seeds: of each network.
         versions: of each test digit in the sets that are made.
-        affnist_stride: one of so many images of affNIST is measured on.
+        affnist_stride: every affnist_stride-th image of affNIST is measured on.
     """
 
     networks: dict[str, RunConfig]
@@ -53,7 +53,7 @@ class Plan:
 
 
 def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
-    """A run that ends as soon as its validation error is at most so much, its rate not lowered at the end."""
+    """A run without cooldown that ends as soon as its validation error is at most this."""
     optimizer = replace(config.optimizer, stop_at_error_percent=error_percent, cooldown_epochs=0)
     return replace(config, optimizer=optimizer)
 

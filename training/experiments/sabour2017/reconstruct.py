@@ -30,7 +30,7 @@ class Plan:
 
     Attributes:
         network: which answers and draws.
-        failures: at most so many wrong answers are shown, each of another label; the paper shows one.
+        failures: how many wrong answers are shown at most, each of another label; the paper shows one.
     """
 
     network: RunConfig

@@ -54,7 +54,7 @@ class Plan:
 
 
 def _steady(config: RunConfig, epochs: int) -> RunConfig:
-    """For so many epochs, without a cooldown."""
+    """For this many epochs, without a cooldown."""
     return replace(config, optimizer=replace(config.optimizer, epochs=epochs, cooldown_epochs=0))
 
 
@@ -85,7 +85,7 @@ def run(runner: Runner, plan: Plan) -> None:
 
 
 def with_iterations(config: RunConfig, iterations: int) -> RunConfig:
-    """A CapsNet with so many iterations of routing."""
+    """A CapsNet with this many iterations of routing."""
     assert isinstance(config.model, CapsNetConfig)
     return replace(config, model=replace(config.model, routing_iterations=iterations))
 
@@ -105,10 +105,10 @@ def _measure_changes(runner: Runner, plan: Plan, epochs: int) -> Row:
 
 
 def stage(runner: Runner, config: RunConfig, epochs: int) -> Trained:
-    """A network after so many epochs of its training, at the weights of that moment.
+    """A network after this many epochs of its training, with the weights of that moment.
 
     The run lies in the experiment's own folder, and the next stage goes on from this one: of a run that is
-    over, nobody could see the stages any more.
+    over, the stages could not be seen.
 
     Raises:
         ValueError: the run has been trained for longer than that.
@@ -251,7 +251,7 @@ def _verdict(row: Row) -> str:
 
 def _report_losses(losses: dict[int, Row]) -> str:
     lines = [
-        (_iterations(n), *(f"{_loss_at(row, share):.4f}" for share in (0.25, 0.5, 1)))
+        (_iterations(n), *(f"{_loss_at(row, fraction):.4f}" for fraction in (0.25, 0.5, 1)))
         for n, row in losses.items()
     ]
     row = next(iter(losses.values()))
@@ -277,9 +277,9 @@ def _iterations(count: int) -> str:
     return "1 iteration" if count == 1 else f"{count} iterations"
 
 
-def _loss_at(row: Row, share: float) -> float:
-    """Mean over the last points before a share of the steps is done; they are a twentieth of all."""
-    end = max(round(share * len(row["loss"])), 1)
+def _loss_at(row: Row, fraction: float) -> float:
+    """Mean over the last points before a fraction of the steps is done; they are a twentieth of all."""
+    end = max(round(fraction * len(row["loss"])), 1)
     return mean(row["loss"][max(end - max(len(row["loss"]) // 20, 1), 0) : end])
 
 

@@ -31,7 +31,7 @@ class Plan:
         networks: CapsNet and CNN, trained on the most images.
         images: how many of these each network is trained on.
         seeds: of the weights, and of the choice of images, which is the same for both networks.
-        test_images: measured on so many; None takes all.
+        test_images: how many are measured on; None takes all.
     """
 
     networks: dict[str, RunConfig]

@@ -132,7 +132,7 @@ def _measure_one(runner: Runner, config: RunConfig) -> Row:
 
 
 def _measure_together(runner: Runner, members: list[RunConfig], networks: int) -> Row:
-    """The error of each choice of so many of the networks."""
+    """The error of each choice of `networks` members."""
     files = [_lengths_file(runner, config) for config in members]
     found, labels = np.stack([np.load(file) for file in files]), _labels(runner, members[0]).numpy()
     choices = [list(choice) for choice in combinations(range(len(files)), networks)]
@@ -234,7 +234,7 @@ def _plot_classes(axis: Any, rows: list[Row], color: str) -> None:
 
 
 def _errors(rows: list[Row], data: str) -> dict[int, list[float]]:
-    """From the number of networks to the errors of each choice of so many."""
+    """Errors of each choice of networks, by their number."""
     of_data = [row for row in rows if row["data"] == data]
     errors = {1: [row["error_percent"] for row in of_data if "seed" in row]}
     return errors | {row["networks"]: row["errors_percent"] for row in of_data if "networks" in row}

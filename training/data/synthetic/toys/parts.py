@@ -22,9 +22,9 @@ class Choices:
     def __init__(self, *seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def between(self, least: float, most: float) -> float:
+    def between(self, minimum: float, maximum: float) -> float:
         """A number, all between these equally likely."""
-        return least + (most - least) * float(self._rng.random())
+        return minimum + (maximum - minimum) * float(self._rng.random())
 
     def chance(self, probability: float) -> bool:
         """True in so many cases."""

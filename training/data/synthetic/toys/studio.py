@@ -26,8 +26,8 @@ SEED = 1
 # Lengths are such that a picture is 2 wide at the toy's distance.
 DISTANCE = 7.0
 BASELINE_DEGREES = 6.0  # between the cameras, seen from the toy
-FRAME_SHARE = 0.47  # of the picture's side: a toy's size, see `_frame_shares`
-LARGEST_SHARE = 0.84  # of the picture, either way and from anywhere
+FRAME_FRACTION = 0.47  # of the picture's side: a toy's size, see `_frame_fractions`
+LARGEST_FRACTION = 0.84  # of the picture, either way and from anywhere
 SIZES = (0.87, 1.13)  # toys are not all of one size
 MISPLACED = 0.08  # a toy stands so far off the middle of the table at most, each way
 MISTURNED_DEGREES = 12.0  # and is turned so far out of line
@@ -68,8 +68,8 @@ def toy(category: int, instance: int) -> Toy:
     """
     choose = Choices(SEED, category, instance)
     centered = _centered(MAKERS[category](choose))
-    share, largest = _frame_shares(centered)
-    scale = min(FRAME_SHARE * choose.between(*SIZES) / share, LARGEST_SHARE / largest)
+    fraction, largest = _frame_fractions(centered)
+    scale = min(FRAME_FRACTION * choose.between(*SIZES) / fraction, LARGEST_FRACTION / largest)
     turn = math.radians(choose.between(-MISTURNED_DEGREES, MISTURNED_DEGREES))
     aside = np.array([choose.between(-MISPLACED, MISPLACED), choose.between(-MISPLACED, MISPLACED), 0.0])
     solids = [solid.moved(Motion(math.cos(turn), math.sin(turn), scale, aside)) for solid in centered]
@@ -157,12 +157,12 @@ def _lamp(subject: Toy, azimuth_degrees: float, lamp: tuple[float, float, float]
 def _centered(solids: Sequence[Solid]) -> list[Solid]:
     """In the middle of the table, the lowest part on it."""
     corners = _corners(solids)
-    least, most = corners.min(axis=0), corners.max(axis=0)
-    shift = np.array([-(least[0] + most[0]) / 2, -(least[1] + most[1]) / 2, -least[2]])
+    minimum, maximum = corners.min(axis=0), corners.max(axis=0)
+    shift = np.array([-(minimum[0] + maximum[0]) / 2, -(minimum[1] + maximum[1]) / 2, -minimum[2]])
     return [solid.moved(Motion(1.0, 0.0, 1.0, shift)) for solid in solids]
 
 
-def _frame_shares(solids: Sequence[Solid]) -> tuple[float, float]:
+def _frame_fractions(solids: Sequence[Solid]) -> tuple[float, float]:
     """How much of a picture's side a toy takes: its size, mean over views, and its largest height or width.
 
     The size is the fourth root of height * width * area of the outline: measured by its box alone, an
