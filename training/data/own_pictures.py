@@ -1,4 +1,4 @@
-"""Runs on the user's own pictures: how they are configured, and where their pictures lie by now."""
+"""Runs on the user's own pictures: how they are configured, and where the pictures are now."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
 
 
 def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunConfig:
-    """The configuration of a run, with the folder of its pictures where that lies now.
+    """The configuration of a run, with the folder where its pictures are now.
 
     Args:
         config: of the run; a folder is in it as its user named it, from wherever that was.

@@ -1,4 +1,4 @@
-"""How well a network does on images that are always the same."""
+"""Evaluation of a network on a fixed set of images."""
 
 # N images, B batch, C channels, H and W height and width, J classes
 
@@ -77,7 +77,7 @@ def evaluate_batches(
 
 @torch.no_grad()
 def class_probabilities(model: Network, batches: Iterable[Tensor]) -> Tensor:
-    """What a network makes of images.
+    """A network's class probabilities for images.
 
     Args:
         model: in evaluation mode.

@@ -1,4 +1,4 @@
-"""What is counted where an image shows several objects."""
+"""Error counts for images of one or several objects."""
 
 # B batch, J classes
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Errors:
-    """What a network gets wrong on a set of images.
+    """A network's errors on a set of images.
 
     Attributes:
         images: how many there are.
@@ -26,12 +26,12 @@ class Errors:
 
     @property
     def error_percent(self) -> float:
-        """Share of images with a wrong answer."""
+        """Percentage of images with a wrong answer."""
         return 100 * self.errors / self.images
 
     @property
     def object_error_percent(self) -> float:
-        """Share of objects that are not found."""
+        """Percentage of objects that are not found."""
         return 100 * self.object_errors / self.objects
 
 

@@ -1,4 +1,4 @@
-"""Figures of experiments, all drawn alike."""
+"""Figures of experiments, in one style."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,9 +1,9 @@
 """The processes that train one network together, one on each GPU.
 
-torchrun starts them and tells each its rank. They make the same random choices, each makes its part of every
-batch and learns from it, and the mean of their gradients is that of the whole batch: weights are the same in
-all of them, and up to rounding those of one process. The first one keeps the log and the checkpoints.
-(Dropout is drawn by each for its part, so that with it the result is the same in distribution only.)
+torchrun starts them and gives each its rank. They make the same random choices; each trains on its part of
+every batch, and they average their gradients. So all have the same weights, which up to rounding are those of
+a single process. The first one writes the log and the checkpoints. Dropout is random in each process, so
+that with it the result is the same in distribution only.
 """
 
 import os
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train together; by default there is no other.
+    """This process among those that train together; by default, the only one.
 
     Attributes:
         rank: of this one, from 0.
@@ -33,11 +33,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def check_batch(self, images: int) -> None:
-        """Refuse batches of a size that the processes cannot share evenly.
+        """Refuse a batch size that the processes cannot share evenly.
 
         Raises:
             ValueError: there is a remainder.
@@ -54,18 +54,18 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def averaging(self, losses: nn.Module) -> nn.Module:
-        """A module of losses, means over the batch, whose gradients become the mean of all processes'."""
+        """The module of losses, with gradients averaged over all processes."""
         return DistributedDataParallel(losses) if self.count > 1 else losses
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes, on the device where the values are; these are overwritten."""
+        """The mean over all processes, on the values' device; overwrites the values."""
         if self.count > 1:
             distributed.all_reduce(values)
             values = values / self.count
         return values
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag whether it is raised in any process; no GPU is waited for."""
+        """For each flag, whether any process has raised it; does not wait for a GPU."""
         if self.count == 1:
             return flags
         raised = torch.tensor(flags, dtype=torch.int32)  # on the CPU
@@ -73,11 +73,11 @@ class Processes:
         return tuple(flag > 0 for flag in raised.tolist())
 
     def wait_for_all(self) -> None:
-        """Go on when all processes have come here."""
+        """Wait until all processes have come here."""
         self.any_of(False)
 
     def of_first(self, value: T) -> T:
-        """What the first process has under this name."""
+        """The first process's value."""
         if self.count == 1:
             return value
         values = [value]
@@ -90,7 +90,7 @@ ALONE = Processes()
 
 @contextmanager
 def together(device: torch.device) -> Iterator[Processes]:
-    """Meet the processes that torchrun has started beside this one, on machines that share the run's folder.
+    """Join the processes that torchrun has started, on machines that share the run's folder.
 
     Args:
         device: where this one trains.
@@ -100,12 +100,12 @@ def together(device: torch.device) -> Iterator[Processes]:
         return
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     yield Processes(distributed.get_rank(), distributed.get_world_size())
-    # Not after an error: the others wait for this process then, and torchrun ends them when it is gone.
+    # Not after an error: the others would wait for this process, and torchrun ends them when it exits.
     distributed.destroy_process_group()
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Of several GPUs the one that is this process's; a CPU is shared.
+    """This process's GPU if there are several; all share a CPU.
 
     Raises:
         ValueError: there are more processes on this machine than GPUs.

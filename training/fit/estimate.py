@@ -1,4 +1,4 @@
-"""How long a run will take, from the time of a few steps of a network that is thrown away."""
+"""Estimates how long a run takes, from a few steps of a throw-away network."""
 
 import time
 

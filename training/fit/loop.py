@@ -31,8 +31,8 @@ from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.log import Log
 
-LOG_EVERY = 50  # steps; losses stay on the device in between, so that a GPU is never waited for
-DROPOUT = 10**9  # of seeds, added to a step's; the step's own is that of what is drawn from the data
+LOG_EVERY = 50  # steps; in between, losses stay on the device, so that nothing waits for a GPU
+DROPOUT = 10**9  # added to a step's seed, which is that of the random choices in the data
 
 
 class TrainingDivergedError(ValueError):
@@ -63,7 +63,7 @@ def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
 
 
 def steps_per_epoch(config: OptimizerConfig, images: int) -> int:
-    """Batches in a pass over the images; what is left over waits for the next epoch's order."""
+    """Full batches in a pass over the images, at least 1; the rest is left out of this epoch."""
     return max(images // config.batch_size, 1)
 
 
@@ -79,7 +79,7 @@ class Trainer:
         start_weights: dict[str, Tensor] | None = None,
         processes: Processes = ALONE,
     ):
-        """Start a run, or go on from its newest checkpoint.
+        """Start a run, or continue from its newest checkpoint.
 
         Args:
             run: the run's folder; its config.json has been written.
@@ -108,7 +108,7 @@ class Trainer:
         share = config.optimizer.ema_decay
         self.average = ExponentialMovingAverage(self.model, share) if share else None
         self.session = self.progress = session
-        self.before: Progress | None = None  # at the checkpoint that it goes on from
+        self.before: Progress | None = None  # at the checkpoint that this session continues
         self.interrupted = False  # by a signal
         if newest:
             checkpoint.load_optimizer(newest, self.model, self.optimizer)
@@ -169,11 +169,11 @@ class Trainer:
 
     @property
     def result(self) -> Network:
-        """What the run gives at this moment: the network that is trained, or the average of its weights."""
+        """The run's result so far: the trained network, or the one with averaged weights."""
         return self.average.model if self.average else self.model
 
     def save(self) -> None:
-        """Write a checkpoint of this moment.
+        """Write a checkpoint.
 
         Raises:
             TrainingDivergedError: a weight is not finite.
@@ -228,7 +228,7 @@ class Trainer:
         self.progress = replace(self.progress, step=step, epochs=step / per_epoch)
 
     def _count_time(self) -> None:
-        """Count the time since validation or the last call as training; the device has done all its steps."""
+        """Add the time since validation, or the last call; the device has finished its steps."""
         now = time.monotonic()
         spent = self.progress.train_seconds + now - self._since
         self.progress, self._since = replace(self.progress, train_seconds=spent), now
@@ -260,7 +260,7 @@ class Trainer:
         return TrainingDivergedError(f"{what}; {where}. Try a lower learning rate or another seed.")
 
     def _validate(self, validation: Batches, log: Log, bar: "tqdm[Any]") -> None:
-        """Measure the epoch's result, in the first process; the others hear of it."""
+        """Evaluate in the first process, and tell the others."""
         if self.processes.first:
             self._measure(validation, log, bar)
         self.progress = self.processes.of_first(self.progress)
@@ -284,7 +284,7 @@ class Trainer:
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
 
     def _count_improvement(self, found: Evaluation) -> None:
-        """Note this epoch if validation is better than ever; without errors no loss makes it better."""
+        """Note this epoch if validation is the best so far; without errors the loss no longer counts."""
         progress, loss = self.progress, found.classification_loss
         best, lowest = progress.best_error_percent, progress.lowest_loss
         if best is None or lowest is None or found.error_percent < best or (best > 0 and loss < lowest):

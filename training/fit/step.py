@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """An optimizer step: forward, backward, Adam. Nothing in it waits for a GPU.
+    """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
     On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
     CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
@@ -34,7 +34,7 @@ class Step:
         graphs: bool = True,
         processes: Processes = ALONE,
     ):
-        """Bring the model's weights into the order the device likes, and start Adam on them.
+        """Lay the weights out in memory as the device prefers, and start Adam.
 
         Args:
             model: on the device where it is trained.
@@ -52,11 +52,11 @@ class Step:
         )
         self._config = config
         self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
-        # With several processes a graph would have to hold their exchange of gradients, too.
+        # With several processes, a graph would have to include the exchange of gradients.
         self._capture_next = graphs and on_cuda and processes.count == 1
 
     def __call__(self, batch: Batch, learning_rate: float, spread_margin: float | None = None) -> Tensor:
-        """Learn from a batch.
+        """Train on a batch.
 
         Args:
             batch: as large as that of all steps.
@@ -83,9 +83,9 @@ class Step:
         return torch.stack([classification, reconstruction]).detach()
 
     def _capture(self, shown: tuple[Tensor, ...]) -> None:
-        """Replace the losses by a replay of their kernels; where that cannot be, say so and go on without."""
+        """Replace the losses by a replay of their kernels; if capturing fails, log it and go on without."""
         self._capture_next = False
-        # The graphs keep gradient nodes of the stream they were captured on, as is meant.
+        # The graphs keep the gradient nodes of the stream that they were captured on; that is intended.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         sample = tuple(tensor.clone() for tensor in shown)
         devices = [tensor.device for tensor in shown[:1] if tensor.is_cuda]
@@ -99,7 +99,7 @@ class Step:
 
 
 class _Losses(nn.Module):
-    """The losses of a batch, under autocast on CUDA; a module, as CUDA graphs want it."""
+    """The losses of a batch, under autocast on CUDA; a module, as CUDA graphs require."""
 
     def __init__(self, model: Network, config: LossConfig):
         super().__init__()

@@ -23,11 +23,11 @@ class Decoder(nn.Module):
         self.pixels = nn.Linear(widths[-1], image_channels * image_size * image_size)
 
     def forward(self, poses: Tensor, mask: Tensor) -> Tensor:
-        """Draw what the capsules that the mask keeps stand for.
+        """Reconstruct an image from the capsules that the mask keeps.
 
         Args:
             poses: class capsules, [B, J, D].
-            mask: 1 for the capsule to draw and 0 for the others, [B, J].
+            mask: 1 for the capsule to decode and 0 for the others, [B, J].
 
         Returns:
             Images, [B, C, H, W], 0 to 1.

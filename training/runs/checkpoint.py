@@ -37,16 +37,16 @@ RAW = "raw.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 FORMER_OPTIMIZER = "optimiser.safetensors"  # its name in checkpoints of earlier versions
 REMEDY = "remove the folder of this checkpoint to go on from the one before"
-KEPT = 2  # newest checkpoints, beside the one with the best validation error
+KEPT = 2  # newest checkpoints, besides the one with the lowest validation error
 
 
 class NotFiniteError(ValueError):
-    """A weight is infinite or no number at all."""
+    """A weight is infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, and how it got there.
+    """How far a run has come, and where it was trained.
 
     Attributes:
         step: optimizer steps done.
@@ -76,7 +76,7 @@ class Progress:
     resumed: tuple[str, ...] = ()
 
     def resumed_by(self, session: "Progress", configured: str = "") -> "Progress":
-        """This progress, with a note of the session that goes on from here.
+        """This progress, with a note of the session that continues from here.
 
         Args:
             session: its hardware, command and commit.
@@ -92,7 +92,7 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file so that a reader sees the old one or the new one, never a part."""
+    """Replace a text file atomically: a reader sees the old or the new one."""
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("w") as file:
         file.write(text)
@@ -102,13 +102,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_config(run: Path, config: RunConfig) -> None:
-    """Say what a run, or the session that wrote a checkpoint, is configured with."""
+    """Write the configuration of a run, or of the session that wrote a checkpoint."""
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / CONFIG, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it is the folder of a run, which may have no checkpoint yet."""
+    """Whether the folder is a run's; it may have no checkpoint yet."""
     return (folder / CONFIG).is_file()
 
 
@@ -129,10 +129,10 @@ def read_config(run: Path) -> RunConfig:
 
 
 def configured_anew(checkpoint: Path, config: RunConfig) -> str:
-    """What a session that goes on from a checkpoint changes in the configuration, in words; "" if nothing.
+    """How a session's configuration differs from its checkpoint's, in words; "" if it does not.
 
-    Checkpoints of earlier versions do not say what they were configured with. Where one's own pictures lie is
-    no change: they are found again by their names.
+    Checkpoints of earlier versions do not record their configuration. The folder of the user's own pictures
+    does not count: their names identify them.
     """
     if not is_run(checkpoint):
         return ""
@@ -179,7 +179,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of a step's checkpoint."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -209,7 +209,7 @@ def save(
     average: Network | None = None,
     config: RunConfig | None = None,
 ) -> Path:
-    """Write a checkpoint whole or not at all; older ones beyond the newest two and the best are removed.
+    """Write a checkpoint atomically; remove all but the newest two and the best.
 
     Args:
         run: the run's folder.
@@ -261,7 +261,7 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
-    """Rebuild the model of a run as one of its checkpoints is to be used."""
+    """The model of a run, with the weights of one of its checkpoints."""
     model = build(read_config(run).model)
     load_weights(model, checkpoint)
     return model.to(device)
@@ -296,7 +296,7 @@ def start_with(model: Network, weights: dict[str, Tensor]) -> None:
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
-    """Give a model the weights that training goes on from: those that were averaged, not their average.
+    """Load the weights that training continues with: the trained ones, not their average.
 
     The errors are those of `load_weights`.
     """
@@ -305,11 +305,11 @@ def load_trained_weights(model: Network, checkpoint: Path) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam) -> None:
-    """Put Adam's moments, in the order of their parameter in memory, and step counts back."""
+    """Restore Adam's moments, in their parameter's memory layout, and its step counts."""
     former = checkpoint / FORMER_OPTIMIZER
     stored = _load_tensors(former if former.exists() else checkpoint / OPTIMIZER)
     for name, parameter in model.named_parameters():
-        step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam wants it
+        step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam expects it
         moments = {
             key: torch.empty_like(parameter, requires_grad=False).copy_(stored[f"{name}.{key}"])
             for key in ("exp_avg", "exp_avg_sq")
@@ -318,7 +318,7 @@ def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam
 
 
 def sync(folder: Path) -> None:
-    """Make a folder and the files in it durable."""
+    """Flush a folder and its files to the disk."""
     for path in (*(child for child in folder.iterdir() if child.is_file()), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

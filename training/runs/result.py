@@ -1,6 +1,6 @@
-"""How well a run does on the test images, `result.json` in its folder, and how often that has been measured.
+"""A run's result on the test images, `result.json` in its folder, and how often it was measured.
 
-Who measures often and publishes the best has chosen on the test set. So every measurement of a run is noted
+Measuring often and publishing the best result would select on the test set. So every measurement is recorded
 in `measured.jsonl`, and the model card says how many there were.
 """
 

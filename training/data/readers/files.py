@@ -1,4 +1,4 @@
-"""The files of a data set in its folder: found under one of their names, read plain or gzip-compressed."""
+"""Finds a data set's files in its folder, and reads them, plain or gzip-compressed."""
 
 import gzip
 import shlex
@@ -8,11 +8,11 @@ from typing import Literal
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set is not here; says where it was looked for and how to get it."""
+    """A data set is missing; says where it was looked for and how to get it."""
 
 
 def find(folder: Path, *names: str, brought_by: Literal["download", "make"] = "download") -> Path:
-    """The first of these that is in a data set's folder.
+    """The first of these files that exists in a data set's folder.
 
     Args:
         folder: named as `capsnet-train download` or `make` names it (`data/mnist`).
