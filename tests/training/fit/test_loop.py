@@ -218,7 +218,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.training.fit.test_loop import CONFIG, fit
-from training.loop import Limits
+from training.fit.loop import Limits
 from dataclasses import replace
 config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
 fit(Path(sys.argv[1]), config, Limits(checkpoint_minutes=1e-9))
