@@ -2,7 +2,6 @@
 
 # N stereo pairs, E elevations, L lightings
 
-import fcntl
 import multiprocessing
 import os
 import shutil
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from filelock import lock_descriptor
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -206,11 +206,9 @@ def _unfinished(part: Path) -> Iterator[Path]:
     """A folder for this process alone that goes away unless it has been renamed by the end."""
     part.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(part, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_descriptor(descriptor, blocking=False):
         os.close(descriptor)
-        raise ValueError(f"another process is making {part.with_suffix('')}; wait for it") from None
+        raise ValueError(f"another process is making {part.with_suffix('')}; wait for it")
     for left_over in part.iterdir():  # by a process that was killed
         left_over.unlink()
     try:
