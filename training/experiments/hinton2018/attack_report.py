@@ -136,14 +136,14 @@ def _orders(smaller: Row, larger: Row) -> str:
 
 
 TEXT = """
-Epsilon is how much a pixel may change, of the whole range from black to white; whether the paper's is counted
-before or after its pictures are brought to unit variance is not said. Pixels stay between 0 and 1. Images
-that were named wrong before count, too. The success rate of a targeted attack is the share of
-all images that are taken for the target, mean over all classes as targets, as in the paper: without any
-change it is that of chance. What is climbed is each network's training loss, its margins as far apart as they
-can be: with those of training, the images of the fifth column have no gradient at all, and would be safe from
-these attacks for that reason alone. Zeros are counted in the gradients that an untargeted attack begins with,
-whose unit is loss per whole range of a pixel. The paper's figure 3 has curves and no numbers.
+Epsilon is the largest change of a pixel, on the range from black (0) to white (1); the paper does not say
+whether its epsilon counts before or after images are brought to unit variance. Pixels stay between 0 and 1.
+Images that were misclassified before the attack count, too. The success rate of a targeted attack is the
+percentage of all images that are classified as the target, averaged over all classes as targets, as in the
+paper; without an attack it is that of chance. An attack increases each network's training loss with margins
+widened to 1: with the margins of training, the images of the fifth column have no gradient and would resist
+these attacks for that reason alone. Zeros are counted in the gradients at the start of an untargeted attack;
+their unit is loss per full range of a pixel. The paper's figure 3 shows curves and no numbers.
 """
 
 

@@ -183,12 +183,12 @@ def report(rows: list[Row]) -> str:
 
 TEXT = f"""Networks are trained on the training set's toys under familiar viewpoints: azimuths of 300, 320,
 340, 0, 20 and 40 degrees, or the 3 lowest elevations. They are measured on the test set's toys, none of
-which was trained on. The error at which they are matched is that on the test set's toys under familiar
-viewpoints, as in the paper; pictures from novel viewpoints have no part in it. It is looked at after each
-epoch, so that a network which is stopped may be better than asked for. Where capsules never were as good as
-the CNN, they are compared with another CNN, "{STOPPED_CNN}", which was stopped when it was as good as they:
-that one has not been trained to its end and the capsules have, the other way round than in the paper, and
-such pairs have means of their own.
+which was trained on. As in the paper, networks are matched by their error on the test set's toys under
+familiar viewpoints; images from novel viewpoints are not used for that. The error is measured after each
+epoch, so a stopped network may be better than required. If capsules never reached the CNN's error, they are
+compared with another CNN, "{STOPPED_CNN}", which was stopped at their error. Such a pair is the other way
+round than in the paper, as the CNN has not been trained to its end and the capsules have, and has its own
+means.
 """
 
 
@@ -268,7 +268,7 @@ def _mean_error(rows: list[Row], viewpoints: str) -> float:
 def _stops(rows: list[Row]) -> str:
     """How each network came to be matched."""
     images = markdown.counts(row["validation_images"] for row in rows)
-    header = (f"matched on {images} images", "seed", "epochs", "error, %", "asked for, at most", "parameters")
+    header = (f"matched on {images} images", "seed", "epochs", "error, %", "target, %", "parameters")
     return markdown.table(
         header,
         [

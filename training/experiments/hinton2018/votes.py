@@ -249,14 +249,14 @@ HEADER = (
     "of each wrong one, %",
 )
 TEXT = f"""
-Distances are Euclidean, over the 16 elements of a pose, from a vote to the mean that is made in an iteration;
-each vote counts by the assignments that the mean is made with, of which the first are equal for all classes.
-The paper shows three images of smallNORB and has no numbers: "at the first iteration, votes are distributed
-equally", in the second "most of the votes are assigned to the detected clusters", and "the other capsules
-only receive scattered votes which are further than {PAPERS_ZOOM}". How large distances are depends on how
-large a network's poses are, so that the figure zooms in on the nearer half of the first iteration's. In it,
-the first row has the votes of all images, at all distances; below are the first images of a truck and of a
-human that are routed right, as the paper's, and one that is not.
+A distance is the Euclidean one, over the 16 elements of a pose, from a vote to the mean that an iteration
+computes; each vote is weighted by the assignments that the mean is computed with, which are equal for all
+classes in the first iteration. The paper shows three images of smallNORB and has no numbers: "at the first
+iteration, votes are distributed equally", in the second "most of the votes are assigned to the detected
+clusters", and "the other capsules only receive scattered votes which are further than {PAPERS_ZOOM}".
+Distances scale with a network's poses, so the figure zooms in on the nearer half of the first iteration's.
+Its first row shows the votes of all images at all distances; below are the first images of a truck and of a
+human that are routed right, as in the paper, and one that is not.
 """
 
 

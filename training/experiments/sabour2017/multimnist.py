@@ -207,16 +207,16 @@ def report(rows: list[Row]) -> str:
 
 TEXT = f"""
 An answer is a network's two most probable classes; it is wrong unless both are right. The test set pairs each
-test digit of MNIST with digits of other classes, each shifted by up to 4 pixels in a frame of 36x36: with
-one in the fixed test set of 10,000; with {PAPERS_PARTNERS:,} in the paper, 10 million pairs, and in as many
-that the full form makes the same way. The paper's text says {PAPERS_TEXT} % where its table says
-{PAPER[CAPSNET]}; it does not count digits one by one.
+MNIST test digit with digits of other classes, each shifted by up to 4 pixels in a 36x36 frame: with one in the
+fixed test set of 10,000; with {PAPERS_PARTNERS:,} in the paper's 10 million pairs and in those of the full
+form. The paper's text says {PAPERS_TEXT} % where its table says {PAPER[CAPSNET]}; it does not count digits
+one by one.
 
 The figure is figure 5: L are the labels, R the two classes whose capsules are decoded, each alone, the first
-in red and the second in green. P says that these are what the network takes the digits for. A starred column
-(*) decodes, in place of a digit that is there, the longest capsule of one that is neither label nor
-prediction. The pairs are the first of the fixed test set that the CapsNet of the first seed names right, and
-the first that it does not.
+in red and the second in green. P means that these are the network's predictions. A starred column (*)
+decodes, in place of one of the digits, the longest capsule of a class that is neither label nor prediction.
+The pairs are the first of the fixed test set that the CapsNet of the first seed classifies right, and the
+first that it does not.
 """
 
 

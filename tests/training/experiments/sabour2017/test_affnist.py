@@ -168,7 +168,7 @@ def test_the_report_says_where_a_network_was_not_good_enough():
     row |= {"validation_error_percent": 49.0, "asked_error_percent": 0.77, "epochs": 4.0, "parameters": 1000}
     text = affnist.report([row])
     assert "| CNN | 0 | 4 | 49.00 (not reached) | 0.77 | 1,000 |" in text
-    assert "no fair comparison" in text
+    assert "not a fair comparison" in text
 
 
 def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_color(tmp_path):
