@@ -122,9 +122,10 @@ def report(rows: list[Row]) -> str:
 
 TEXT = f"""Each line differs from "{FULL_NETWORK}" only as it says: 4x4 matrices as poses, spread loss,
 coordinate addition, activations by eq. 2. The paper's text gives the errors of
-{", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, are in its table 1, are quoted from memory, and have not been checked against it. On
-{TOYS} every line takes lambda from a preset that was tuned for 2 iterations, which may favor these. Lambda
-grows with the iterations (1 - 0.95^t of its limit in the t-th), so more iterations end with a larger one.
+{", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, are in its table 1, are quoted
+from memory, and have not been checked against it. On {TOYS} every line takes lambda from a preset that was
+tuned for 2 iterations, which may favor these. Lambda grows with the iterations (1 - 0.95^t of its limit in
+the t-th), so more iterations end with a larger one.
 """
 
 
