@@ -175,10 +175,10 @@ def _lead(rows: list[Row], data: str) -> float | None:
 
 TEXT = """
 Both networks are trained on MNIST digits anywhere in a 40x40 frame and on no other transformation, until
-their error on held-out training digits, shifted likewise, reaches the target; the test digits are not
-used for that. Shifted MNIST is the MNIST test digits anywhere in the frame. affNIST is the published test set. The
-affnist-style set is not in the paper: MNIST's test digits rotated by up to 20 degrees, sheared by up to 0.2,
-scaled by 0.8 to 1.2 along each axis and moved within the frame.
+their error on held-out training digits, shifted likewise, reaches the target; the test digits are not used
+for that. Shifted MNIST is the MNIST test digits anywhere in the frame. affNIST is the published test set.
+The affnist-style set is not in the paper: MNIST's test digits rotated by up to 20 degrees, sheared by up to
+0.2, scaled by 0.8 to 1.2 along each axis and moved within the frame.
 """
 
 

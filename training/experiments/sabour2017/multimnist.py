@@ -206,11 +206,11 @@ def report(rows: list[Row]) -> str:
 
 
 TEXT = f"""
-An answer is a network's two most probable classes; it is wrong unless both are right. The test set pairs each
-MNIST test digit with digits of other classes, each shifted by up to 4 pixels in a 36x36 frame: with one in
-the fixed test set of 10,000; with {PAPERS_PARTNERS:,} in the paper's 10 million pairs and in those of the full
-form. The paper's text says {PAPERS_TEXT} % where its table says {PAPER[CAPSNET]}; it does not count digits
-one by one.
+An answer is a network's two most probable classes; it is wrong unless both are right. The test set pairs
+each MNIST test digit with digits of other classes, each shifted by up to 4 pixels in a 36x36 frame: with one
+in the fixed test set of 10,000; with {PAPERS_PARTNERS:,} in the paper's 10 million pairs and in those of the
+full form. The paper's text says {PAPERS_TEXT} % where its table says {PAPER[CAPSNET]}; it does not count
+digits one by one.
 
 The figure is figure 5: L are the labels, R the two classes whose capsules are decoded, each alone, the first
 in red and the second in green. P means that these are the network's predictions. A starred column (*)
