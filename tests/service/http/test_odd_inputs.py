@@ -373,7 +373,8 @@ def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photog
         connection.sendall(head + body)
         connection.shutdown(socket.SHUT_WR)
         answer = connection.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 200 ")
+    # On a busy machine an interim response comes first, which shows the service whether the client is gone.
+    assert answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_leave_to_send_that_is_refused_closes_the_connection(client):
