@@ -245,11 +245,12 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     from export.contract.manifest import read_manifest
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_gate import check_half
-    from export.optimize.half_precision import half_precision
+    from export.optimize.half_precision import check_architecture, half_precision
     from training.data.download import data_root
     from training.data.own_pictures import find_again
 
     manifest = read_manifest(bundle)
+    check_architecture(manifest.architecture)
     config = find_again(run_config(manifest), options.images, bundle)
     test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)

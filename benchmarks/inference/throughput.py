@@ -44,6 +44,7 @@ from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
 from benchmarks.places import ROOT
+from export.contract.architecture import capsnet_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from export.optimize.choice import choose, open_variants
 from export.optimize.derive import write_variants
@@ -110,7 +111,7 @@ def write_files(
     """Write all that contenders open and the plain graph's outputs; return which variant is ours, by size."""
     model = onnx.load_model_from_string(encoder)
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    variants = write_variants(model, folder, options.threads)
+    variants = write_variants(model, capsnet_architecture(manifest), folder, options.threads)
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
     np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]

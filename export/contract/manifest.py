@@ -47,6 +47,7 @@ def model_name(name: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_plain_file_name)]
 ModelName = Annotated[str, AfterValidator(model_name)]
+Architecture = Literal["capsnet", "matrix-capsnet"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -176,7 +177,7 @@ class Manifest(_Fact):
 
     schema_version: Literal[1] = 1
     model: ModelName
-    architecture: Literal["capsnet", "matrix-capsnet"]
+    architecture: Architecture
     parameters: dict[str, Any]
     parameter_count: int
     class_names: tuple[str, ...] = Field(min_length=1)

@@ -1,8 +1,9 @@
-"""Derive in a process of its own: `python -m export.optimize FOLDER ALONE BESIDE BYTES AGAIN`.
+"""`python -m export.optimize FOLDER EXCLUSIVE SHARED BYTES AGAIN ARCHITECTURE`: derive in a new process.
 
-Standard input is an encoder of so many bytes and behind it a decoder, or nothing, as in their files. AGAIN is
-1 to measure a plan again that was measured under load, at the lowest priority, else 0. So a service gives
-back the memory that deriving takes, and never imports what it takes.
+Standard input is an encoder of BYTES bytes, then a decoder, or nothing. EXCLUSIVE and SHARED are the threads
+of a batch that has all cores, and of one that shares them. AGAIN is 1 to measure a plan again that was
+measured under load, at the lowest priority, else 0. ARCHITECTURE is that of the manifest, as JSON. In a
+process of its own, deriving returns its memory, and the service never imports onnx.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from export.contract.architecture import CapsNetArchitecture
 from export.optimize.derive import derive
 
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -23,12 +25,13 @@ def main() -> None:
     """Derive from standard input; ends with one line and status 2 where that cannot be done."""
     if sys.platform == "linux":  # nobody waits for it once the process that asked for it has ended
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    folder, (alone, beside, length, again) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    folder, (exclusive, shared, length, again) = Path(sys.argv[1]), map(int, sys.argv[2:6])
     if again:
         os.nice(LOWEST_PRIORITY)
     try:
         encoder, decoder = sys.stdin.buffer.read(length), sys.stdin.buffer.read()
-        derive(encoder, decoder, folder, (alone, beside), again=bool(again))
+        architecture = CapsNetArchitecture.model_validate_json(sys.argv[6])
+        derive(encoder, decoder, folder, (exclusive, shared), architecture, again=bool(again))
     except (DecodeError, ValueError, OSError) as error:
         sys.exit(f"{error}")
 

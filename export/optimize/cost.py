@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeVar
 
 from export.fast_convolution.strided import StridedConvolution, strided_convolution
-from export.optimize.plain_encoder import PlainEncoder
+from export.optimize.encoder import Encoder
 from export.optimize.toom_cook_1d import Convolution
 
 Tile = TypeVar("Tile", int, tuple[int, int])
@@ -37,7 +37,7 @@ def toom_cook_1d_tiles(convolution: Convolution) -> list[int]:
     return _faster_than(direct_ns(convolution, SMALL_BATCH), times)
 
 
-def toom_cook_2d_tiles(encoder: PlainEncoder) -> list[tuple[int, int]]:
+def toom_cook_2d_tiles(encoder: Encoder) -> list[tuple[int, int]]:
     """The tiles with which a large batch is faster than in the plain encoder, best first."""
     primary = encoder.primary
     sizes = zip(primary.output_size, primary.weight.shape[2:], primary.strides, strict=True)
@@ -68,7 +68,7 @@ def toom_cook_1d_ns(convolution: Convolution, tile: int) -> float:
     return between + narrow + moved + weights + TOOM_COOK_1D_NODES * NODE_NS / SMALL_BATCH
 
 
-def toom_cook_2d_ns(encoder: PlainEncoder, tile: tuple[int, int]) -> float:
+def toom_cook_2d_ns(encoder: Encoder, tile: tuple[int, int]) -> float:
     """Nanoseconds per image of Conv1 and PrimaryCapsules with both axes transformed (`toom_cook_2d`)."""
     primary = encoder.primary
     features, channels = primary.weight.shape[:2]

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from export.contract.architecture import CapsNetArchitecture
 from export.optimize.choice import (
     MAX_ERROR,
     choose,
@@ -34,7 +35,13 @@ MEANT_FOR: Mapping[Variant, Sequence[int]] = {
 
 
 def derive(
-    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], *, again: bool = False
+    encoder: bytes,
+    decoder: bytes,
+    folder: Path,
+    threads: tuple[int, int],
+    architecture: CapsNetArchitecture,
+    *,
+    again: bool = False,
 ) -> Plan:
     """Make the folder, with a plan and the graphs that it names; it is there whole or not at all.
 
@@ -43,6 +50,7 @@ def derive(
         decoder: what a service runs between batches of the encoder, as in its file; empty for nothing.
         folder: to be made; a plan that another process has just made there is taken.
         threads: of a batch that has all cores, and of one that shares them.
+        architecture: of the network, from the bundle's manifest.
         again: replace a plan that was measured under load by one that is measured now, under less load.
 
     Raises:
@@ -54,17 +62,22 @@ def derive(
         found = read_plan(folder)
         if found and not (again and found.is_under_load):
             return found
-        return _derive(encoder, decoder, folder, threads, found)
+        return _derive(encoder, decoder, folder, threads, architecture, found)
 
 
 def _derive(
-    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], found: Plan | None
+    encoder: bytes,
+    decoder: bytes,
+    folder: Path,
+    threads: tuple[int, int],
+    architecture: CapsNetArchitecture,
+    found: Plan | None,
 ) -> Plan:
     for left in folder.parent.glob(f"{ASIDE}*"):  # by one that was killed: nobody else is at work
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
-        files = write_variants(onnx.load_model_from_string(encoder), aside, threads[0])
+        files = write_variants(onnx.load_model_from_string(encoder), architecture, aside, threads[0])
         plan = _plan(files, decoder, threads)
         if found and found.waited <= plan.waited:
             return found
@@ -81,11 +94,14 @@ def _derive(
     return plan
 
 
-def write_variants(model: onnx.ModelProto, folder: Path, threads: int) -> dict[Variant, Path]:
+def write_variants(
+    model: onnx.ModelProto, architecture: CapsNetArchitecture | None, folder: Path, threads: int
+) -> dict[Variant, Path]:
     """Write each variant of a plain graph into the folder, with the faster of its two most promising tiles.
 
     Args:
         model: the plain graph; its weights are in the files afterwards, no longer in it.
+        architecture: of the network, from the bundle's manifest; None for one without faster variants.
         folder: gets VARIANT.onnx and their weights.
         threads: that a run may use.
     """
@@ -93,7 +109,7 @@ def write_variants(model: onnx.ModelProto, folder: Path, threads: int) -> dict[V
     for rank in range(TILES):
         part = folder / f"rank-{rank}"
         part.mkdir()
-        variants = rewritten(model, rank)
+        variants = rewritten(model, architecture, rank)
         for variant in list(
             variants
         ):  # a variant is only held until it is written; from then on it is mapped

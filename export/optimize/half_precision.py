@@ -16,7 +16,6 @@ logits must not be. (With onnxruntime 1.31 the graph is moreover not valid where
 twice or two read the same one.)
 """
 
-import re
 from collections.abc import Generator, Iterator
 
 import numpy as np
@@ -24,12 +23,11 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from export.contract.manifest import Architecture
+
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 # Their first input's numbers come out as they went in; further inputs are shapes and axes.
 MOVES = frozenset({"Flatten", "Identity", "Relu", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-
-# A node that capsnet-export names so fits a Gaussian to votes.
-EM_ROUTING = re.compile(r"routing/mean(_\d+)?$")
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -45,14 +43,8 @@ def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
         model: a static float32 graph, opset 13 or later; it is not changed.
 
     Raises:
-        HalfPrecisionError: a weight is too large for float16; names it. Or the graph routes by EM, most of
-            whose products are distances and the variances that they are divided by.
+        HalfPrecisionError: a weight is too large for float16; names it.
     """
-    if any(EM_ROUTING.search(node.name) for node in model.graph.node):
-        raise HalfPrecisionError(
-            "EM routing divides by variances near 0, for which float16 is too coarse; "
-            "this model has to stay in float32"
-        )
     half = onnx.ModelProto()
     half.CopyFrom(model)
     graph = half.graph
@@ -66,12 +58,30 @@ def half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
     return half
 
 
-def halved(graph: bytes) -> bytes:
-    """`half_precision` of a graph as it is in its file.
+def check_architecture(architecture: Architecture) -> None:
+    """Whether networks of this architecture can be computed in half precision.
 
     Raises:
-        HalfPrecisionError: this is no graph, or one that cannot be had in half precision.
+        HalfPrecisionError: it routes by EM, whose products are mostly distances and variances.
     """
+    if architecture == "matrix-capsnet":
+        raise HalfPrecisionError(
+            "EM routing divides by variances near 0, for which float16 is too coarse; "
+            "this model has to stay in float32"
+        )
+
+
+def halved(graph: bytes, architecture: Architecture) -> bytes:
+    """`half_precision` of a graph as it is in its file.
+
+    Args:
+        graph: the bytes of the file.
+        architecture: of the network, from the bundle's manifest.
+
+    Raises:
+        HalfPrecisionError: this is no graph, or one that cannot be computed in half precision.
+    """
+    check_architecture(architecture)
     try:
         model = onnx.load_model_from_string(graph)
         onnx.checker.check_model(model)

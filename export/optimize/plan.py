@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
+from export.contract.architecture import CapsNetArchitecture
+
 Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d"]
 
 FILE = "plan.json"
@@ -129,24 +131,29 @@ def files_of(variant: Variant) -> tuple[str, str]:
     return f"{variant}.onnx", f"{variant}.weights"
 
 
-def plan_key(encoder_sha256: str, threads: tuple[int, int], runtime: str) -> str:
+def plan_key(
+    encoder_sha256: str, architecture: CapsNetArchitecture, threads: tuple[int, int], runtime: str
+) -> str:
     """The name of a plan's folder: for this graph, on this processor, by this version of our code.
 
     Args:
         encoder_sha256: of the plain graph's file.
+        architecture: of the network, from the bundle's manifest.
         threads: of a batch that has all cores, and of one that shares them.
         runtime: ONNX Runtime's version.
     """
-    parts = (encoder_sha256, _sources(), _processor(), platform.machine(), runtime, *map(str, threads))
+    facts = (encoder_sha256, architecture.model_dump_json())
+    parts = (*facts, _sources(), _processor(), platform.machine(), runtime, *map(str, threads))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 @cache
 def _sources() -> str:
     """A hash of the code that derives: another version of it may derive something else."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
+    digest, export = hashlib.sha256(), Path(__file__).parents[1]
+    for folder in ("fast_convolution", "optimize"):
+        for file in sorted((export / folder).glob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

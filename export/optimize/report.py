@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from export.contract.architecture import capsnet_architecture
 from export.contract.manifest import read_checked, read_manifest
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
 from export.optimize.measure import measure
@@ -53,7 +54,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     """
     manifest = read_manifest(bundle)
     model = onnx.load_model_from_string(read_checked(bundle, manifest.graphs["encoder"]))
-    variants = rewritten(model)
+    variants = rewritten(model, capsnet_architecture(manifest))
     if not variants:
         raise ValueError(f"{manifest.model}: its convolutions are too small to gain from a transform")
     out.mkdir(parents=True, exist_ok=True)

@@ -27,15 +27,15 @@ import onnx
 from numpy.typing import NDArray
 
 from export.fast_convolution.strided import StridedConvolution, strided_convolution
+from export.optimize.encoder import Encoder
 from export.optimize.nodes import Nodes, with_nodes
-from export.optimize.plain_encoder import PlainEncoder
 from export.optimize.routing import Routing, add_routing, add_squash
 from export.optimize.toom_cook_1d import Convolution
 
 Floats = NDArray[np.float32]
 
 
-def toom_cook_2d(encoder: PlainEncoder, tile: tuple[int, int]) -> onnx.ModelProto:
+def toom_cook_2d(encoder: Encoder, tile: tuple[int, int]) -> onnx.ModelProto:
     """The encoder as such a graph, with the plain one's inputs and outputs.
 
     Args:
@@ -65,11 +65,11 @@ def toom_cook_2d(encoder: PlainEncoder, tile: tuple[int, int]) -> onnx.ModelProt
     return with_nodes(encoder.model, nodes)
 
 
-def _conv1(nodes: Nodes, encoder: PlainEncoder, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> str:
+def _conv1(nodes: Nodes, encoder: Encoder, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> str:
     """Conv1 and its ReLU at these rows [P, S] and columns [Q, T] of its output: [P Q, F, 1, S T B]."""
-    conv1, channels = encoder.conv1, encoder.channels
+    conv1 = encoder.conv1
     (height, width), (pad_top, pad_left) = conv1.size, conv1.pads[:2]
-    features, _, kernel_height, kernel_width = conv1.weight.shape
+    features, channels, kernel_height, kernel_width = conv1.weight.shape
     places, tiles = len(rows) * len(columns), rows.shape[1] * columns.shape[1]
     patch = channels * kernel_height * kernel_width
     # [P, k_h, S] and [Q, k_w, T]: which pixels; behind the last output of a last tile any will do.
@@ -93,7 +93,7 @@ def _conv1(nodes: Nodes, encoder: PlainEncoder, rows: NDArray[np.int64], columns
     return nodes.add("Relu", convolved, name="features")
 
 
-def conv1_input(encoder: PlainEncoder) -> str:
+def conv1_input(encoder: Encoder) -> str:
     """The value that Conv1 reads."""
     return encoder.prologue[-1].output[0]
 
@@ -161,7 +161,7 @@ def transformed_weight(
     return transformed.reshape(-1, inputs, 1, 1)
 
 
-def _routing(encoder: PlainEncoder, tile: tuple[int, int], tiles: tuple[int, int]) -> Routing:
+def _routing(encoder: Encoder, tile: tuple[int, int], tiles: tuple[int, int]) -> Routing:
     """The class capsules' weights in the order of the primary capsules here: [M N, E, Y S T].
 
     A capsule that a last tile has too much gets no vote.

@@ -15,6 +15,7 @@ from shutil import rmtree
 
 import onnxruntime as ort
 
+from export.contract.architecture import CapsNetArchitecture
 from export.contract.manifest import Graph
 from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
@@ -28,7 +29,12 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def cached_graphs(
-    encoder: bytes, graph: Graph, cache: Path | None, threads: tuple[int, int], decoder: bytes = b""
+    encoder: bytes,
+    graph: Graph,
+    architecture: CapsNetArchitecture | None,
+    cache: Path | None,
+    threads: tuple[int, int],
+    decoder: bytes = b"",
 ) -> Iterator[tuple[Plan, Path]]:
     """Which graph to run when, and the folder of the derived graphs; PLAIN where there are none.
 
@@ -37,15 +43,16 @@ def cached_graphs(
     Args:
         encoder: the plain graph; its hash has been checked.
         graph: what the manifest says of it.
+        architecture: of the network; None for one that has no faster graphs.
         cache: where plans are kept; if it cannot be written, they are made anew each time. None for PLAIN.
         threads: of a batch that has all cores and of one that shares them.
         decoder: runs between batches of the encoder; empty for none.
     """
-    if cache is None or len(encoder) < SMALLEST_BYTES:
+    if cache is None or architecture is None or len(encoder) < SMALLEST_BYTES:
         yield PLAIN, Path()
         return
     plans = cache.expanduser() / "cpu"
-    folder = plans / plan_key(graph.sha256, threads, ort.__version__)
+    folder = plans / plan_key(graph.sha256, architecture, threads, ort.__version__)
     plan = read_plan(folder)
     if plan is not None:
         _mark_used(folder)
@@ -53,7 +60,7 @@ def cached_graphs(
         return
     if _can_write(plans):
         _remove_unused(plans)
-        yield _derive(encoder, decoder, folder, threads), folder
+        yield _derive(encoder, decoder, folder, threads, architecture), folder
         return
     with ExitStack() as stack:
         try:
@@ -63,10 +70,13 @@ def cached_graphs(
             yield PLAIN, Path()
             return
         log.warning("%s cannot be written; faster graphs are derived again at every start", plans)
-        yield _derive(encoder, decoder, temporary / "plan", threads), temporary / "plan"
+        folder = temporary / "plan"
+        yield _derive(encoder, decoder, folder, threads, architecture), folder
 
 
-async def measure_again(folder: Path, threads: tuple[int, int], encoder: bytes, decoder: bytes) -> None:
+async def measure_again(
+    folder: Path, threads: tuple[int, int], architecture: CapsNetArchitecture, encoder: bytes, decoder: bytes
+) -> None:
     """Make a plan anew, which replaces the one in the folder if it was measured under less load.
 
     The process that does it is killed when this is cancelled.
@@ -75,7 +85,7 @@ async def measure_again(folder: Path, threads: tuple[int, int], encoder: bytes, 
         OSError: no process can be started.
         TimeoutError: it took longer than DERIVE_S.
     """
-    command = _derive_command(folder, threads, encoder, again=True)
+    command = _derive_command(folder, threads, architecture, encoder, again=True)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -110,19 +120,27 @@ def _remove_unused(plans: Path) -> None:
 
 
 def _derive_command(
-    folder: Path, threads: tuple[int, int], encoder: bytes, *, again: bool = False
+    folder: Path,
+    threads: tuple[int, int],
+    architecture: CapsNetArchitecture,
+    encoder: bytes,
+    *,
+    again: bool = False,
 ) -> list[str]:
     """The command that makes a plan; it reads the encoder from standard input, then the decoder."""
-    numbers = (*threads, len(encoder), int(again))
+    numbers = map(str, (*threads, len(encoder), int(again)))
     # -P: a module `export` in the working directory is not ours.
-    return [sys.executable, "-P", "-m", "export.optimize", str(folder), *map(str, numbers)]
+    command = [sys.executable, "-P", "-m", "export.optimize", str(folder), *numbers]
+    return [*command, architecture.model_dump_json()]
 
 
-def _derive(encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int]) -> Plan:
+def _derive(
+    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], architecture: CapsNetArchitecture
+) -> Plan:
     """Derive in a process of its own, which returns the memory that it takes."""
     log.info("deriving faster graphs for this processor, once")
     began = time.monotonic()
-    command = _derive_command(folder, threads, encoder)
+    command = _derive_command(folder, threads, architecture, encoder)
     try:
         done = subprocess.run(
             command, input=encoder + decoder, capture_output=True, timeout=DERIVE_S, check=False

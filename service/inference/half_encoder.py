@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.manifest import BundleError, Graph
+from export.contract.manifest import BundleError, Manifest
 
 # N images, H rows, W columns, C channels, J classes
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Encode = Callable[[Floats], Floats]  # pixels [N, H, W, C] to probabilities [N, J]
 
 
-def halved(encoder: bytes, graph: Graph) -> bytes:
+def halved(encoder: bytes, manifest: Manifest) -> bytes:
     """The encoder's graph in half precision.
 
     Raises:
@@ -26,9 +26,9 @@ def halved(encoder: bytes, graph: Graph) -> bytes:
     from export.optimize import half_precision
 
     try:
-        return half_precision.halved(encoder)
+        return half_precision.halved(encoder, manifest.architecture)
     except half_precision.HalfPrecisionError as error:
-        raise BundleError(f"{graph.file}: {error}") from error
+        raise BundleError(f"{manifest.graphs['encoder'].file}: {error}") from error
 
 
 def check_classes(half: Encode, plain: Encode, samples: Floats, objects: int, max_batch: int) -> None:

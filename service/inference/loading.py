@@ -105,10 +105,10 @@ def _open(
     max_batch = options.largest_batch(device)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
     if device == "cpu":
-        encoder_pool = open_on_cpu(content, graphs.get("decoder", b""), graph, options, (threads, share))
+        encoder_pool = open_on_cpu(content, graphs.get("decoder", b""), manifest, options, (threads, share))
     else:
         if options.precision == "half":
-            content = halved(content, graph)
+            content = halved(content, manifest)
         encoder_pool = pool_of_one(open_session(content, graph, device, options, threads))
     engine = Engine(manifest, device, max_batch, workers, encoder_pool, None, options.precision)
     if "decoder" not in graphs:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from export.contract.manifest import Graph
+from export.contract.architecture import CapsNetArchitecture, capsnet_architecture
+from export.contract.manifest import Manifest
 from export.optimize.plan import PLAIN, Choice, Plan, Variant, read_plan
 from service.inference.graph_cache import cached_graphs, measure_again
 from service.inference.mapped_weights import map_weights
@@ -46,12 +47,14 @@ class SessionPool:
         shared: for a batch that shares the cores with others.
         plan: the graphs that they run.
         folder: where the plan is kept, if anywhere.
+        architecture: from which the graphs of the plan were derived, if there are any.
     """
 
     exclusive: BySize
     shared: BySize
     plan: Plan = PLAIN
     folder: Path | None = None
+    architecture: CapsNetArchitecture | None = None
 
     def session(self, images: int, *, exclusive: bool) -> Session:
         """The session for a batch of so many images.
@@ -106,8 +109,8 @@ class SessionPool:
             OSError: no process can be started.
             TimeoutError: it took longer than `graph_cache.DERIVE_S`.
         """
-        if self.folder:
-            await measure_again(self.folder, self.plan.threads, encoder, decoder)
+        if self.folder and self.architecture:
+            await measure_again(self.folder, self.plan.threads, self.architecture, encoder, decoder)
 
     def read_better_plan(self) -> Plan | None:
         """The plan in the cache, if it was measured under less load than the one in use. Blocks."""
@@ -122,24 +125,25 @@ def pool_of_one(session: Session) -> SessionPool:
 
 
 def open_on_cpu(
-    content: bytes, decoder: bytes, graph: Graph, options: EngineOptions, threads: tuple[int, int]
+    content: bytes, decoder: bytes, manifest: Manifest, options: EngineOptions, threads: tuple[int, int]
 ) -> SessionPool:
     """Sessions of the graphs that are fastest on this CPU.
 
     Args:
         content: the bundle's encoder.
         decoder: the bundle's decoder; empty for none.
-        graph: what the manifest says of the encoder.
+        manifest: of the bundle.
         options: whether there are to be faster graphs, and where they are kept.
         threads: of a batch that has all cores, and of one that shares them.
 
     Raises:
         BundleError: a graph cannot be loaded, or its inputs and outputs are not the manifest's.
     """
+    graph, architecture = manifest.graphs["encoder"], capsnet_architecture(manifest)
     cache = options.cache if options.optimize else None
     exclusive_threads, shared_threads = threads
     mapped = functools.cache(map_weights)
-    with cached_graphs(content, graph, cache, threads, decoder) as (plan, folder):
+    with cached_graphs(content, graph, architecture, cache, threads, decoder) as (plan, folder):
 
         def opened(variant: Variant, threads: int) -> Session:
             if variant == "plain":
@@ -148,9 +152,9 @@ def open_on_cpu(
 
         shared = open_by_size(plan.shared, partial(opened, threads=shared_threads))
         if shared_threads == exclusive_threads:
-            return SessionPool(shared, shared, plan, folder)
+            return SessionPool(shared, shared, plan, folder, architecture)
         exclusive = open_by_size(plan.exclusive, partial(opened, threads=exclusive_threads))
-    return SessionPool(exclusive, shared, plan, folder)
+    return SessionPool(exclusive, shared, plan, folder, architecture)
 
 
 def open_by_size(choice: Choice, opened: Callable[[Variant], Session]) -> BySize:

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from export.fold import fold_coupling
-from export.optimize.plain_encoder import read_encoder
+from export.optimize.encoder import read_encoder
 from export.parity import ParityError, check_parity
 from export.to_onnx import Graphs, trace_encoder
+from tests.support.random_encoders import architecture_of
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
 
@@ -62,7 +63,7 @@ def test_the_exported_graph_has_the_same_nodes_as_without_a_coupling(encoder):
 
 
 def test_the_exported_graph_can_be_rewritten_into_a_faster_one(model, encoder):
-    primary = read_encoder(encoder).primary
+    primary = read_encoder(encoder, architecture_of(TINY)).primary
     weight, bias = model.primary_caps.conv.weight / 3, model.primary_caps.conv.bias
     torch.testing.assert_close(torch.from_numpy(primary.weight.copy()), weight.detach())
     torch.testing.assert_close(torch.from_numpy(primary.bias.copy()), bias.detach())

@@ -12,11 +12,11 @@ from torch import nn
 
 from export.bundle import publish
 from export.cli import main
+from export.contract.architecture import capsnet_architecture
 from export.contract.manifest import read_manifest
 from export.evaluate import evaluate_bundle
 from export.graph import EncoderGraph
-from export.optimize.derive import derive
-from export.optimize.half_precision import HalfPrecisionError, half_precision
+from export.optimize.half_precision import HalfPrecisionError, halved
 from export.optimize.plan import PLAIN
 from export.parity import run_onnx
 from export.to_onnx import to_onnx, trace_encoder
@@ -163,7 +163,8 @@ def test_the_service_serves_it(bundle, tmp_path):
 
 
 def test_no_faster_graph_is_derived_from_it(bundle, encoder, tmp_path, capsys):
-    assert derive(encoder.SerializeToString(), b"", tmp_path / "plan", (1, 1)) == PLAIN
+    assert capsnet_architecture(read_manifest(bundle)) is None
+    assert load_engine(bundle, "matrix-toys", EngineOptions("cpu", 16, tmp_path)).encoder.plan == PLAIN
     with pytest.raises(SystemExit):
         main(["optimize", str(bundle), "--out", str(tmp_path / "optimized")])
     assert "matrix-toys: its convolutions are too small to gain from a transform" in capsys.readouterr().err
@@ -171,7 +172,7 @@ def test_no_faster_graph_is_derived_from_it(bundle, encoder, tmp_path, capsys):
 
 def test_em_routing_is_not_rounded_to_half_precision(encoder):
     with pytest.raises(HalfPrecisionError, match="EM routing divides by variances near 0"):
-        half_precision(encoder)
+        halved(encoder.SerializeToString(), "matrix-capsnet")
 
 
 def test_it_becomes_a_model_of_triton(bundle, tmp_path):

@@ -3,6 +3,7 @@
 An export takes seconds, so there are few, each made once; what only differs in weights gets them afterwards.
 """
 
+from dataclasses import asdict
 from functools import cache
 
 import numpy as np
@@ -11,12 +12,15 @@ import onnxruntime as ort
 import torch
 from onnx import numpy_helper
 
+from export.contract.architecture import CapsNetArchitecture
 from export.graph import EncoderGraph
+from export.optimize.encoder import Encoder, read_encoder
+from export.optimize.toom_cook_1d import Convolution
 from export.to_onnx import TRACED_BATCH, to_onnx
 from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet
 from training.models.capsules import ClassCapsules, PrimaryCapsules
-from training.models.convolution import Convolution
+from training.models.convolution import Convolution as TrainedConvolution
 
 SMALL = {
     "conv_channels": 5,
@@ -32,8 +36,7 @@ CONFIGURATIONS = {
     "the paper's": {},
     "everything": {"image_size": 25, "routing_iterations": 2, **COLOUR, **PRIORS, **NONE, **BIAS},
     "none of the above, 5 iterations": {"image_size": 31, "routing_iterations": 5, **NONE},
-    # With one iteration the exporter keeps only the softmax of the priors.
-    "priors, 1 iteration": {"image_size": 21, "routing_iterations": 1, **PRIORS, **NONE, **BIAS},
+    "1 iteration": {"image_size": 21, "routing_iterations": 1, **NONE, **BIAS},
     "a stem": {
         "image_size": 25,
         "stem": (StemConvolution(4, 3, stride=2), StemConvolution(6, 2)),
@@ -54,12 +57,45 @@ def random_encoder(name: str) -> onnx.ModelProto:
     return exported(model, (config.image_size, config.image_size, config.image_channels))
 
 
+def architecture_of(config: CapsNetConfig) -> CapsNetArchitecture:
+    """As the manifest of its bundle states it."""
+    return CapsNetArchitecture.model_validate(asdict(config))
+
+
+def encoder_parts(name: str, changes=None) -> Encoder:
+    """The parts of the encoder of that configuration, with changed weights (`with_weights`)."""
+    model = with_weights(random_encoder(name), changes or {})
+    return read_encoder(model, architecture_of(CapsNetConfig(**(SMALL | CONFIGURATIONS[name]))))
+
+
+def oblong_parts() -> Encoder:
+    """The parts of the oblong encoder."""
+    model = oblong_encoder()
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+    def convolution(path, strides, size):
+        return Convolution(weights[f"{path}.weight"], weights[f"{path}.bias"], strides, (0, 0, 0, 0), size)
+
+    return Encoder(
+        model=model,
+        prologue=[model.graph.node[0]],
+        convolutions={
+            "conv1": convolution("conv1", (2, 1), (27, 23)),
+            "primary_caps/conv": convolution("primary_caps.conv", (1, 3), (12, 19)),
+        },
+        votes=weights["class_caps.weight"],
+        poses=(4, 5),
+        iterations=2,
+        bias=weights["class_caps.routing.bias"],
+    )
+
+
 @cache
 def oblong_encoder() -> onnx.ModelProto:
     """No CapsNet of the configuration: oblong pictures, kernels and strides of all kinds."""
     torch.manual_seed(0)
     model = CapsNet(CapsNetConfig(**SMALL))
-    model.conv1 = Convolution(2, 5, 5)
+    model.conv1 = TrainedConvolution(2, 5, 5)
     model.conv1.stride = (2, 1)
     model.primary_caps = PrimaryCapsules(5, 3, 6)
     model.primary_caps.conv = torch.nn.Conv2d(5, 18, (4, 6), (1, 3))

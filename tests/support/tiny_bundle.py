@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,12 +42,14 @@ def write_bundle(
     classes: tuple[str, ...] = CLASSES,
     channels: int = 1,
     encoder: onnx.ModelProto | None = None,
+    parameters: Mapping[str, Any] | None = None,
     min_probability: float | None = None,
 ) -> Path:
     """Write the bundle `<model>/<version>` as which the folder is named; returns the folder.
 
     Two channels are the views of a pair, of which the encoder weighs each in its own way. Another encoder has
-    the same inputs and outputs. Answers are confident from `min_probability` on.
+    the same inputs and outputs; `parameters` are those of its architecture. Answers are confident from
+    `min_probability` on.
     """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -71,7 +75,7 @@ def write_bundle(
     manifest = Manifest(
         model=folder.parent.name,
         architecture="capsnet",
-        parameters={},
+        parameters=dict(parameters or {}),
         parameter_count=0,
         class_names=classes,
         objects_per_image=objects_per_image,

@@ -3,7 +3,6 @@
 from training.config.data import DataConfig
 from training.config.loss import LossConfig
 from training.config.model import (
-    PRIMARY_STRIDE,
     Block,
     CapsNetConfig,
     CnnConfig,
@@ -16,7 +15,6 @@ from training.config.presets import load_preset, presets
 from training.config.run import RunConfig, differences, from_dict, to_dict
 
 __all__ = [
-    "PRIMARY_STRIDE",
     "Block",
     "CapsNetConfig",
     "CnnConfig",

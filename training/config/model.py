@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
+from export.contract.architecture import PRIMARY_STRIDE
 from training.config.strict import STRICT
 
 
@@ -21,9 +22,6 @@ class StemConvolution:
     channels: int = Field(ge=1)
     kernel: int = Field(ge=1)
     stride: int = Field(default=1, ge=1)
-
-
-PRIMARY_STRIDE = 2  # of PrimaryCapsules, Sec. 4
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -5,7 +5,8 @@
 import torch
 from torch import Tensor, nn
 
-from training.config import PRIMARY_STRIDE, CapsNetConfig
+from export.contract.architecture import PRIMARY_STRIDE
+from training.config import CapsNetConfig
 from training.models.capsules import ClassCapsules, Classified, PrimaryCapsules
 from training.models.convolution import Convolution
 from training.models.decoder import Decoder

@@ -118,8 +118,8 @@ def test_a_product_that_is_an_output_and_read_by_others_is_given_in_float32():
 @pytest.mark.parametrize("content", [b"no graph", b""])
 def test_bytes_that_are_no_graph_are_refused(content):
     with pytest.raises(HalfPrecisionError, match="no ONNX graph"):
-        halved(content)
+        halved(content, "capsnet")
 
 
 def test_a_graph_survives_its_file(plain, half):
-    assert halved(plain.SerializeToString()) == half.SerializeToString()
+    assert halved(plain.SerializeToString(), "capsnet") == half.SerializeToString()

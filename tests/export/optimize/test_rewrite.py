@@ -5,20 +5,22 @@ import pytest
 import torch
 
 from export.optimize.cost import toom_cook_1d_tiles, toom_cook_2d_tiles
-from export.optimize.plain_encoder import read_encoder
-from export.optimize.rewrite import rewritten
+from export.optimize.encoder import Encoder, read_encoder
+from export.optimize.rewrite import rewritten, variants_of
 from export.to_onnx import trace_decoder, trace_encoder
+from tests.support.random_encoders import architecture_of
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
 
 
-def encoder(**config) -> onnx.ModelProto:
+def encoder(**options) -> Encoder:
     torch.manual_seed(0)
-    return trace_encoder(CapsNet(CapsNetConfig(decoder_hidden=(), **config)).eval())
+    config = CapsNetConfig(decoder_hidden=(), **options)
+    return read_encoder(trace_encoder(CapsNet(config).eval()), architecture_of(config))
 
 
 @pytest.fixture(scope="module")
-def mnist() -> onnx.ModelProto:
+def mnist() -> Encoder:
     """The paper's encoder."""
     return encoder()
 
@@ -28,32 +30,35 @@ def weights_of(model: onnx.ModelProto) -> set[tuple[int, ...]]:
 
 
 def test_the_papers_convolution_is_one_tile(mnist):
-    plain = read_encoder(mnist)
-    assert toom_cook_2d_tiles(plain)[0] == (6, 6)
-    assert toom_cook_1d_tiles(plain.primary)[0] == 6
+    assert toom_cook_2d_tiles(mnist)[0] == (6, 6)
+    assert toom_cook_1d_tiles(mnist.primary)[0] == 6
 
 
 def test_a_convolution_of_one_channel_stays_as_it_is(mnist):
-    assert toom_cook_1d_tiles(read_encoder(mnist).conv1) == []
+    assert toom_cook_1d_tiles(mnist.conv1) == []
 
 
 def test_a_narrow_network_stays_as_it_is():
     narrow = encoder(conv_channels=8, primary_types=2, classes=3, class_dim=4)
-    assert toom_cook_2d_tiles(read_encoder(narrow)) == []
-    assert rewritten(narrow) == {}
+    assert toom_cook_2d_tiles(narrow) == []
+    assert variants_of(narrow) == {}
 
 
 def test_of_the_second_rank_are_other_tiles_and_of_a_rank_too_high_no_variants(mnist):
-    first, second = rewritten(mnist), rewritten(mnist, 1)
+    first, second = variants_of(mnist), variants_of(mnist, 1)
     assert first.keys() == second.keys() == {"toom_cook_1d", "toom_cook_2d"}
     for variant in first:
         assert weights_of(first[variant]) != weights_of(second[variant])
-    assert rewritten(mnist, 99) == {}
+    assert variants_of(mnist, 99) == {}
 
 
 def test_a_graph_without_convolutions_stays_as_it_is():
-    decoder = trace_decoder(CapsNet(CapsNetConfig(conv_channels=4, primary_types=2, decoder_hidden=(8,))))
-    assert rewritten(decoder) == {}
+    config = CapsNetConfig(conv_channels=4, primary_types=2, decoder_hidden=(8,))
+    assert rewritten(trace_decoder(CapsNet(config)), architecture_of(config)) == {}
+
+
+def test_a_network_that_is_no_capsnet_stays_as_it_is(mnist):
+    assert rewritten(mnist.model, None) == {}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +75,9 @@ def test_a_graph_without_convolutions_stays_as_it_is():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_both_variants_compute_what_the_plain_graph_does(config, rank):
     """At half the papers' widths, which is where transforms begin to pay."""
-    plain = encoder(conv_channels=128, primary_types=16, **config)
-    variants = rewritten(plain, rank)
+    parts = encoder(conv_channels=128, primary_types=16, **config)
+    plain = parts.model
+    variants = variants_of(parts, rank)
     assert variants.keys() == {"toom_cook_1d", "toom_cook_2d"}
     sessions = {
         variant: ort.InferenceSession(model.SerializeToString()) for variant, model in variants.items()

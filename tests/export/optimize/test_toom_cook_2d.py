@@ -4,15 +4,13 @@ import numpy as np
 import onnx
 import pytest
 
-from export.optimize.plain_encoder import read_encoder
 from export.optimize.toom_cook_2d import toom_cook_2d
 from tests.support.random_encoders import (
     CONFIGURATIONS,
-    oblong_encoder,
+    encoder_parts,
+    oblong_parts,
     pictures,
-    random_encoder,
     session,
-    with_weights,
 )
 
 TOLERANCE = 1e-5  # of outputs up to 1, as between PyTorch and the plain graph
@@ -24,9 +22,9 @@ def outputs(model, batch):
     return session(model).run(None, {"pixels": pictures(model, batch, seed=batch)})
 
 
-def largest_difference(plain, tile):
+def largest_difference(encoder, tile):
     """Of both outputs, at all batch sizes; NaN if there is one."""
-    rewritten, largest = toom_cook_2d(read_encoder(plain), tile), []
+    plain, rewritten, largest = encoder.model, toom_cook_2d(encoder, tile), []
     for batch in BATCHES:
         for found, expected in zip(outputs(rewritten, batch), outputs(plain, batch), strict=True):
             assert found.shape == expected.shape
@@ -36,27 +34,19 @@ def largest_difference(plain, tile):
 
 @pytest.mark.parametrize("tile", [(6, 6), (3, 3), (2, 5), (4, 1)])
 def test_tiles_that_fit_and_tiles_that_overhang_give_the_plain_graphs_outputs(tile):
-    assert largest_difference(random_encoder("the paper's"), tile) < TOLERANCE
+    assert largest_difference(encoder_parts("the paper's"), tile) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_option_gives_the_plain_graphs_outputs(name):
     """With 4 x 4 to 8 x 8 capsules of each type, of which tiles of 3 x 2 and 3 x 5 have too many."""
-    assert largest_difference(random_encoder(name), (3, 2)) < TOLERANCE
-    assert largest_difference(random_encoder(name), (3, 5)) < TOLERANCE
+    assert largest_difference(encoder_parts(name), (3, 2)) < TOLERANCE
+    assert largest_difference(encoder_parts(name), (3, 5)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tile", [(3, 2), (5, 5), (4, 3)])
 def test_other_kernels_and_strides_give_the_plain_graphs_outputs(tile):
-    assert largest_difference(oblong_encoder(), tile) < TOLERANCE
-
-
-def test_priors_of_one_iteration_without_none_of_the_above_give_the_plain_graphs_outputs():
-    """Their softmax is a constant of the graph; without none-of-the-above its columns add up to 1."""
-    coupling = "class_caps/routing/s/matmul_0/constant_0"
-    plain = with_weights(random_encoder("priors, 1 iteration"), {coupling: lambda c: c / c.sum(axis=0)})
-    assert not read_encoder(plain).none_of_the_above
-    assert largest_difference(plain, TILE) < TOLERANCE
+    assert largest_difference(oblong_parts(), tile) < TOLERANCE
 
 
 # exp overflows in float32 beyond 88, and is 0 below -103.
@@ -66,16 +56,16 @@ def test_priors_of_one_iteration_without_none_of_the_above_give_the_plain_graphs
     ids=["far apart", "all large", "all small"],
 )
 def test_priors_beyond_what_exp_can_do_give_the_plain_graphs_outputs(change):
-    plain = with_weights(random_encoder("many priors"), {"class_caps.routing.priors": change})
-    assert largest_difference(plain, TILE) < TOLERANCE
+    encoder = encoder_parts("many priors", {"class_caps.routing.priors": change})
+    assert largest_difference(encoder, TILE) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["the paper's", "none of the above, 5 iterations"])
 def test_agreements_beyond_what_exp_can_do_give_the_plain_graphs_outputs(name):
     """Votes 300 times as long. Couplings are known as well as their logits, to a few roundings of these."""
-    plain = with_weights(random_encoder(name), {"class_caps.weight": lambda w: 300 * w})
-    assert largest_logit(plain) > 100
-    assert largest_difference(plain, TILE) < 8 * 2**-24 * largest_logit(plain)
+    encoder = encoder_parts(name, {"class_caps.weight": lambda w: 300 * w})
+    assert largest_logit(encoder.model) > 100
+    assert largest_difference(encoder, TILE) < 8 * 2**-24 * largest_logit(encoder.model)
 
 
 def largest_logit(plain):
@@ -88,13 +78,18 @@ def largest_logit(plain):
 
 
 @pytest.fixture(scope="module", params=["the paper's", "everything", "oblong"])
-def plain(request):
-    return oblong_encoder() if request.param == "oblong" else random_encoder(request.param)
+def encoder(request):
+    return oblong_parts() if request.param == "oblong" else encoder_parts(request.param)
 
 
 @pytest.fixture(scope="module")
-def rewritten(plain):
-    return toom_cook_2d(read_encoder(plain), TILE)
+def plain(encoder):
+    return encoder.model
+
+
+@pytest.fixture(scope="module")
+def rewritten(encoder):
+    return toom_cook_2d(encoder, TILE)
 
 
 def test_inputs_and_outputs_are_those_of_the_plain_graph(plain, rewritten):
@@ -134,9 +129,9 @@ def test_names_are_unique_and_in_the_papers_terms(rewritten):
     assert {"features", "primary_caps/s", "primary_caps/u"} <= set(made)
 
 
-def test_the_plain_graph_is_not_changed(plain):
+def test_the_plain_graph_is_not_changed(encoder, plain):
     before = plain.SerializeToString(deterministic=True)
-    toom_cook_2d(read_encoder(plain), TILE)
+    toom_cook_2d(encoder, TILE)
     assert plain.SerializeToString(deterministic=True) == before
 
 
@@ -151,6 +146,6 @@ def test_images_do_not_know_of_each_other(plain, rewritten):
             np.testing.assert_allclose(found[0], expected[i], rtol=0, atol=TOLERANCE)
 
 
-def test_a_tile_for_which_there_is_no_algorithm_is_refused(plain):
+def test_a_tile_for_which_there_is_no_algorithm_is_refused(encoder):
     with pytest.raises(ValueError, match="are possible"):
-        toom_cook_2d(read_encoder(plain), (2, 20))
+        toom_cook_2d(encoder, (2, 20))

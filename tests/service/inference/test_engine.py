@@ -387,7 +387,7 @@ def half_engine(bundle: Path, encoder: bytes) -> Engine:
 
 def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):
     plain = (bundle / "encoder.onnx").read_bytes()
-    engine = half_engine(bundle, halved(plain))
+    engine = half_engine(bundle, halved(plain, "capsnet"))
     with np.load(bundle / "samples.npz") as samples:
         check_samples(engine, samples)
         check_half(engine, plain, samples["pixels"])
@@ -396,7 +396,7 @@ def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_
 
 def test_an_encoder_whose_lengths_half_precision_spoils_is_refused(bundle):
     other = encoder_model(np.random.default_rng(99), 3, 4)
-    engine = half_engine(bundle, halved(other.SerializeToString()))
+    engine = half_engine(bundle, halved(other.SerializeToString(), "capsnet"))
     with (
         np.load(bundle / "samples.npz") as samples,
         pytest.raises(BundleError, match=r"probabilities differs by .* at most 0\.005"),
@@ -420,8 +420,8 @@ def test_an_encoder_whose_classes_half_precision_changes_is_refused_though_its_l
     plain, other = two_near_classes(0), two_near_classes(1)
     pixels = np.random.default_rng(0).random((8, SIDE, SIDE, 1), np.float32)
     probabilities, poses = run_model(plain, pixels=pixels)
-    check_half(half_engine(bundle, halved(plain)), plain, pixels)
-    engine = half_engine(bundle, halved(other))
+    check_half(half_engine(bundle, halved(plain, "capsnet")), plain, pixels)
+    engine = half_engine(bundle, halved(other, "capsnet"))
     check_samples(engine, {"pixels": pixels, "probabilities": probabilities, "poses": poses})
     with pytest.raises(BundleError, match="samples: half precision changes the class of"):
         check_half(engine, plain, pixels)

@@ -371,7 +371,7 @@ def test_on_cuda_every_batch_size_gives_what_the_cpu_gives(plain, caplog, record
 @pytest.mark.parametrize("half", [False, True])
 def test_the_shipped_encoder_runs_as_cuda_graphs_of_every_size(caplog, half):
     plain = (newest_version(Path("models/capsnet-mnist")) / "encoder.onnx").read_bytes()
-    content = halved(plain) if half else plain
+    content = halved(plain, "capsnet") if half else plain
     session = open_gpu_session(partial(cuda_session, content=content), 64, records=True)
     assert "no CUDA graphs" not in caplog.text
     reference = ort.InferenceSession(plain, providers=[PROVIDERS["cpu"]])

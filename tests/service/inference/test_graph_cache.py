@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from service.observability.metrics import Metrics
 from tests.support.live_process import live_process
 from tests.support.live_service import settings_for
 from tests.support.places import ROOT
+from tests.support.random_encoders import architecture_of
 from tests.support.tiny_bundle import write_bundle
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
@@ -35,6 +37,7 @@ from training.models.capsnet import CapsNet
 SHIPPED = ROOT / "models" / "capsnet-mnist"
 # The narrowest that gains something; what a transform saves grows with the square of the channels.
 NARROW = CapsNetConfig(conv_channels=64, primary_types=16, classes=3, class_dim=4, decoder_hidden=())
+ARCHITECTURE = architecture_of(NARROW)
 ONE_CORE = (1, 1)
 MUCH = 1e9  # of waiting for a core: no machine is under such a load
 
@@ -59,14 +62,14 @@ def described(encoder: bytes) -> Graph:
 def cache(encoder, tmp_path_factory) -> Path:
     """A cache in which the encoder's plan has been made."""
     cache = tmp_path_factory.mktemp("cache")
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, _):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE) as (plan, _):
         assert plan.variants != {"plain"}
     return cache
 
 
 def plan_file(encoder: bytes, cache: Path) -> Path:
     digest = hashlib.sha256(encoder).hexdigest()
-    return cache / "cpu" / plan_key(digest, ONE_CORE, ort.__version__) / FILE
+    return cache / "cpu" / plan_key(digest, ARCHITECTURE, ONE_CORE, ort.__version__) / FILE
 
 
 def rewrite_plan(folder: Path, **changes: object) -> None:
@@ -77,7 +80,7 @@ def rewrite_plan(folder: Path, **changes: object) -> None:
 def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
     pixels = np.random.default_rng(0).random((5, 28, 28, 1), dtype=np.float32)
     expected = ort.InferenceSession(encoder).run(None, {"pixels": pixels})
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE) as (plan, folder):
         for variant in plan.variants - {"plain"}:
             found = ort.InferenceSession(folder / f"{variant}.onnx").run(None, {"pixels": pixels})
             for a, b in zip(found, expected, strict=True):
@@ -86,7 +89,7 @@ def test_the_graphs_of_a_plan_compute_what_the_plain_one_does(encoder, cache):
 
 def test_a_plan_is_made_once(encoder, cache):
     made = plan_file(encoder, cache).stat().st_mtime_ns
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE) as (plan, folder):
         assert plan == read_plan(folder)
     assert plan_file(encoder, cache).stat().st_mtime_ns == made
 
@@ -94,7 +97,7 @@ def test_a_plan_is_made_once(encoder, cache):
 def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
     folder = plan_file(encoder, cache).parent
     made = (folder / FILE).stat().st_mtime_ns
-    assert derive(encoder, b"", folder, ONE_CORE) == read_plan(folder)
+    assert derive(encoder, b"", folder, ONE_CORE, ARCHITECTURE) == read_plan(folder)
     assert (folder / FILE).stat().st_mtime_ns == made
 
 
@@ -102,17 +105,17 @@ def test_a_plan_that_was_measured_under_load_is_taken_at_the_start(encoder, cach
     folder = plan_file(encoder, cache).parent
     before = (folder / FILE).read_text()
     rewrite_plan(folder, waited=MUCH)
-    assert derive(encoder, b"", folder, ONE_CORE).is_under_load
+    assert derive(encoder, b"", folder, ONE_CORE, ARCHITECTURE).is_under_load
     (folder / FILE).write_text(before)
 
 
-def test_a_form_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
+def test_a_variant_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
     """Kernels that take differences of large numbers, in which the roundings of a transform do not cancel."""
     model = CapsNet(NARROW).eval()
     with torch.no_grad():
         model.primary_caps.conv.weight[:, :, 0, 0] += 100
         model.primary_caps.conv.weight[:, :, 0, 1] -= 100
-    plan = derive(trace_encoder(model).SerializeToString(), b"", tmp_path / "plan", ONE_CORE)
+    plan = derive(trace_encoder(model).SerializeToString(), b"", tmp_path / "plan", ONE_CORE, ARCHITECTURE)
     assert min(plan.errors.values()) > MAX_ERROR
     assert plan.variants == {"plain"}
 
@@ -135,9 +138,8 @@ def test_a_plan_that_was_not_written_by_us_is_none(encoder, cache, tmp_path, cha
 
 def test_a_plan_that_was_measured_under_load_is_measured_again_in_an_idle_minute(encoder, cache, tmp_path):
     async def scenario() -> None:
-        models = write_bundle(
-            tmp_path / "narrow" / "1", encoder=onnx.load_model_from_string(encoder)
-        ).parents[1]
+        graph, bundle = onnx.load_model_from_string(encoder), tmp_path / "narrow" / "1"
+        models = write_bundle(bundle, encoder=graph, parameters=asdict(NARROW)).parents[1]
         settings = settings_for(models, cache=cache, threads=1, default_model="narrow")
         repository = Repository(settings, Metrics())
         await repository.first_scan()
@@ -167,7 +169,9 @@ def test_only_the_graphs_in_use_are_kept(encoder, cache):
 
 
 def test_another_graph_or_another_number_of_threads_has_a_plan_of_its_own():
-    keys = {plan_key(digest, threads, "1.31") for digest in "ab" for threads in ((1, 1), (2, 1))}
+    keys = {
+        plan_key(digest, ARCHITECTURE, threads, "1.31") for digest in "ab" for threads in ((1, 1), (2, 1))
+    }
     assert len(keys) == 4
 
 
@@ -175,7 +179,7 @@ def test_a_damaged_graph_is_derived_again(encoder, cache):
     weights = next(plan_file(encoder, cache).parent.glob("*.weights"))
     intact = weights.read_bytes()
     weights.write_bytes(intact[: len(intact) // 2])
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE) as (plan, folder):
         assert plan != PLAIN
         assert read_plan(folder) == plan
 
@@ -188,14 +192,14 @@ def test_what_has_not_been_used_for_long_is_forgotten(encoder, cache):
     for folder in (old, foreign):
         os.utime(folder, (long_ago, long_ago))
     plan_file(encoder, cache).unlink()  # so that there is something to derive
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE):
         assert [folder.exists() for folder in (old, recent, foreign)] == [False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_else(encoder, tmp_path, caplog):
     cache = tmp_path / "a file"
     cache.write_text("in the way")
-    with cached_graphs(encoder, described(encoder), cache, ONE_CORE) as (plan, folder):
+    with cached_graphs(encoder, described(encoder), ARCHITECTURE, cache, ONE_CORE) as (plan, folder):
         assert plan != PLAIN
         assert (folder / FILE).exists()
     assert not folder.exists()
@@ -204,14 +208,14 @@ def test_a_cache_that_cannot_be_written_costs_the_next_start_time_and_nothing_el
 
 def test_a_small_graph_stays_as_it_is(tmp_path):
     small = b"\0" * (SMALLEST_BYTES - 1)
-    with cached_graphs(small, described(small), tmp_path, ONE_CORE) as (plan, _):
+    with cached_graphs(small, described(small), ARCHITECTURE, tmp_path, ONE_CORE) as (plan, _):
         assert plan == PLAIN
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_derived_from_runs_as_it_is_and_the_log_says_why(tmp_path, caplog):
     nonsense = b"\xff" * SMALLEST_BYTES
-    with cached_graphs(nonsense, described(nonsense), tmp_path, ONE_CORE) as (plan, _):
+    with cached_graphs(nonsense, described(nonsense), ARCHITECTURE, tmp_path, ONE_CORE) as (plan, _):
         assert plan == PLAIN
     assert "no faster graphs: Error parsing message" in caplog.text
 

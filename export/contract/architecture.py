@@ -1,0 +1,75 @@
+"""A CapsNet's architecture as its manifest states it: what faster graphs are made of, but the weights."""
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from export.contract.manifest import Manifest
+
+PRIMARY_STRIDE = 2  # of PrimaryCapsules' convolution (Sec. 4, Sabour et al. 2017); that of Conv1 is 1
+SQUASH_EPSILON = 1e-7  # in the squash, below the root
+
+
+class _Facts(BaseModel):
+    """Immutable; a manifest states further parameters, which are not needed here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StemConvolution(_Facts):
+    """A convolution before Conv1."""
+
+    channels: PositiveInt
+    kernel: PositiveInt
+    stride: PositiveInt = 1
+
+
+class CapsNetArchitecture(_Facts):
+    """What the encoder of a CapsNet computes.
+
+    Attributes:
+        image_size: height and width of the input, pixels.
+        stem: convolutions before Conv1.
+        kernel: height and width of the kernels of Conv1 and PrimaryCapsules.
+        primary_dim: elements of a primary capsule's pose.
+        classes: class capsules.
+        class_dim: elements of a class capsule's pose.
+        routing_iterations: of routing by agreement.
+        learned_priors: the initial logits are weights, not 0.
+        none_of_the_above: the softmax of routing has one more logit, always 0.
+        capsule_bias: a bias is added to the class capsules before the squash.
+    """
+
+    image_size: PositiveInt
+    stem: tuple[StemConvolution, ...] = ()
+    kernel: PositiveInt
+    primary_dim: PositiveInt
+    classes: PositiveInt
+    class_dim: PositiveInt
+    routing_iterations: PositiveInt
+    learned_priors: bool = False
+    none_of_the_above: bool = False
+    capsule_bias: bool = False
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """The stride of each convolution by its module's path, in their order."""
+        stem = {f"stem.{place}": layer.stride for place, layer in enumerate(self.stem)}
+        return stem | {"conv1": 1, "primary_caps.conv": PRIMARY_STRIDE}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Height and width of what each convolution reads, by its module's path."""
+        kernels = [*(layer.kernel for layer in self.stem), self.kernel]
+        sizes = [self.image_size]
+        for kernel, stride in zip(kernels, self.strides.values(), strict=False):
+            sizes.append((sizes[-1] - kernel) // stride + 1)
+        return dict(zip(self.strides, sizes, strict=True))
+
+
+def capsnet_architecture(manifest: Manifest) -> CapsNetArchitecture | None:
+    """The architecture, if the manifest describes a CapsNet and states it in full; else None."""
+    if manifest.architecture != "capsnet" or manifest.parameters.get("primary_coupling", False):
+        return None
+    try:
+        return CapsNetArchitecture.model_validate(manifest.parameters)
+    except ValidationError:
+        return None
