@@ -78,6 +78,9 @@ def read_encoder(model: onnx.ModelProto, architecture: CapsNetArchitecture) -> E
     pose, class_pose = architecture.primary_dim, architecture.class_dim
     capsules = len(primary.weight) // pose * rows * columns
     routing = "class_caps.routing"
+    has_bias = (
+        architecture.capsule_bias and f"{routing}.bias" in weights
+    )  # one of zeros is left out at export
     return Encoder(
         model=model,
         prologue=_before(model, "conv1"),
@@ -89,7 +92,7 @@ def read_encoder(model: onnx.ModelProto, architecture: CapsNetArchitecture) -> E
         priors=weights.read(f"{routing}.priors", (classes, capsules))
         if architecture.learned_priors
         else None,
-        bias=weights.read(f"{routing}.bias", (classes, class_pose)) if architecture.capsule_bias else None,
+        bias=weights.read(f"{routing}.bias", (classes, class_pose)) if has_bias else None,
     )
 
 
@@ -98,6 +101,9 @@ class _Weights:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
 
     def read(self, name: str, shape: tuple[int | None, ...]) -> Floats:
         """A weight; None in the shape is any length."""
