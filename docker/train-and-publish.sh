@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains CAPSNET_PRESET, or goes on with its run, and publishes the result as the next version of the model
-# CAPSNET_MODEL_NAME. Does nothing when that has been done. A signal stops the training with a checkpoint.
+# Trains CAPSNET_PRESET, or resumes its run, and publishes the result as the next version of the model
+# CAPSNET_MODEL_NAME. Does nothing if that is done already. A signal stops the training with a checkpoint.
 set -euo pipefail
 
 preset=${CAPSNET_PRESET:-mnist-short}
@@ -11,7 +11,7 @@ published=$run/published
 stopped=no
 child=
 
-# While a child runs in the foreground bash waits with its traps; it would never hear of the signal.
+# While a child runs in the foreground, bash delays its traps: the signal would not stop the child.
 attend() {
   local status=0
   "$@" &
@@ -22,7 +22,7 @@ attend() {
   done
   child=
   if [ "$stopped" = yes ]; then
-    echo "stopped; the next start goes on from here"
+    echo "stopped; the next start resumes from here"
     exit 143
   fi
   return "$status"
@@ -35,7 +35,7 @@ stop() {
 trap stop TERM INT
 
 if [ -e "$published" ]; then
-  echo "$(cat "$published") comes from this run already; for another, set CAPSNET_MODEL_NAME or CAPSNET_PRESET"
+  echo "$(cat "$published") is published already; to train another model, set CAPSNET_MODEL_NAME or CAPSNET_PRESET"
   exit 0
 fi
 
@@ -48,7 +48,7 @@ make\ *) if [ ! -e "$CAPSNET_DATA/${bring#make }" ]; then attend capsnet-train $
 esac
 
 if compgen -G "$run/checkpoints/step-*" >/dev/null; then
-  attend capsnet-train fit --out "$run" --resume # of a finished run this does nothing
+  attend capsnet-train fit --out "$run" --resume # does nothing if the run is finished
 else
   attend capsnet-train fit --preset "$preset" --out "$run"
 fi

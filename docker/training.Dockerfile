@@ -1,6 +1,6 @@
 # The training sidecar: trains a preset, exports it and publishes it into the volume that the service reads.
 
-# Packages to take before the registry's: `--build-context wheels=FOLDER` puts a folder of wheels in this place.
+# Packages that take precedence over the registry's: `--build-context wheels=FOLDER` replaces this stage.
 FROM scratch AS wheels
 
 FROM python:3.11-slim-bookworm
@@ -13,7 +13,7 @@ ENV PIP_ROOT_USER_ACTION=ignore \
     CAPSNET_DATA=/var/lib/capsnet/data
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
-# A package index to look for torch in as well, such as one of builds for the CPU.
+# An additional package index for torch, such as one of builds for the CPU.
 ARG TORCH_INDEX=
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheels,target=/wheels \
     touch README.md \
@@ -25,7 +25,7 @@ COPY service service
 COPY capsnet capsnet
 RUN pip install --no-deps --force-reinstall .
 COPY docker/train-and-publish.sh /usr/local/bin/train-and-publish
-# What the manifest names as the code it was made with; git is not here to ask.
+# The commit for the manifest; there is no git in the image.
 ARG CAPSNET_COMMIT=
 ENV CAPSNET_COMMIT=$CAPSNET_COMMIT
 WORKDIR /var/lib/capsnet

@@ -30,7 +30,7 @@ from benchmarks.places import ROOT
 from export.contract.manifest import newest_version
 from export.contract.pictures import FORMATS
 from service.inference.batcher import RESTARTS
-from tests.support.bombs import BOMBS, saved
+from tests.support.decompression_bombs import BOMBS, saved
 from tests.support.faulty_bundle import write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LiveProcess, live_process

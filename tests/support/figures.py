@@ -1,4 +1,4 @@
-"""What a figure of an experiment shows, told by its colours."""
+"""What a figure of an experiment shows, told by its colors."""
 
 from pathlib import Path
 

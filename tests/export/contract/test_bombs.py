@@ -16,7 +16,17 @@ from PIL import Image
 
 from export.contract.headers import without_metadata
 from export.contract.pictures import FORMATS, PictureError, PictureTooLarge, read_picture
-from tests.support.bombs import BOMBS, DUDS, MALFORMED, MAX_PIXELS, MIB, SIDE, TOO_LARGE, saved, tiff_page
+from tests.support.decompression_bombs import (
+    BOMBS,
+    DUDS,
+    MALFORMED,
+    MAX_PIXELS,
+    MIB,
+    SIDE,
+    TOO_LARGE,
+    saved,
+    tiff_page,
+)
 from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
 from tests.support.tiny_bundle import write_bundle

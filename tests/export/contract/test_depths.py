@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from export.contract.pictures import PictureError, UnsupportedPicture, read_picture
-from tests.support.deep_files import png16, tiff
+from tests.support.deep_pictures import png16, tiff
 from training.data.synthetic.drawn_digits import draw_digits
 
 MAX_PIXELS = 10**7

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.stereo_files import CATEGORIES, PAIRS, store
+from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
 from training.config import DataConfig, RunConfig, load_preset
 from training.data.batches import training_batches
 from training.data.datasets import load_split

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.support.distributed_process import AVERAGED
 from tests.support.places import ROOT
-from tests.support.two_processes import AVERAGED
 from tests.training.fit.test_loop import fit, log
 from training.cli import main
 from training.runs import checkpoint
@@ -32,9 +32,9 @@ def torchrun(processes, *arguments):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder in which two_processes.py has trained."""
+    """The folder in which distributed_process.py has trained."""
     folder = tmp_path_factory.mktemp("two")
-    ran = torchrun(2, "tests/support/two_processes.py", str(folder))
+    ran = torchrun(2, "tests/support/distributed_process.py", str(folder))
     assert ran.returncode == 0, ran.stderr
     return folder
 

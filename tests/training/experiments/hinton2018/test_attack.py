@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.figures import areas
-from tests.support.stereo_files import store
+from tests.support.smallnorb_files import store
 from training.config import Block, load_preset
 from training.data.readers.files import MissingDataError
 from training.evaluate import attacks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.figures import areas
-from tests.support.stereo_files import PAIRS, store
+from tests.support.smallnorb_files import PAIRS, store
 from training.cli import main
 from training.config import Block, RunConfig, load_preset
 from training.data.batches import evaluation_batches, make_batches

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.figures import areas
-from tests.support.stereo_files import CATEGORIES, PAIRS, store
+from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
 from training.config import Block, RunConfig, load_preset
 from training.data.batches import evaluation_batches, training_batches
 from training.data.datasets import load_split

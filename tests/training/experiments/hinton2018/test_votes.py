@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tests.support.figures import areas
-from tests.support.stereo_files import PAIRS, store
+from tests.support.smallnorb_files import PAIRS, store
 from training.config import load_preset
 from training.data.readers.files import MissingDataError
 from training.experiments import figure

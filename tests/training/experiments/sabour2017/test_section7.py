@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from tests.support.figures import areas
-from tests.support.stereo_files import TOYS
+from tests.support.smallnorb_files import TOYS
 from training.cli import main
 from training.data.batches import evaluation_batches
 from training.data.readers.cifar10 import CLASS_NAMES
