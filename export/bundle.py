@@ -26,7 +26,7 @@ from export.contract.manifest import (
     sha256_of,
 )
 from export.evaluate import evaluate_encoder
-from export.fold import fold_coupling
+from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next, versions
@@ -170,6 +170,7 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
     measured = {"times_measured": exported.times_measured, "earlier_versions": earlier_versions}
     config, model = exported.config, exported.model
     data, architecture = config.data.spec, model.config.architecture
+    factors = weight_factors(model)
     return Manifest(
         model=name,
         architecture=architecture,
@@ -180,7 +181,7 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
         pose_shape=pose_shape(model),
         views=2 if model.config.image_channels == 2 else 1,
         graphs={
-            role: _describe(folder, role, graph, POSE[architecture])
+            role: _describe(folder, role, graph, POSE[architecture], factors if role == "encoder" else {})
             for role, graph in exported.graphs.by_role().items()
         },
         samples=File(file=SAMPLES_FILE, sha256=sha256_of(folder / SAMPLES_FILE)),
@@ -207,8 +208,14 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
     )
 
 
-def _describe(folder: Path, role: str, graph: onnx.ModelProto, pose: tuple[float, float] | None) -> Graph:
-    """A graph that has been written, with the range of a pose's elements."""
+def _describe(
+    folder: Path,
+    role: str,
+    graph: onnx.ModelProto,
+    pose: tuple[float, float] | None,
+    factors: dict[str, float],
+) -> Graph:
+    """A graph that has been written, with the range of a pose's elements and the factors of its weights."""
     ranges = {
         "pixels": PIXEL,
         "probabilities": PROBABILITY,
@@ -227,6 +234,7 @@ def _describe(folder: Path, role: str, graph: onnx.ModelProto, pose: tuple[float
         sha256=sha256_of(folder / file),
         inputs=tuple(map(tensor, graph.graph.input)),
         outputs=tuple(map(tensor, graph.graph.output)),
+        weight_factors=factors,
     )
 
 

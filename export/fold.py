@@ -8,6 +8,13 @@ from export.graph import CapsuleNetwork
 from training.models.capsnet import CapsNet
 
 
+def weight_factors(model: CapsuleNetwork) -> dict[str, float]:
+    """The weights that folding multiplies by a constant, with the constant."""
+    if not isinstance(model, CapsNet) or not model.config.primary_coupling:
+        return {}
+    return {"primary_caps.conv.weight": model.primary_caps.conv.scale}
+
+
 def fold_coupling(model: CapsuleNetwork) -> CapsuleNetwork:
     """Put the constant that a CapsNet's PrimaryCapsules scale their convolution by into its weights.
 

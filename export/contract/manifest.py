@@ -74,10 +74,18 @@ class File(_Fact):
 
 
 class Graph(File):
-    """An ONNX graph: its file and what goes in and comes out."""
+    """An ONNX graph: its file and what goes in and comes out.
+
+    Attributes:
+        inputs: that it takes.
+        outputs: that it gives.
+        weight_factors: of the weights, by name, that are the trained ones times a constant; None where the
+            exporter did not record it yet.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    weight_factors: dict[str, Annotated[float, Field(gt=0)]] | None = None
 
 
 class Preprocessing(_Fact):
@@ -197,7 +205,12 @@ class Manifest(_Fact):
     @property
     def digest(self) -> str:
         """The same 8 hexadecimal digits for bundles that give the same answers, whatever their version is."""
-        facts = self.model_dump(mode="json", include=ANSWERS_DEPEND_ON, exclude_defaults=True)
+        facts = self.model_dump(
+            mode="json",
+            include=ANSWERS_DEPEND_ON,
+            exclude={"graphs": {"__all__": {"weight_factors"}}},
+            exclude_defaults=True,
+        )
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
 
     @model_validator(mode="after")

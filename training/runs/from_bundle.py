@@ -76,8 +76,19 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
     wanted = network.state_dict()
     if missing := [name for name in wanted if name not in held]:
         raise ValueError(f"{bundle}: its graphs do not hold {', '.join(missing)}: start from its run")
-    held["primary_caps.conv.weight"] /= network.primary_caps.conv.scale  # which export multiplied it by
+    for name, factor in _weight_factors(manifest, config).items():
+        held[name] /= factor
     return {name: held[name] for name in wanted}
+
+
+def _weight_factors(manifest: Manifest, trained: CapsNetConfig) -> dict[str, float]:
+    """By which constant export multiplied which weights of the encoder."""
+    recorded = manifest.graphs["encoder"].weight_factors
+    if recorded is not None:
+        return recorded
+    # An earlier manifest tells only that the trained network had a primary coupling and the graph has none.
+    is_folded = trained.primary_coupling and not manifest.parameters.get("primary_coupling", False)
+    return {"primary_caps.conv.weight": 1 / trained.primary_types} if is_folded else {}
 
 
 def _trained_with(bundle: Path, manifest: Manifest) -> RunConfig:

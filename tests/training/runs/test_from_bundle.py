@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from export.contract.manifest import BundleError, read_manifest, sha256_of
+from export.fold import weight_factors
 from export.model_card import model_card
 from export.to_onnx import trace
 from tests.support.places import ROOT
@@ -73,10 +74,26 @@ def test_every_weight_of_every_option_comes_back(change, trained_bundle, tmp_pat
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_what_export_multiplies_weights_by_is_taken_out_again(trained_bundle, tmp_path):
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "an earlier manifest"])
+def test_what_export_multiplied_weights_by_is_taken_out_again(is_recorded, trained_bundle, tmp_path):
     model = build(replace(TINY, primary_coupling=True))
-    found = weights(bundle_of(model, tmp_path / "1", trained_bundle))
-    torch.testing.assert_close(found, dict(model.state_dict()))
+    bundle = bundle_of(model, tmp_path / "1", trained_bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["graphs"]["encoder"].pop("weight_factors") == {}
+    if is_recorded:
+        manifest["graphs"]["encoder"]["weight_factors"] = weight_factors(model)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    torch.testing.assert_close(weights(bundle), dict(model.state_dict()))
+
+
+def test_the_recorded_factor_is_the_one_that_counts(trained_bundle, tmp_path):
+    shutil.copytree(trained_bundle, tmp_path / "1")
+    file = tmp_path / "1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["graphs"]["encoder"]["weight_factors"] = {"conv1.weight": 0.5}
+    file.write_text(json.dumps(manifest))
+    found, expected = weights(tmp_path / "1")["conv1.weight"], weights(trained_bundle)["conv1.weight"]
+    torch.testing.assert_close(found, 2 * expected)
 
 
 def test_weights_that_export_computed_with_are_named(trained_bundle, tmp_path):
