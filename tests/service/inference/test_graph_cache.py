@@ -256,7 +256,7 @@ def test_its_answers_are_those_of_the_plain_graph(shipped, options, fast, images
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
-def test_after_the_start_the_service_holds_no_more_memory_than_the_readme_says(options, fast, tmp_path):
+def test_after_the_start_the_service_holds_no_more_memory_than_documented(options, fast, tmp_path):
     models = tmp_path / "models"
     shutil.copytree(SHIPPED, models / SHIPPED.name)
     with live_process(models, tmp_path / "log", cache=options.cache, threads=2) as service:
