@@ -53,6 +53,8 @@ def post(client: httpx.Client, route: str, body: bytes, charset: str) -> httpx.R
         "utf-16",
         "latin-1",
         "hex",
+        "rot13",
+        "base64",
         "no-such-one",
         "",
     ],

@@ -281,41 +281,9 @@ def test_an_array_whose_header_lies_is_refused(client, kind):
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-array")
 
 
-def form(charset: str = "", filename: bytes = b"7.png", picture: bytes = b"") -> tuple[bytes, dict[str, str]]:
+def form(filename: bytes, picture: bytes) -> tuple[bytes, dict[str, str]]:
     body = b'--x\r\nContent-Disposition: form-data; name="images"; filename="%s"\r\n\r\n%s\r\n--x--\r\n'
-    kind = "multipart/form-data; boundary=x" + (f"; charset={charset}" if charset else "")
-    return body % (filename, picture), {"Content-Type": kind}
-
-
-CHARSETS = [
-    "undefined",
-    "punycode",
-    "idna",
-    "unicode_escape",
-    "utf-7",
-    "utf-16",
-    "latin-1",
-    "rot13",
-    "base64",
-    "no-such-code",
-]
-
-
-@pytest.mark.parametrize("charset", CHARSETS)
-@pytest.mark.parametrize("route", ["/classify", "/reconstruct", "/segment"])
-def test_a_form_in_another_charset_is_refused(client, photograph, charset, route):
-    body, headers = form(charset, rb"\ud800+2AA-.png", FILES["PNG, grey"](photograph))
-    answer = client.post(route, content=body, headers=headers)
-    assert 400 <= answer.status_code < 500, answer.text
-    assert "utf-8" in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf-8"', "utf8"])
-def test_a_form_that_names_utf_8_is_read(client, photograph, charset):
-    body, headers = form(charset, "sieben-ü.png".encode(), FILES["PNG, grey"](photograph))
-    answer = client.post("/classify", content=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["results"][0]["filename"] == "sieben-ü.png"
+    return body % (filename, picture), {"Content-Type": "multipart/form-data; boundary=x"}
 
 
 NAMES = [b"", b"=1+1.png", b"../../etc/passwd", b"a\\b.png", b"\xff\xfe.png", b"x" * 3000, b"%00.png"]
@@ -323,7 +291,7 @@ NAMES = [b"", b"=1+1.png", b"../../etc/passwd", b"a\\b.png", b"\xff\xfe.png", b"
 
 @pytest.mark.parametrize("filename", NAMES)
 def test_any_name_of_a_file_comes_back_or_is_refused(client, photograph, filename):
-    body, headers = form(filename=filename, picture=FILES["PNG, grey"](photograph))
+    body, headers = form(filename, FILES["PNG, grey"](photograph))
     answer = client.post("/classify", content=body, headers=headers)
     assert answer.status_code in {200, 400, 422}, answer.text
     if answer.status_code == 200:
