@@ -14,7 +14,7 @@ from service.http.connections import BoundedHttp
 from service.models.repository import Repository
 from service.settings import Settings
 
-START_S = 30
+START_S = 90.0  # graphs are derived first, on a machine that may be busy
 
 
 def settings_for(models: Path, **changes: object) -> Settings:
