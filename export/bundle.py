@@ -61,18 +61,18 @@ class Publication:
 
 @dataclass(frozen=True)
 class Exported:
-    """A run's best checkpoint as graphs, and what was found out about them.
+    """A run's best checkpoint as graphs, and their measurements.
 
     Attributes:
         config: of the run.
         progress: of the checkpoint.
         model: its network.
         graphs: made of the network.
-        crop_share: how much of a picture's side the network was shown, 0 to 1.
+        crop_share: the fraction of a picture's side that the network was shown, 0 to 1.
         parity_error: largest difference between network and graphs on images that were held out.
-        confidence: from which probability on its answers are confident; None if nothing was held out.
-        test: what the encoder's graph gets wrong on the test images.
-        times_measured: how often the run had been measured on these before.
+        confidence: the probability from which its answers are confident; None if nothing was held out.
+        test: errors of the encoder's graph on the test images.
+        times_measured: how often the run had been measured on the test images before.
     """
 
     config: RunConfig
@@ -93,7 +93,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
         run: a run of capsnet-train.
         out: the model's folder, `models/NAME`; its last part is the model's name.
         root: holds one folder per data set.
-        images: where the user's own pictures that it was trained on lie now; None: where they lay.
+        images: folder of the user's own pictures that it was trained on; None: where they were in training.
 
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
@@ -128,7 +128,7 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     test = evaluate_encoder(encoder, best.config, root)
     note_measurement(run, best.name, test.error_percent)
     return Exported(
-        config,  # as it is: where the pictures lie now is nobody's business
+        config,  # unchanged: the folder on this machine is not published
         best.progress,
         model,
         graphs,
@@ -141,7 +141,7 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
 
 
 def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
-    """The network of a run, if it is one that bundles are made of."""
+    """The network of a run, if it has capsules."""
     if not isinstance(model, CapsuleNetwork):
         raise ValueError(  # noqa: TRY004  # the run is wrong, not an argument's type
             f"{run} is a {model.config.architecture}, which has no poses; a bundle is made of a network of "
@@ -166,7 +166,7 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
 
 
 def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int) -> Manifest:
-    """What describes the graphs and samples that have been written into the folder."""
+    """The manifest of the graphs and samples in the folder."""
     measured = {"times_measured": exported.times_measured, "earlier_versions": earlier_versions}
     config, model = exported.config, exported.model
     data, architecture = config.data.spec, model.config.architecture
@@ -259,7 +259,7 @@ def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
 
 
 def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]:
-    """Digits that the repository draws, so many laid over each other: [8, size, size, channels], 0 to 1.
+    """Digits that the repository draws, `objects` on top of each other: [8, size, size, channels], 0 to 1.
 
     Of two channels, a stereo pair, the second shows them a little further left.
     """
@@ -275,7 +275,7 @@ def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]
 
 
 def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Images [N, H, W, C], and what the graphs make of them on the CPU; classes are decoded in turn."""
+    """Images [N, H, W, C] and the graphs' outputs for them on the CPU; image n decodes class n."""
     probabilities, poses = parity.run_onnx(graphs.encoder, pixels=pixels)
     images, classes = probabilities.shape
     mask = np.eye(classes, dtype=np.float32)[np.arange(images) % classes]

@@ -47,7 +47,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
 
 
 def _times_measured(training: dict[str, Any]) -> str:
-    """How often somebody had looked at the test error before this version was published."""
+    """How often the test error had been measured before this version was published."""
     times, versions = training["times_measured"], training["earlier_versions"]
     stages = " and the stages before it" if training["config"].get("started_from") else ""
     return (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
-  capsnet-export threshold models/capsnet-mnist                  measure from where on answers are confident
+  capsnet-export threshold models/capsnet-mnist                  measure the threshold of confident answers
   capsnet-export optimize models/capsnet-mnist                   write faster graphs for CPUs, compare them
   capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
 """
@@ -25,8 +25,8 @@ OPTIMIZE_EXAMPLES = """examples:
   capsnet-export optimize models/capsnet-mnist/3 --threads 1     measured on one core
   capsnet-export optimize models/capsnet-mnist --half            and float16 for GPUs, on the test images
 
-The service derives these graphs by itself when it loads a bundle on a CPU; they are written here to be looked
-at, or to be run by something else. They have the plain graph's inputs and outputs.
+The service derives these graphs itself when it loads a bundle on a CPU. This command writes them for
+inspection or for other runtimes. They have the plain graph's inputs and outputs.
 """
 
 TRITON_EXAMPLES = """examples:
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     threshold = commands.add_parser(
         "threshold",
-        help="measure from which probability on answers are confident",
+        help="measure the probability from which answers are confident",
         description="Measure the probability that 99 % of a bundle's right answers reach, on the images that "
         "were held out of its training, and print it. `capsnet-export bundle` measures it, too; this is for "
         "bundles that are published already.",
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     threshold.add_argument(
         "--publish",
         action="store_true",
-        help="publish the bundle with it as the next version of its model, which a running service takes up",
+        help="publish the bundle with this threshold as the next version of its model",
     )
     _add_images(threshold)
     _add_data(threshold)
@@ -115,8 +115,8 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     optimize = commands.add_parser(
         "optimize",
         help="write faster graphs of a bundle's encoder, with their error and speed",
-        description="Write the encoder of a bundle as graphs that a CPU runs faster, and print their speed "
-        "and how far their outputs are from those of the bundle's own graph.",
+        description="Write faster variants of a bundle's encoder for CPUs, and print their speed and the "
+        "largest difference of their outputs from those of the bundle's own graph.",
         epilog=OPTIMIZE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -129,12 +129,12 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=int,
         default=0,
         metavar="N",
-        help="that a run may use (default: as many as there are CPUs)",
+        help="threads of a run (default: one per CPU)",
     )
     optimize.add_argument(
         "--half",
         action="store_true",
-        help="also write half.onnx for GPUs, its accuracy checked on the test images (minutes)",
+        help="also write half.onnx for GPUs and check it on the test images (takes minutes)",
     )
     _add_images(optimize)
     _add_data(optimize)
@@ -156,7 +156,7 @@ def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--device", choices=("cpu", "gpu"), default="cpu", help="where the graphs run (default: cpu)"
     )
     triton.add_argument(
-        "--max-batch", type=int, default=32, metavar="N", help="images in one run, at most (default: 32)"
+        "--max-batch", type=int, default=32, metavar="N", help="maximum batch size (default: 32)"
     )
     triton.set_defaults(run_command=_triton)
 
@@ -172,7 +172,7 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=Path,
         metavar="FOLDER",
-        help="of a network for your own pictures: where these lie now (default: where they lay in training)",
+        help="folder of your own pictures that it was trained on (default: where they were in training)",
     )
 
 
@@ -226,9 +226,7 @@ def _optimize(options: argparse.Namespace) -> None:
     from export.optimize.report import as_table, optimize_bundle
 
     if options.threads < 0:
-        raise ValueError(
-            f"--threads is a number of threads, or 0 for as many as there are CPUs; got {options.threads}"
-        )
+        raise ValueError(f"--threads must be at least 0 (0: one per CPU), got {options.threads}")
     bundle = newest_version(options.bundle)
     report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     print(*as_table(report), sep="\n")

@@ -1,4 +1,4 @@
-"""From which probability on a bundle's answers are confident, measured on images held out of its training."""
+"""The probability from which a bundle's answers are confident, measured on images held out of training."""
 
 # B batch, J classes
 
@@ -53,7 +53,7 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
     Args:
         bundle: folder of the version; nothing in it is changed.
         root: holds one folder per data set.
-        images: where the user's own pictures that it was trained on lie now; None: where they lay.
+        images: folder of the user's own pictures that it was trained on; None: where they were in training.
 
     Raises:
         ValueError: nothing was held out of its training, or not one answer to what was is right.

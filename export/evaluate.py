@@ -53,7 +53,7 @@ def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Err
     Args:
         bundle: folder of the version.
         root: holds one folder per data set.
-        images: where the user's own pictures that it was trained on lie now; None: where they lay.
+        images: folder of the user's own pictures that it was trained on; None: where they were in training.
     """
     manifest = read_manifest(bundle)
     config = find_again(run_config(manifest), images, bundle)

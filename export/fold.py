@@ -1,4 +1,4 @@
-"""A network without the official code's primary coupling, which gives the same result."""
+"""Fold the official code's primary coupling into the weights: the same network with fewer operations."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def weight_factors(model: CapsuleNetwork) -> dict[str, float]:
 
 
 def fold_coupling(model: CapsuleNetwork) -> CapsuleNetwork:
-    """Put the constant that a CapsNet's PrimaryCapsules scale their convolution by into its weights.
+    """Multiply the weights of PrimaryCapsules' convolution by the constant that scales it.
 
     Args:
         model: with a primary coupling or without.
@@ -29,7 +29,7 @@ def fold_coupling(model: CapsuleNetwork) -> CapsuleNetwork:
         return model
     weights = model.state_dict()
     weights["primary_caps.conv.weight"] = model.primary_caps.conv.scaled_weight().detach()
-    with torch.device("meta"):  # random weights would only take time, and numbers from the generator
+    with torch.device("meta"):  # no random weights: they are replaced at once
         folded = CapsNet(replace(model.config, primary_coupling=False))
     folded.load_state_dict(weights, assign=True)
     return folded.train(model.training)

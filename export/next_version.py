@@ -23,7 +23,7 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
         write(aside)
-        aside.chmod(0o755)  # mkdtemp lets nobody else in
+        aside.chmod(0o755)  # mkdtemp makes it private
         sync(aside)
         return _rename_to_next_version(aside, out)
     finally:

@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bundle",
         type=option_types.bundle,
         default=str(ROOT / "models" / "capsnet-mnist"),
-        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
+        help="a version of a model, or the model's folder for its newest (models/capsnet-mnist)",
     )
     return parser
 

@@ -33,7 +33,7 @@ Run = Callable[
     [Floats], tuple[Floats, Floats]
 ]  # pixels [N, H, W, C] to probabilities [N, J], poses [N, J, D]
 
-LEAST_RUNS = 3
+MIN_RUNS = 3
 COMPARED_IMAGES = 16  # at least
 
 
@@ -119,7 +119,7 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
 
 
 def open_service(bundle: Path, threads: int) -> Run:
-    """The service's own sessions, of which it has several; a batch is shared between them as it does."""
+    """The service's own sessions; a batch is shared between them as the service does."""
     from export.contract.manifest import read_manifest
     from service.inference.loading import load_engine
     from service.inference.providers import EngineOptions
@@ -190,7 +190,7 @@ def run_times(run: Run, pixels: Floats, seconds: float) -> list[float]:
     run(pixels)  # its weights come back into the caches
     times: list[float] = []
     until = time.perf_counter() + seconds
-    while len(times) < LEAST_RUNS or time.perf_counter() < until:
+    while len(times) < MIN_RUNS or time.perf_counter() < until:
         began = time.perf_counter()
         run(pixels)
         times.append(time.perf_counter() - began)

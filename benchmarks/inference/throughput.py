@@ -9,7 +9,7 @@ and left out.
 
 All have the same weights, pixels and number of threads, and compute in float32. Each is a process of its own,
 so that neither threads nor memory of one are in another's way. They take turns, in a new order every round,
-because what else the machine does shall meet all alike. A time is that of one batch, numpy in and numpy out;
+so that other load on the machine slows them all alike. A time is that of one batch, numpy in and numpy out;
 shown are medians of the rounds' medians. A ratio is the median of ratios within a round, that to the best
 other to whichever was the fastest in that round, so it may differ from that of two medians in the table.
 
@@ -361,7 +361,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         metavar="BUNDLE",
         default=str(ROOT / "models" / "capsnet-mnist"),
-        help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
+        help="a version of a model, or the model's folder for its newest (models/capsnet-mnist)",
     )
     parser.add_argument(
         "--batches", type=_sizes, default=list(BATCHES), metavar="N,...", help="sizes of batches"

@@ -59,7 +59,7 @@ def threshold(manifest: Manifest, asked: float | None = None) -> float | None:
 def are_confident(
     probabilities: Floats, blank: NDArray[np.bool_], manifest: Manifest, asked: float | None = None
 ) -> list[bool] | list[None]:
-    """Whether each answer is confident; None of each where nobody says from which probability on.
+    """Whether each answer is confident; None for each if there is no threshold.
 
     Args:
         probabilities: of each class, [N, J].

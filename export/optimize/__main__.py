@@ -22,8 +22,8 @@ LOWEST_PRIORITY = 19  # what else the machine has to do goes first
 
 
 def main() -> None:
-    """Derive from standard input; ends with one line and status 2 where that cannot be done."""
-    if sys.platform == "linux":  # nobody waits for it once the process that asked for it has ended
+    """Derive from standard input; an error ends with one line and status 1."""
+    if sys.platform == "linux":  # ends with the process that started it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     folder, (exclusive, shared, length, again) = Path(sys.argv[1]), map(int, sys.argv[2:6])
     if again:

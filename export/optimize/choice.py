@@ -19,7 +19,7 @@ TESTED_IMAGES = 19
 # float32 differ by 1e-6; with unusual weights a transform may lose more.
 MAX_ERROR = 1e-5
 # A graph that is faster by less than this, at one batch size, is not worth its memory.
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 # Threads that spin for a moment need not be woken for the next node, or for a run that follows at once, which
 # takes up to a quarter of a small batch's time. If they spun for longer they would starve image decoding and
 # the event loop, and burn a core while idle.
@@ -40,11 +40,11 @@ def open_variant(file: Path, threads: int, *, prepared: bool = False) -> ort.Inf
 
 
 def cpu_options(threads: int, *, prepared: bool = False) -> ort.SessionOptions:
-    """Options of a session on the CPU, with so many threads and nothing said on standard error."""
+    """Options of a session on the CPU, with this number of threads; it writes nothing to standard error."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    options.log_severity_level = 4  # what fails is raised, too; its own line of it is none of our log's
+    options.log_severity_level = 4  # failures are raised; the log does not need the runtime's own lines
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_DISABLE_ALL if prepared else level.ORT_ENABLE_ALL
     return options
@@ -75,7 +75,7 @@ def choose(milliseconds: Mapping[Variant, Mapping[int, float]]) -> Choice:
     """The variants that together lose least time, each for a range of batch sizes.
 
     The loss at a size is how much slower a variant is than the fastest one. The losses are added up, and
-    each border between two ranges costs LEAST_GAIN.
+    each border between two ranges costs MIN_GAIN.
 
     Args:
         milliseconds: of a batch, by variant and size; every variant has the same sizes.
@@ -85,7 +85,7 @@ def choose(milliseconds: Mapping[Variant, Mapping[int, float]]) -> Choice:
 
     def lost(variants: tuple[Variant, ...]) -> float:
         borders = sum(a != b for a, b in pairwise(variants))
-        return LEAST_GAIN * borders + sum(
+        return MIN_GAIN * borders + sum(
             slower[variant][size] for variant, size in zip(variants, sizes, strict=True)
         )
 

@@ -1,9 +1,8 @@
-"""How long a convolution takes in each of its variants: a model with few numbers, measured once.
+"""Estimate how long a convolution takes in each variant, from a few numbers that were measured once.
 
-It is only asked which tiles may be best and whether a variant can pay at all. Which of the two best tiles is
-used, and which graph for which batch, is measured on the machine itself (`measure`). So the numbers below
-need to be about right in their proportions. They are those of two Zen 3 cores with ONNX Runtime 1.31 on the
-paper's network.
+The estimates only rank tiles and drop variants that cannot gain. Which of the two best tiles and which graph
+runs a batch is measured on the machine itself (`measure`). So only the proportions of the numbers below have
+to be about right. They come from two Zen 3 cores with ONNX Runtime 1.31 and the paper's network.
 """
 
 # C channels in, F channels out
@@ -24,8 +23,8 @@ DIRECT, BETWEEN_CHANNELS, NARROW, MOVED = 80.0, 65.0, 28.0, 8.0
 # Bytes of weights per nanosecond, once a batch. Memory gives less; half of it happens beside the arithmetic.
 WEIGHT_BYTES = 50.0
 NODE_NS = 5000.0  # to start one more node, once a batch
-TOOM_COOK_1D_NODES = 8  # that are there in place of one
-SMALL_BATCH, LARGE_BATCH = 1, 16  # that the variants are meant for
+TOOM_COOK_1D_NODES = 8  # that replace one
+SMALL_BATCH, LARGE_BATCH = 1, 16  # for which the variants are made
 LARGEST_TILE = 6  # beyond it float32 loses too much
 
 

@@ -28,7 +28,7 @@ from export.optimize.rewrite import rewritten
 LARGE_TENSOR_BYTES = 64 * 1024
 ASIDE = ".deriving-"
 TILES = 2  # of the most promising, how many are measured
-MEANT_FOR: Mapping[Variant, Sequence[int]] = {
+MEASURED_SIZES: Mapping[Variant, Sequence[int]] = {
     "toom_cook_1d": (1, 4),
     "toom_cook_2d": (8, 16),
 }  # sizes of batches
@@ -73,7 +73,7 @@ def _derive(
     architecture: CapsNetArchitecture,
     found: Plan | None,
 ) -> Plan:
-    for left in folder.parent.glob(f"{ASIDE}*"):  # by one that was killed: nobody else is at work
+    for left in folder.parent.glob(f"{ASIDE}*"):  # of a process that was killed: the lock is ours
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
@@ -117,7 +117,7 @@ def write_variants(
     # Last, as it takes the weights out of the model.
     files: dict[Variant, Path] = {"plain": prepare(model, folder / "plain.onnx")}
     for variant, found in rivals.items():
-        best = _fastest(found, MEANT_FOR[variant], threads)
+        best = _fastest(found, MEASURED_SIZES[variant], threads)
         for name in files_of(variant):  # a graph names its weights, so both keep their names
             (best.parent / name).rename(folder / name)
         files[variant] = folder / best.name

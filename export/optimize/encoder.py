@@ -126,7 +126,7 @@ def _convolution(weights: _Weights, architecture: CapsNetArchitecture, path: str
 
 
 def _before(model: onnx.ModelProto, name: str) -> list[onnx.NodeProto]:
-    """The nodes before the one of this name, of which there is at least one."""
+    """The nodes before the one of this name, at least one."""
     nodes = list(model.graph.node)
     place = next((place for place, node in enumerate(nodes) if node.name == name), 0)
     if place == 0 or nodes[place].input[0] != nodes[place - 1].output[0]:

@@ -18,7 +18,7 @@ MAX_OTHER_DECISIONS = 2  # per 10,000 images
 MAX_LENGTH_ERROR = 5e-3
 
 GENERATED = 320  # images that are made of a bundle's samples
-MIN_CLEAR = 256  # of them, so many must be decided clearly
+MIN_CLEAR = 256  # so many of them must be decided clearly
 TIE = 1e-3  # of two probabilities no further apart float32 may name either, as by TOLERANCE of the service
 MAX_SHIFT = 2  # pixels
 MIN_CONTRAST = 0.5
@@ -41,7 +41,7 @@ class Agreement:
 
 
 def compare(expected: Floats, found: Floats, objects: int = 1) -> Agreement:
-    """Compare probabilities [N, J] with those expected; a number that is none counts as an infinite error.
+    """Compare probabilities [N, J] with those expected; NaN counts as an infinite error.
 
     Args:
         expected: of the plain graph.
@@ -131,7 +131,7 @@ def check_generated(
 
 
 def variations(samples: Floats, count: int) -> Floats:
-    """So many images, the same every time: samples [N, H, W, C] in turn, shifted, paler and with noise."""
+    """`count` images, the same every time: samples [N, H, W, C] in turn, shifted, paler and with noise."""
     rng = np.random.default_rng(0)
     shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT, (count, 2), endpoint=True)
     images = np.stack([np.roll(samples[n % len(samples)], shift, (0, 1)) for n, shift in enumerate(shifts)])

@@ -12,7 +12,7 @@ gives float32. A tensor that is wanted in its other type is cast, once.
 
 The converters of onnxruntime.transformers and onnxconverter-common are not used because theirs is another
 rule: what they keep in float32 is still rounded to float16 between any two operators, which squashing and
-logits must not be. (With onnxruntime 1.31 the graph is moreover not valid where one operator reads a tensor
+logits must not be. (With onnxruntime 1.31 their graph is also invalid where one operator reads a tensor
 twice or two read the same one.)
 """
 

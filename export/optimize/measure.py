@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 Name = TypeVar("Name")  # of what is measured, such as a variant
 
 SIZES = (1, 2, 4, 8, 16)
-LEAST_BLOCKS, MOST_BLOCKS, MOST_S = 3, 10, 2.0  # for a size of batch; three blocks though they take longer
-LEAST_RUNS, BLOCK_S = 3, 0.04  # in a row, after the first
+MIN_BLOCKS, MAX_BLOCKS, MAX_S = 3, 10, 2.0  # for a size of batch; three blocks though they take longer
+MIN_RUNS, BLOCK_S = 3, 0.04  # in a row, after the first
 CLOSE = 1.05  # times the fastest: to tell such variants apart takes more blocks
 RIVAL = 1.4  # times the fastest: noise might hide that such a variant is faster
 HOPELESS = 2.5  # times the fastest, in the first block already
@@ -50,7 +50,7 @@ class Times(Generic[Name]):
 
     @property
     def waited(self) -> float:
-        """Seconds of waiting in each second of measuring: 0 on idle cores, or where it is not told."""
+        """Seconds of waiting in each second of measuring: 0 on idle cores, or if the system does not say."""
         return self.waited_s / self.took_s if self.took_s else 0.0
 
 
@@ -73,7 +73,7 @@ def measure(
     for size in sizes:
         best: dict[Name, list[float]] = {variant: [] for variant in sessions}  # of each block
         feeds = {"pixels": noise(next(iter(sessions.values())), size)}
-        until = time.perf_counter() + MOST_S
+        until = time.perf_counter() + MAX_S
         while rivals := undecided(best, is_late=time.perf_counter() > until):
             for variant in rivals:
                 between()
@@ -88,21 +88,21 @@ def undecided(best: Mapping[Name, Sequence[float]], *, is_late: bool = False) ->
 
     Args:
         best: the best run of each block so far, by variant.
-        is_late: there is no time for more than LEAST_BLOCKS.
+        is_late: there is no time for more than MIN_BLOCKS.
     """
     blocks = max(map(len, best.values()))
     if blocks == 0:
         return list(best)
     fastest = min(min(found) for found in best.values())
-    limit = fastest * (HOPELESS if blocks < LEAST_BLOCKS else RIVAL)
+    limit = fastest * (HOPELESS if blocks < MIN_BLOCKS else RIVAL)
     rivals = [variant for variant, found in best.items() if min(found) <= limit]
     if len(rivals) == 1:
         return []
-    if blocks < LEAST_BLOCKS:
+    if blocks < MIN_BLOCKS:
         return rivals
     close = [variant for variant in rivals if min(best[variant]) <= CLOSE * fastest]
     is_clear = len(close) == 1 and all(_came_twice(best[variant]) for variant in rivals)
-    return [] if is_late or is_clear or blocks >= MOST_BLOCKS else rivals
+    return [] if is_late or is_clear or blocks >= MAX_BLOCKS else rivals
 
 
 def noise(session: ort.InferenceSession, images: int) -> NDArray[np.float32]:
@@ -114,7 +114,7 @@ def noise(session: ort.InferenceSession, images: int) -> NDArray[np.float32]:
 
 
 def _came_twice(best: Sequence[float]) -> bool:
-    """Two blocks agree upon the best run."""
+    """Whether two blocks agree on the best run."""
     first, second = sorted(best)[:2]
     return second <= CLOSE * first
 
@@ -126,7 +126,7 @@ def _block(
     with _other_workers(session, feeds, workers - 1):
         session.run(None, feeds)  # its weights come back into the caches; memory is set aside
         began, waited_s, best, runs = time.perf_counter(), _waited_s(), math.inf, 0
-        while runs < LEAST_RUNS or time.perf_counter() < began + BLOCK_S:
+        while runs < MIN_RUNS or time.perf_counter() < began + BLOCK_S:
             before = time.perf_counter()
             session.run(None, feeds)
             best = min(best, time.perf_counter() - before)
@@ -140,7 +140,7 @@ def _block(
 def _other_workers(
     session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], workers: int
 ) -> Iterator[None]:
-    """Run the same batch on so many other workers meanwhile, again and again."""
+    """Meanwhile, run the same batch again and again on other threads."""
     is_over = Event()
 
     def run() -> None:
@@ -159,7 +159,7 @@ def _other_workers(
 
 
 def _waited_s() -> float:
-    """How long the threads that there are have waited for a core, all together; 0 where that is not told."""
+    """How long all threads together have waited for a core; 0 where the system does not say."""
     waited_ns = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError):  # the thread has ended

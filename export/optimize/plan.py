@@ -1,6 +1,6 @@
-"""Which variant of a graph runs which batch: what was derived and measured, as it is kept in a folder.
+"""A plan: which variant of a graph runs which batch, kept in a folder beside the graphs.
 
-Reading it takes no onnx, so a service that finds its plan made has nothing else to import.
+Reading a plan takes no onnx, so a service that finds one in its cache imports nothing else.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from export.contract.architecture import CapsNetArchitecture
 Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d"]
 
 FILE = "plan.json"
-MAX_WORKERS = 4  # batches that a service runs side by side, at most
+MAX_WORKERS = 4  # batches that a service runs side by side
 MAX_WAITED = 0.1  # on idle cores threads wait for less than a hundredth of the time
 
 
@@ -41,12 +41,12 @@ class Choice(BaseModel):
     def _borders_lie_between_variants(self) -> "Choice":
         if len(self.borders) != len(self.variants) - 1 or any(a >= b for a, b in pairwise(self.borders)):
             raise ValueError(
-                f"{len(self.variants)} variants need a border less, ascending; got {self.borders}"
+                f"{len(self.variants)} variants need one border fewer, ascending; got {self.borders}"
             )
         return self
 
     def variant(self, images: int) -> Variant:
-        """The one for so many images."""
+        """The variant for a batch of so many images."""
         return self.variants[bisect_left(self.borders, images)]
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ PLAIN = Plan(
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan in a folder, or None where there is none or its files are not those that were written."""
+    """The plan in a folder; None if there is none, or if its files have changed."""
     try:
         plan = Plan.model_validate_json((folder / FILE).read_bytes())
         if plan.sha256.keys() != {

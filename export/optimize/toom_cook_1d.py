@@ -1,6 +1,6 @@
-"""A convolution with its rows transformed: a drop-in for a Conv node that pays from one image on.
+"""A convolution with its rows transformed: it replaces a Conv node and is faster even for one image.
 
-Along the rows it is Toom and Cook's (`strided`), along the columns it stays what it was. In between stand n
+Along the rows it uses Toom and Cook's algorithm (`strided`), along the columns it is direct. In between are n
 independent convolutions of 1 x k filters, one per product: one Conv node with n groups, which a runtime
 computes with the kernels and the memory layout that it has for convolutions. For m of m rows of outputs,
 kernel k, stride s, that is n / (m k) of the multiplications: 19 of 54 for k = 9, s = 2, m = 6.

@@ -3,7 +3,7 @@
 Nearly all arithmetic of a CapsNet is PrimaryCapsules' convolution. Transformed along rows and columns
 (`strided`), each of its n_h n_w products is a matrix product of all channels, weights [F', F] times
 [F, tiles * B]: 361 of them for the paper's network, whose 6 x 6 outputs make one tile, instead of 36 x 81.
-What there is around it decides whether that is a gain, so the data is laid out for it from the pixels on:
+The steps around it decide whether that is a gain, so the data is laid out for it from the pixels on:
 
 1. Conv1 is computed where the transform wants its outputs, tile by tile and in the order of its columns:
    its patches are gathered from the pixels, which is cheap with few image channels. Nothing is moved later.

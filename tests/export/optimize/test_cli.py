@@ -38,4 +38,4 @@ def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
 
 def test_a_number_of_threads_below_0_is_refused(capsys):
     said = failure(capsys, str(SHIPPED), "--threads", "-1")
-    assert "0 for as many as there are CPUs; got -1" in said
+    assert "--threads must be at least 0 (0: one per CPU), got -1" in said

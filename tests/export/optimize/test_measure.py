@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.optimize.measure import LEAST_BLOCKS, LEAST_RUNS, MOST_BLOCKS, measure, undecided
+from export.optimize.measure import MAX_BLOCKS, MIN_BLOCKS, MIN_RUNS, measure, undecided
 from export.optimize.plan import MAX_WAITED
 
 tells_waiting = pytest.mark.skipif(
@@ -54,9 +54,9 @@ def test_each_variant_runs_many_times_in_a_row_and_the_variants_take_turns():
     names = [name for name, _, _ in recorded([1]) if name != "decoder"]
     blocks = [(name, len(list(runs))) for name, runs in groupby(names)]
     assert {blocks[0][0], blocks[1][0]} == {"plain", "toom_cook_1d"}
-    assert all(runs > LEAST_RUNS for _, runs in blocks)
+    assert all(runs > MIN_RUNS for _, runs in blocks)
     for variant in ("plain", "toom_cook_1d"):
-        assert sum(name == variant for name, _ in blocks) >= LEAST_BLOCKS
+        assert sum(name == variant for name, _ in blocks) >= MIN_BLOCKS
 
 
 def test_between_two_blocks_the_decoder_runs():
@@ -107,7 +107,7 @@ def test_a_time_that_came_only_once_is_not_trusted():
     assert undecided({"plain": [1.0, 1.9, 1.8], "toom_cook_1d": [1.3, 1.3, 1.3]}) == ["plain", "toom_cook_1d"]
 
 
-@pytest.mark.parametrize(("blocks", "is_late"), [(MOST_BLOCKS, False), (LEAST_BLOCKS, True)])
+@pytest.mark.parametrize(("blocks", "is_late"), [(MAX_BLOCKS, False), (MIN_BLOCKS, True)])
 def test_two_that_stay_close_are_measured_no_longer_than_that(blocks, is_late):
     assert undecided({"plain": [1.0] * blocks, "toom_cook_1d": [1.0] * blocks}, is_late=is_late) == []
 
