@@ -75,7 +75,7 @@ def _fit(options: argparse.Namespace) -> int:
         if processes.first:
             alone, together_ = "capsnet-train", f"torchrun --nproc-per-node {processes.count} -m training.cli"
             command = f"{alone if processes.count == 1 else together_} fit --out {options.out} --resume"
-            print(f"stopped at step {trainer.progress.step}; go on with: {command}")
+            print(f"stopped at step {trainer.progress.step}; continue with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
         print(_finished(options.out, trainer.progress))
@@ -83,17 +83,17 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _finished(run: Path, progress: "Progress") -> str:
-    """What a finished run has come to by what was held out of it; the test set stays untouched."""
+    """A finished run's validation error; the test set stays untouched."""
     found = f"finished at step {progress.step}: "
     if progress.best_error_percent is None:
-        found += "nothing was held out, the last weights are the result"
+        found += "no images were held out, so the last weights are the result"
     else:
         found += f"validation error {progress.best_error_percent:.2f} % at step {progress.best_step}"
     return f"{found}; capsnet-train evaluate {run} measures it on the test set"
 
 
 def _configuration(options: argparse.Namespace) -> RunConfig:
-    """Of a new run, or of the one to go on with, which changes nothing of it."""
+    """The configuration of a new run, or of the run to resume, which options cannot change."""
     from training.runs import run_config
 
     changes = {name: getattr(options, name) for name in CHANGES if getattr(options, name) is not None}
@@ -101,14 +101,14 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
         return run_config.begin(options.out, images=options.images, **changes)
     if changes:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
-        raise ValueError(f"{named}: a resumed run keeps what it was started with")
+        raise ValueError(f"{named}: a resumed run keeps the values that it was started with")
     return run_config.resume(options.out, options.images)
 
 
 def _train(
     options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
 ) -> tuple["Trainer", bool]:
-    """Train, alone or with others; gives the trainer and whether the run is finished."""
+    """Train, in one or several processes; gives the trainer and whether the run is finished."""
     from training.data.batches import training_batches
     from training.fit.loop import Limits
     from training.fit.session import training_session
@@ -134,7 +134,7 @@ def _without_preset(config: RunConfig, train: "Batches") -> str:
 
     hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimizer.epochs
     return (
-        f"no --preset is named: {config.preset}, whose {config.optimizer.epochs} epochs take about "
+        f"no --preset given: {config.preset}, whose {config.optimizer.epochs} epochs take about "
         f"{_duration(config.optimizer.epochs * hours)} on this CPU; --preset {SHORT_PRESET} trains the same "
         f"network in {short}, about {_duration(short * hours)}"
     )
@@ -168,7 +168,7 @@ def _experiment(options: argparse.Namespace) -> int:
 
 
 def _run_all_experiments(options: argparse.Namespace) -> None:
-    """Run every experiment whose data is there; say at the end which were left out."""
+    """Run every experiment whose data is available; say at the end which were left out."""
     from training.experiments.run import MeasuredInPartError
 
     in_part: list[str] = []
@@ -180,14 +180,14 @@ def _run_all_experiments(options: argparse.Namespace) -> None:
             print(f"{name}: {error}", file=sys.stderr)
             (in_part if isinstance(error, MeasuredInPartError) else skipped).append(name)
         except (ValueError, OSError):
-            print(f"{name} ends with an error:", file=sys.stderr)
+            print(f"{name} failed:", file=sys.stderr)
             raise
     if in_part:
-        print(f"measured in part, as some of their data is not there: {', '.join(in_part)}")
+        print(f"measured in part, because some of their data is missing: {', '.join(in_part)}")
     if skipped:
-        print(f"skipped, as their data is not there: {', '.join(skipped)}")
+        print(f"skipped, because their data is missing: {', '.join(skipped)}")
     if len(skipped) == len(EXPERIMENTS):
-        raise ValueError("there is no data for any experiment")
+        raise ValueError("no experiment has its data")
 
 
 def _form(name: str, quick: bool) -> str:
@@ -195,7 +195,7 @@ def _form(name: str, quick: bool) -> str:
 
 
 def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
-    """An experiment, its report printed."""
+    """Run an experiment and print its report."""
     from training.experiments.run import run_experiment
     from training.experiments.runner import Runner
 
@@ -203,7 +203,7 @@ def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
     try:
         report = run_experiment(name, runner, options.quick, options.on)
     except KeyboardInterrupt:
-        print(f"stopped; the same command goes on where {name} was")
+        print(f"stopped; the same command continues {name}")
         raise
     print(f"{report.read_text()}\nwrote {report}")
 

@@ -76,7 +76,7 @@ def test_a_checkpoint_says_where_it_comes_from(tiny_run):
 
 def test_max_minutes_ends_with_a_checkpoint_and_status_0(tmp_path, capsys):
     assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--max-minutes", "0.0001") == 0
-    assert "go on with: capsnet-train fit --out" in capsys.readouterr().out
+    assert "continue with: capsnet-train fit --out" in capsys.readouterr().out
     assert checkpoint.newest_checkpoint(tmp_path / "run") is not None
     assert not (tmp_path / "run" / "result.json").exists()
 
@@ -90,7 +90,7 @@ def test_without_a_preset_a_cpu_is_told_how_long_it_will_take_and_what_is_shorte
     run = tmp_path / "run"
     assert status("fit", *arguments, "--out", run, "--max-minutes", "1e-9", "--device", "cpu") == 0
     told = re.search(
-        r"no --preset is named: mnist, whose 6 epochs take about \d+ minutes on this CPU; "
+        r"no --preset given: mnist, whose 6 epochs take about \d+ minutes on this CPU; "
         r"--preset mnist-short trains the same network in 4, about \d+ minutes",
         capsys.readouterr().err,
     )
@@ -159,13 +159,13 @@ def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path,
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys):
     run = stored_run(tmp_path / "run")
     assert status("fit", "--preset", "drawn", "--out", run) == 2
-    assert "holds a run already; go on with --resume" in capsys.readouterr().err
+    assert "already holds a run; continue it with --resume" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_what_it_was_started_with(tmp_path, capsys):
     run = stored_run(tmp_path / "run")
     assert status("fit", "--out", run, "--resume", "--seed", "3") == 2
-    assert "--seed: a resumed run keeps what it was started with" in capsys.readouterr().err
+    assert "--seed: a resumed run keeps the values that it was started with" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

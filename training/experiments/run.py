@@ -77,7 +77,7 @@ def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None
                 _give_up(runner.out)
                 raise
             report = write_report(runner.out)
-            raise MeasuredInPartError(f"measured in part, see {report}; for the rest {missing}") from None
+            raise MeasuredInPartError(f"measured in part, see {report}; the rest: {missing}") from None
         _write_claim(runner.out, replace(claim, finished=on is None))
         return write_report(runner.out)
 

@@ -109,7 +109,7 @@ class _Losses(nn.Module):
         *images, margin = shown
         batch = Batch(*images)
         device = batch.pixels.device.type
-        # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them for ever.
+        # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them forever.
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
             found = compute_losses(self.model, batch, self.config, margin)
         return found.classification, found.reconstruction

@@ -170,7 +170,7 @@ def refuse_a_run(folder: Path) -> None:
         ValueError: the folder holds a checkpoint.
     """
     if newest_checkpoint(folder):
-        raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --out")
+        raise ValueError(f"{folder} already holds a run; continue it with --resume, or choose another --out")
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a run starts with: the configuration of a new one, or that of the one to go on with."""
+"""What a run starts with: the configuration of a new run, or of the run to resume."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def begin(
 
 
 def resume(out: Path, images: Path | None = None) -> RunConfig:
-    """The configuration of a run to go on with.
+    """The configuration of a run to resume.
 
     Args:
         out: the run's folder.
@@ -66,7 +66,7 @@ def resume(out: Path, images: Path | None = None) -> RunConfig:
     """
     config = checkpoint.read_config(out)
     if checkpoint.newest_checkpoint(out) is None:
-        raise ValueError(f"{out} has no checkpoint to go on from; start it without --resume")
+        raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
     return find_again(config, images, out)
 
 

@@ -30,8 +30,8 @@ def all_quick(folder: Path) -> list[object]:
 def test_experiments_without_their_data_are_named_with_what_downloads_it(tmp_path, capsys):
     assert status(*all_quick(tmp_path)) == 2
     printed = capsys.readouterr()
-    assert f"skipped, as their data is not there: {', '.join(EXPERIMENTS)}" in printed.out
-    assert "there is no data for any experiment" in printed.err
+    assert f"skipped, because their data is missing: {', '.join(EXPERIMENTS)}" in printed.out
+    assert "no experiment has its data" in printed.err
     for name, data in (("table1", "mnist"), ("smallnorb", "smallnorb"), ("svhn", "svhn")):
         assert f"{name}: " in printed.err
         assert f"capsnet-train download {data} --data {tmp_path / 'data'}" in printed.err
@@ -44,7 +44,7 @@ def test_an_experiment_that_fails_for_another_reason_ends_all_with_its_error(tmp
             file = tmp_path / "data" / "mnist" / f"{prefix}-{kind}-ubyte.gz"
             file.write_bytes(gzip.compress(b"no IDX file"))
     assert status(*all_quick(tmp_path)) == 2
-    assert re.search("table1 ends with an error:\n.* is not an IDX file", capsys.readouterr().err)
+    assert re.search("table1 failed:\n.* is not an IDX file", capsys.readouterr().err)
 
 
 def on(folder: Path, name: str, data: str) -> list[object]:
@@ -91,9 +91,9 @@ def test_what_a_part_of_the_data_is_there_for_is_reported_in_part(
     assert status(*all_quick(tmp_path)) == 0
     printed = capsys.readouterr()
     report = tmp_path / "out" / "routing-quick" / "report.md"
-    assert "measured in part, as some of their data is not there: routing\n" in printed.out
-    assert "skipped, as their data is not there: svhn\n" in printed.out
-    assert f"routing: measured in part, see {report}; for the rest none of" in printed.err
+    assert "measured in part, because some of their data is missing: routing\n" in printed.out
+    assert "skipped, because their data is missing: svhn\n" in printed.out
+    assert f"routing: measured in part, see {report}; the rest: none of" in printed.err
     assert "capsnet-train download cifar10" in printed.err
     assert "**In part**" in report.read_text()
     assert "Figure A.1" in report.read_text()

@@ -41,7 +41,7 @@ def test_while_another_process_trains_its_checkpoints_are_not_read(tiny_run, tmp
 
 
 def test_a_run_that_another_process_has_begun_meanwhile_is_not_written_over(stopped):
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         train(stopped, LONGER, new=True)
     assert checkpoint.read_config(stopped) == CONFIG
 

@@ -166,7 +166,7 @@ def sit(sitting: Sitting, part: Path) -> None:
     """Take the pictures of a sitting, and put them where they belong.
 
     The process that takes them writes them: stopped while it sends so much to its parent, it would leave that
-    waiting for the rest for ever.
+    waiting for the rest forever.
 
     Args:
         sitting: one of `sittings`.
