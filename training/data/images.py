@@ -37,7 +37,7 @@ class Images:
 
 
 def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
-    """Part the images for training from those for validation, by a seeded permutation.
+    """Split images into training and validation, by a seeded permutation.
 
     Returns:
         What is left to train on, and `count` images to validate on.
@@ -52,10 +52,10 @@ def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
 
 
 def hold_out_toys(split: ToySplit, count: int, seed: int) -> tuple[Images, Images]:
-    """Part toys for training from those for validation: one toy of each category, chosen by the seed.
+    """Split toys into training and validation, which gets one toy of each category, chosen by the seed.
 
-    The networks are measured on toys that they have never seen. A picture of a toy that is trained on from
-    other sides would say little about that.
+    Networks are measured on toys that they were not trained on. Other views of a toy that they were trained
+    on would say little about that.
 
     Returns:
         All pairs of the other toys, to train on, and `count` pairs of those held out, both in random order.

@@ -9,10 +9,10 @@ ALL = slice(None)
 
 
 class RandomChoices(NamedTuple):
-    """Random choices for each image of a batch, of which a process may learn from a part alone.
+    """Random choices for each image of a batch, of which a process may train on a part.
 
-    All are drawn, and those of the part are given out. So an image is changed in the same way however many
-    processes share its batch, and each of them changes its own images only.
+    They are made for the whole batch, and those of the part are returned. So an image is changed in the same
+    way however many processes share its batch.
 
     Attributes:
         generator: on the device where the images are.

@@ -1,4 +1,4 @@
-"""What every reader of a data set gives."""
+"""What every reader of a data set returns."""
 
 # N images, H and W height and width, C channels
 

@@ -1,4 +1,4 @@
-"""Familiar viewpoints, which are trained on, and novel ones (Sec. 5.1, Hinton et al. 2018)."""
+"""Familiar viewpoints, which networks are trained on, and novel ones (Sec. 5.1, Hinton et al. 2018)."""
 
 # N stereo pairs
 

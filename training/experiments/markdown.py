@@ -27,7 +27,7 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
 
 
 def difference(values: Sequence[float], paper: float | None, digits: int = 2) -> str:
-    """Of the mean to the paper's number, with its sign; blank where there is none."""
+    """The mean's difference to the paper's number, with its sign; blank without one."""
     return f"{mean(values) - paper:+.{digits}f}" if values and paper is not None else ""
 
 
@@ -47,7 +47,7 @@ def counts(values: Iterable[int]) -> str:
 
 
 def origins(rows: Sequence[Row]) -> str:
-    """How the rows came about: networks, commands, seeds, hardware and hours."""
+    """The rows' origins: networks, commands, seeds, hardware and hours."""
     networks = {row["network"]: row for row in rows if "network" in row}.values()
     hours = sum(row["hours"] for row in networks)
     facts = {

@@ -1,8 +1,7 @@
-"""The convolutional networks that the two papers compare theirs with: wiring only.
+"""The convolutional baselines of the two papers: wiring only.
 
 https://arxiv.org/abs/1710.09829, Sec. 5, 5.2 and 6.1; https://openreview.net/forum?id=HJWLfGWRb, Sec. 5.
-Convolutions keep the size of their maps (SAME padding): with any other the papers' parameter counts do not
-come out.
+Convolutions keep the size of their maps (SAME padding); only this gives the papers' parameter counts.
 """
 
 # B batch, C image channels, H and W image height and width, J classes

@@ -18,11 +18,11 @@ VOTE_WEIGHT_STD = 0.1  # of the official code; 1.0 saturates the squash, 0.01 st
 
 
 class Classified(NamedTuple):
-    """What a capsule network says of images.
+    """A capsule network's answers to images.
 
     Attributes:
-        poses: of each class's capsule, [B, J, D].
-        probabilities: that something of the class is there, each for itself, 0 to 1, [B, J].
+        poses: of the class capsules, [B, J, D].
+        probabilities: of each class, independently, 0 to 1, [B, J].
     """
 
     poses: Tensor
@@ -48,7 +48,7 @@ class RoutingByAgreement(nn.Module):
         """Set the parameters of routing.
 
         Args:
-            iterations: how often agreement is taken into account, at least 1.
+            iterations: of routing, at least 1.
             none_of_the_above: the softmax has one more logit, always 0, that no upper capsule receives.
             priors: initial logits, learned, [J, I]; None means 0, all upper capsules equally likely.
             bias: added to the upper capsules before the squash, learned, [J, D]; None means 0.
@@ -75,7 +75,7 @@ class RoutingByAgreement(nn.Module):
             if iteration < self.iterations:  # the last logits are not used
                 a = self.agreement(u_hat, v)  # [B, J, I]
                 name_in_graph(a=a)
-                b = b + a  # from here on each example has logits of its own
+                b = b + a  # from here on, each example has its own logits
         return v
 
     def first_logits(self, u_hat: Tensor) -> Tensor:

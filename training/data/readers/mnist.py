@@ -1,4 +1,4 @@
-"""MNIST and what shares its format, as Fashion-MNIST does: four IDX files, gzip-compressed or plain.
+"""MNIST, and data sets in its format such as Fashion-MNIST: four IDX files, gzip-compressed or plain.
 
 IDX, as http://yann.lecun.com/exdb/mnist/ described it: two zero bytes, a byte for the type (0x08:
 unsigned byte), a byte for the number of dimensions, each dimension as a big-endian uint32, the data.

@@ -1,9 +1,9 @@
 """Digits in a 40x40 frame: shifted, to train on, and affinely transformed, to test on (Sec. 5.2).
 
 Sabour et al. 2017 train on MNIST digits placed at random in the frame and test on affNIST, whose digits are
-turned, sheared and scaled as well. What is made here follows the description of affNIST
-(https://www.cs.toronto.edu/~tijmen/affNIST/), but the files of affNIST are other images: the two sets have
-different names, and results on one are none on the other.
+turned, sheared and scaled as well. The images made here follow affNIST's description
+(https://www.cs.toronto.edu/~tijmen/affNIST/) but are not affNIST's: the two sets have different names, and
+results on one do not hold for the other.
 """
 
 # N images, B batch, C channels, H and W height and width; positions are (x, y) from the center, in pixels

@@ -1,7 +1,7 @@
 """MultiMNIST: two digits of different classes laid over each other (Sec. 6, Sabour et al. 2017).
 
-Nothing is stored: pairs are made in batches, on the device where the digits lie. For training they are drawn
-anew at every step; the test set is the same each time it is made.
+Nothing is stored: pairs are made in batches, on the digits' device. For training they are random at every
+step; the test set is the same each time.
 """
 
 # N images, B batch, C channels, H and W height and width, J classes

@@ -1,8 +1,8 @@
-"""The predictions of lower capsules, never written down: what routing asks of them, from their two factors.
+"""The predictions of lower capsules, kept as their two factors and never computed as a whole.
 
-A prediction u_hat_j|i = W_ij u_i has as many elements as all its lower capsule's matrices have rows: 94 MB
-for 128 images of MNIST, which routing would go through five times, and its gradients as often again. It only
-ever wants two things, which come from the factors u and W (24 times smaller) in a product for each j:
+The predictions u_hat_j|i = W_ij u_i of 128 MNIST images take 94 MB, which routing would read five times, and
+as often again for gradients. It needs only two things of them, which come from the factors u and W (24 times
+smaller) in one product for each j:
 
     s_j  = sum over i of c_ij u_hat_j|i = sum over i, e of (c_ij u_ie) W_ije      weighted sum
     a_ij = u_hat_j|i . v_j              = sum over e of u_ie (W_ije . v_j)        agreement

@@ -4,14 +4,13 @@ Along one axis, m outputs of a filter g are made with few products as
 
     y = result ((filter g) * (inputs x)),        * elementwise,
 
-with the matrices of export/fast_convolution/strided.py. More outputs than m are made tile by tile; for two
-axes it is done along rows and along columns. For the 6 x 6 outputs of 9 x 9 taps and stride 2 in tiles of 3
-there are 13 products in a tile along each axis, and a pair of channels takes 4 * 13 * 13 = 676
+with the matrices of export/fast_convolution/strided.py. More than m outputs are computed tile by tile, and
+two axes along rows and along columns. For the 6 x 6 outputs of 9 x 9 taps and stride 2 in tiles of 3 there are
+13 products in a tile along each axis, and a pair of channels takes 4 * 13 * 13 = 676
 multiplications instead of 6 * 6 * 81 = 2916.
 
-What is left to do between channels is one matrix product for every pair of points. Its gradients are matrix
-products as well, and the three transforms are linear, so that going backward means going through transposed
-transforms: dx = inputs' (W' (result' dy)), dg = filter' ((result' dy) * (inputs x)).
+Between channels, one matrix product remains for every pair of points. Its gradients are matrix products as
+well, and the three transforms are linear, so the backward pass applies the transposed transforms: dx = inputs' (W' (result' dy)), dg = filter' ((result' dy) * (inputs x)).
 
 Images and channels lie last in memory, [H, W, B, C]: then every transform is a small matrix times a wide one.
 """

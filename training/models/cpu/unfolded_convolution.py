@@ -1,8 +1,8 @@
 """A convolution of few channels and its ReLU as matrix products, row by row, for training on a CPU.
 
-The first layer reads one channel or three, and gives hundreds, at more positions than any other layer: what
-it costs is not to compute its result but to walk through it, once for each operator. So here a row of outputs
-is taken from patches to ReLU, and back, while it is in the cache, and nothing is kept but the result.
+The first layer turns one or three channels into hundreds, at more positions than any other layer. Its cost is
+not the arithmetic but reading and writing the result once per operator. So each row of outputs goes from
+patches to ReLU, and back, while it is in the cache, and only the result is kept.
 """
 
 # B images, C channels in, O channels out, H rows, W columns, K kernel rows and columns
