@@ -5,14 +5,16 @@ Along one axis, m outputs of a filter g are made with few products as
     y = result ((filter g) * (inputs x)),        * elementwise,
 
 with the matrices of export/fast_convolution/strided.py. More than m outputs are computed tile by tile, and
-two axes along rows and along columns. For the 6 x 6 outputs of 9 x 9 taps and stride 2 in tiles of 3 there are
-13 products in a tile along each axis, and a pair of channels takes 4 * 13 * 13 = 676
-multiplications instead of 6 * 6 * 81 = 2916.
+two axes along rows and along columns. For the 6 x 6 outputs of 9 x 9 taps and stride 2 in tiles of 3 there
+are 13 products in a tile along each axis, and a pair of channels takes 4 * 13 * 13 = 676 multiplications
+instead of 6 * 6 * 81 = 2916.
 
 Between channels, one matrix product remains for every pair of points. Its gradients are matrix products as
-well, and the three transforms are linear, so the backward pass applies the transposed transforms: dx = inputs' (W' (result' dy)), dg = filter' ((result' dy) * (inputs x)).
+well, and the three transforms are linear, so the backward pass applies the transposed transforms: dx =
+inputs' (W' (result' dy)), dg = filter' ((result' dy) * (inputs x)).
 
-Images and channels lie last in memory, [H, W, B, C]: then every transform is a small matrix times a wide one.
+Images and channels lie last in memory, [H, W, B, C]: then every transform is a small matrix times a wide
+one.
 """
 
 # B images, C channels in, O channels out, H rows, W columns; along rows S tiles, P points and M outputs in a
