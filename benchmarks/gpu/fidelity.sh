@@ -57,7 +57,7 @@ status=0
 "$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"} || status=$?
 if [ "$status" != 0 ] && [ "$status" != 130 ]; then exit "$status"; fi # 130: stopped, with a checkpoint
 
-best=$("$python" -c "from pathlib import Path; from training import checkpoint
+best=$("$python" -c "from pathlib import Path; from training.runs import checkpoint
 import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
 files=(config.json log.jsonl "checkpoints/$best/model.safetensors" "checkpoints/$best/progress.json")
 for measured in result.json measured.jsonl; do # once `capsnet-train evaluate` has been asked

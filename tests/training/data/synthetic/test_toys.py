@@ -41,8 +41,8 @@ COMMAND = ("-m", "training.cli", "make", "toys", "--data")
 TEN_TOYS = """
 import sys
 from pathlib import Path
-from training.data.toys.conditions import Conditions
-from training.data.toys.make import make
+from training.data.synthetic.toys.conditions import Conditions
+from training.data.synthetic.toys.make import make
 make(Path(sys.argv[1]), Conditions(train=(4,), test=(0,)), processes=2)
 """
 toy = functools.cache(new_toy)
@@ -412,5 +412,15 @@ def test_toys_are_trained_on_as_smallnorb_is(root):
 
 
 def test_toys_have_smallnorbs_classes_and_pictures_that_are_taken_as_they_are():
-    assert DATASETS["toys"] == DATASETS["smallnorb"]
-    assert DATASETS["toys"].class_names == CLASS_NAMES
+    toys, smallnorb = DATASETS["toys"], DATASETS["smallnorb"]
+    facts = (
+        "class_names",
+        "polarity",
+        "placement",
+        "image_size",
+        "channels",
+        "tells_viewpoint",
+        "composition",
+    )
+    assert [getattr(toys, fact) for fact in facts] == [getattr(smallnorb, fact) for fact in facts]
+    assert toys.class_names == CLASS_NAMES
