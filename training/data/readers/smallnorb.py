@@ -4,7 +4,7 @@ Three binary matrices per split, gzip-compressed or plain: `dat`, bytes [N, 2, 9
 `info`, integers [N, 4]. A matrix is little-endian: a magic number that tells its type, its number of
 dimensions, each dimension (three are stored at least), the data.
 
-`toys`, which the repository renders (`training/data/synthetic/toys`), has the same format under its own names.
+`toys`, which the repository renders (`training/data/synthetic/toys`), has the same format, but other names.
 """
 
 # N stereo pairs, H and W height and width, C views
