@@ -95,6 +95,10 @@ def test_the_readme_runs_each_kind_of_block():
     )
 
 
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
 def test_a_block_that_fails_is_noticed(shared, port, tmp_path):
     reader = Reader(tmp_path / "reader", shared, port)
     for text in (
