@@ -1,9 +1,12 @@
 """The encoder with both axes transformed gives what the plain graph gives, whatever the options are."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 
+from export.optimize.choice import MAX_ERROR
 from export.optimize.toom_cook_2d import toom_cook_2d
 from tests.support.random_encoders import (
     CONFIGURATIONS,
@@ -47,6 +50,12 @@ def test_every_option_gives_the_plain_graphs_outputs(name):
 @pytest.mark.parametrize("tile", [(3, 2), (5, 5), (4, 3)])
 def test_other_kernels_and_strides_give_the_plain_graphs_outputs(tile):
     assert largest_difference(oblong_parts(), tile) < TOLERANCE
+
+
+def test_another_number_of_iterations_than_the_graphs_shows_in_the_outputs():
+    """So a manifest that states it wrongly gets no faster graph."""
+    encoder = replace(encoder_parts("the paper's"), iterations=2)
+    assert largest_difference(encoder, TILE) > MAX_ERROR
 
 
 # exp overflows in float32 beyond 88, and is 0 below -103.

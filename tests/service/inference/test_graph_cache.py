@@ -127,6 +127,7 @@ def test_a_variant_that_loses_too_much_by_its_transform_is_not_used(tmp_path):
         {"sha256": {"../../somewhere/else": "0" * 64}},
         {"shared": {"variants": ["plain", "plain"], "borders": [-5]}},
         {"shared": {"variants": ["none such"], "borders": []}},
+        {"alone": {"forms": ["one_axis"], "borders": []}},  # as plans were written once
     ],
 )
 def test_a_plan_that_was_not_written_by_us_is_none(encoder, cache, tmp_path, change):
