@@ -67,7 +67,7 @@ class GraphQueue:
         """Move the slices of one batch from the head of the queue.
 
         A job that fits a batch is not split. The job of the last slice may have images left; it is no longer
-        in the queue.
+        in the queue, and its images do not count as waiting until it is put again.
 
         Args:
             batch: empty; gets them one by one, so that none is lost if the thread dies.
@@ -77,14 +77,13 @@ class GraphQueue:
         room = max_images
         while self.jobs and room:
             job = self.jobs[0]
-            if is_wanted(job):
-                if room < job.images <= max_images:
-                    break
+            is_taken = is_wanted(job)
+            if is_taken and room < job.images <= max_images:
+                break
+            self.waiting -= job.left  # all of it: the rest counts again when it is put back
+            if is_taken:
                 batch.append(job.take(min(room, job.left)))
                 room -= batch[-1].images
-                self.waiting -= batch[-1].images
-            else:
-                self.waiting -= job.left
             self.jobs.popleft()
 
     def clear(self) -> list[Job]:

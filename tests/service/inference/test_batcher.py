@@ -134,6 +134,31 @@ def test_a_request_larger_than_a_batch_is_split_and_put_together_again():
     asyncio.run(scenario())
 
 
+def test_nothing_waits_after_requests_larger_than_a_batch():
+    async def scenario() -> None:
+        with closing(make_batcher(workers=2)) as batcher:
+            graph = Doubling()
+            for _ in range(4):  # as many images in all as the queue holds thrice
+                await asyncio.gather(*(graph.submit(batcher, images(*range(n))) for n in (45, 3, 30)))
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_rest_of_a_large_request_counts_once_as_waiting():
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            graph.gate.clear()
+            task = asyncio.create_task(graph.submit(batcher, images(*range(20))))
+            await started(graph.started.is_set)
+            assert batcher.waiting_images == 12
+            graph.gate.set()
+            await task
+
+    asyncio.run(scenario())
+
+
 def test_different_graphs_do_not_share_a_batch():
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
