@@ -14,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
-from export.optimize.half_precision import half_precision
+from export.optimize.half_precision import check_architecture, half_precision
 from service.inference.gpu_session import NO_RECORDING, GpuSession, Slot
 from service.inference.providers import PROVIDERS, cuda_options, tensorrt_options
 
@@ -170,6 +170,8 @@ def _session(
         ort.preload_dlls()
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    if half:
+        check_architecture(setup.manifest.architecture)
     graph = half_precision(setup.encoder) if half else setup.encoder
     session = ort.InferenceSession(graph.SerializeToString(), options, providers=providers, enable_fallback=0)
     if session.get_providers()[0] != first:
