@@ -140,11 +140,10 @@ class _Writer(QueueListener):
         if lost := self._handler.lost - self._lost_told:
             self._lost_told += lost
             self.handle(_record_of_loss(lost))
-        left = bytes(self._lines)
-        self._lines.clear()
-        with suppress(OSError):  # there is nobody to report it to
+        left, self._lines = self._lines, bytearray()
+        with suppress(OSError, MemoryError):  # there is nobody to report it to, or no memory to do it with
             while left:
-                left = left[os.write(self._descriptor, left) :]
+                del left[: os.write(self._descriptor, left)]
 
 
 @contextmanager

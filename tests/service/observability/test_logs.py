@@ -17,6 +17,7 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from export.contract.pictures import PictureError, read_picture
+from service.observability import logs
 from service.observability.logs import LINES_WAITING, JsonLine, LineHandler, TextLine, logging_to_stderr
 from tests.support.live_service import wait_until
 
@@ -168,6 +169,21 @@ def test_a_reader_that_went_away_disturbs_nobody():
         for _ in range(3):
             logger.info("to nobody")
             wait_until(logger.handlers[0].queue.empty)
+
+
+def test_a_lack_of_memory_costs_lines_and_not_those_after_it(tmp_path, monkeypatch):
+    failures = iter([MemoryError, OSError])
+
+    def write(descriptor: int, lines: bytearray, write=os.write) -> int:
+        if b"again" in lines and (failure := next(failures, None)):
+            raise failure
+        return write(descriptor, lines)
+
+    monkeypatch.setattr(logs.os, "write", write)
+    path = tmp_path / "log"
+    with path.open("wb") as file, logger_to(file.fileno()) as logger:
+        wait_until(lambda: logger.info("again") or path.read_bytes())
+    assert b'"message":"again"' in path.read_bytes()
 
 
 def test_everything_that_logs_comes_out_in_one_format(capfd):
