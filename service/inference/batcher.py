@@ -39,7 +39,7 @@ from service.inference.jobs import Arrays, Job, Slice, deliver, join
 from service.observability.metrics import ModelMetrics
 
 RECENT_S = 0.05  # about the time of a large batch: clients that it answers are back by then
-BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch
+BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch; RECENT_S if other batches run meanwhile
 EXCLUSIVE_IMAGES = 16  # with more than that, two batches that share the cores are faster than one
 RESTARTS = 3  # of dead threads, within the time below; then they are left dead
 RESTARTS_WITHIN_S = 60.0
