@@ -39,7 +39,7 @@ TABLES = ROOT / "build" / "tables"
 PROGRAMS = {
     "capsnet-serve": [""],
     "capsnet-score": [""],
-    "capsnet-train": ["", "fit", "evaluate", "experiment", "report", "download", "make"],
+    "capsnet-train": ["", "fit", "evaluate", "inspect", "experiment", "report", "download", "make"],
     "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "triton"],
 }
 NETWORKS = {"capsnet": "CapsNet", "matrix-capsnet": "matrix capsules", "cnn": "CNN"}

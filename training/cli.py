@@ -1,4 +1,4 @@
-"""capsnet-train: fit, evaluate, experiment, report, download, make."""
+"""capsnet-train: fit, evaluate, inspect, experiment, report, download, make."""
 
 import argparse
 import sys
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = {
         "fit": _fit,
         "evaluate": _evaluate,
+        "inspect": _inspect,
         "experiment": _experiment,
         "report": _report,
         "download": _download,
@@ -153,6 +154,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     device = _device(options.device)
     root = data_root(options.data)
     print(result.measure(options.run, root, device, options.images, full=options.full))
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from training.runs.inspection import as_json, as_table, inspect_network
+
+    found = inspect_network(options.network, data_root(options.data), _device(options.device), options.images)
+    print(as_json(found) if options.json else as_table(found))
     return 0
 
 

@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   capsnet-train fit --out runs/mnist --resume                   continue an interrupted run
   torchrun --nproc-per-node 4 -m training.cli fit --out runs/mnist        the same run on 4 GPUs
   capsnet-train evaluate runs/mnist                             test error of the run's best checkpoint
+  capsnet-train inspect models/matrix-capsnet-toys              what EM routing does: do activations vary?
   capsnet-train experiment table1 --quick                       a table of the papers, in minutes
   capsnet-train report                                          all experiments on one page
 """
@@ -90,6 +91,17 @@ def parser() -> argparse.ArgumentParser:
     commands = whole_line.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _fit(commands.add_parser("fit", help="train a network, or continue a run"))
     _evaluate(commands.add_parser("evaluate", help="measure a run's best checkpoint on the test images"))
+    _inspect(
+        commands.add_parser(
+            "inspect",
+            help="measure what EM routing does in a network of matrix capsules",
+            description="Measure the activations of matrix capsules in each layer and iteration of routing "
+            "on validation images: standard deviation over the images (quartiles over the capsules), share "
+            "saturated (below 0.01 or above 0.99), entropy of the assignments as a share of its maximum, "
+            "mass assigned to a parent. Then error and answers when a layer's activations are frozen to "
+            "their means.",
+        )
+    )
     _experiment(
         commands.add_parser(
             "experiment",
@@ -170,6 +182,18 @@ def _evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--images", type=Path, metavar="FOLDER", help="where your own pictures are now, if they have moved"
     )
+    _add_device(command)
+    _add_data(command)
+
+
+def _inspect(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "network", type=Path, metavar="RUN|BUNDLE", help="folder of a run, or of a bundle (models/NAME)"
+    )
+    command.add_argument(
+        "--images", type=whole(2), default=500, metavar="N", help="validation images (default: 500)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON, not a table")
     _add_device(command)
     _add_data(command)
 

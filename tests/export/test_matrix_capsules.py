@@ -28,6 +28,8 @@ from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.models.build import build
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs.checkpoint import Progress, save, write_config
+from training.runs.inspection import inspect_network
+from training.runs.matrix_bundle import read_encoder
 
 TINY = MatrixCapsNetConfig(
     architecture="matrix-capsnet",
@@ -44,6 +46,9 @@ def write_run(run: Path, config: RunConfig) -> Path:
     """As capsnet-train leaves it, the weights random."""
     torch.manual_seed(0)
     model = build(config.model)
+    for name, parameter in model.named_parameters():
+        if "beta" in name:
+            nn.init.normal_(parameter, std={"beta_u": 0.1, "beta_a": 1e-3}[name.rpartition(".")[2]])
     write_config(run, config)
     save(run, model, torch.optim.Adam(model.parameters()), PROGRESS)
     return run
@@ -230,3 +235,21 @@ def test_logarithms_of_what_is_too_small_for_a_number_stay_exact():
     found = run_onnx(to_onnx(Logarithms(), (x,)), x=x.numpy())
     for values, expected in zip(found, Logarithms()(x), strict=True):
         np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)
+
+
+def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle):
+    model = read_encoder(bundle, replace(TINY, decoder_hidden=()))
+    pixels = torch.rand(5, 2, 24, 24)
+    with torch.no_grad():
+        expected = model(pixels)
+    probabilities, poses = run_onnx(
+        onnx.load(bundle / "encoder.onnx"), pixels=pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    )
+    np.testing.assert_allclose(probabilities, expected.activations.numpy(), atol=1e-4)
+    np.testing.assert_allclose(poses, expected.poses.numpy(), atol=1e-4)
+
+
+def test_a_bundle_is_inspected_as_its_run_is(bundle, data):
+    found = inspect_network(bundle, data, torch.device("cpu"), 20)
+    assert found.images == 20
+    assert [(of.layer, of.iteration) for of in found.activity][-3:] == [("class_caps", t) for t in (1, 2, 3)]

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tests.support.places import ROOT
+from tests.support.smallnorb_files import store
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.data.batches import training_batches
+from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.options import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
@@ -265,3 +267,33 @@ def test_every_command_prints_its_version(command, capsys):
     assert ended.value.code == 0
     name = {"training.cli": "train", "export.cli": "export", "service.cli": "serve"}.get(command, "score")
     assert capsys.readouterr().out == f"capsnet-{name} {version('capsnet')}\n"
+
+
+def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
+    store(tmp_path / "data", "toys")
+    preset = load_preset("matrix-toys")
+    narrow = {"conv_channels": 4, "primary_types": 2, "conv_caps_types": (2, 3), "decoder_hidden": ()}
+    config = replace(
+        preset,
+        model=replace(preset.model, **narrow),
+        data=replace(preset.data, validation_images=40),
+    )
+    run, model = tmp_path / "run", build(config.model)
+    checkpoint.write_config(run, config)
+    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1))
+    arguments = ("inspect", run, "--data", tmp_path / "data", "--device", "cpu", "--images", "12")
+    assert status(*arguments) == 0
+    table = capsys.readouterr().out
+    assert table.startswith("12 validation images, error ")
+    assert "conv_caps.0 and conv_caps.1" in table
+    assert status(*arguments, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 12
+    assert {of["layer"] for of in found["activity"]} >= {"conv_caps.0", "class_caps"}
+
+
+def test_inspect_says_what_it_is_for(tmp_path, capsys):
+    assert status("inspect", stored_run(tmp_path / "run"), "--device", "cpu") == 2
+    assert "is a capsnet: inspect measures the activations of matrix capsules" in capsys.readouterr().err
+    assert status("inspect", tmp_path / "nothing") == 2
+    assert "is neither a run of capsnet-train nor a bundle" in capsys.readouterr().err

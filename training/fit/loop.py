@@ -21,16 +21,20 @@ from training.config import OptimizerConfig, RunConfig
 from training.data.batches import Batches
 from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
+from training.evaluate.inspection import activity, summary
 from training.fit.distributed import ALONE, Processes
 from training.fit.ema import ExponentialMovingAverage
 from training.fit.step import Step
 from training.loss.losses import spread_margin
 from training.loss.objective import total_loss
 from training.models.build import Network, build
+from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
+from training.runs.inspection import sample
 from training.runs.log import Log
 
+INSPECTED = 32  # validation images that the activations of matrix capsules are measured on while training
 LOG_EVERY = 50  # steps; in between, losses stay on the device, so that nothing waits for a GPU
 DROPOUT = 10**9  # added to a step's seed, which is that of the random choices in the data
 
@@ -281,6 +285,9 @@ class Trainer:
             classification_loss=found.classification_loss,
             reconstruction_loss=found.reconstruction_loss,
         )
+        if isinstance(self.result, MatrixCapsNet):
+            [shown] = sample(validation, INSPECTED).fixed(INSPECTED)
+            log.write(self.progress, "routing", **summary(activity(self.result, shown.pixels)))
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")
 
     def _count_improvement(self, found: Evaluation) -> None:

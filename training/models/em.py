@@ -72,6 +72,26 @@ class Capsules(NamedTuple):
     activations: Tensor
 
 
+class Iteration(NamedTuple):
+    """What an iteration of routing makes of the parents, from the assignments that its M-step begins with.
+
+    Attributes:
+        assignments: R before it is multiplied by the child's activation, [B, P, J, N]; in the first iteration
+            [P, 1, N], the same for all examples and types.
+        mass: assigned to each parent, the sum of R times activation over its children, [B, P, J]; in the
+            first iteration [B, P, 1].
+        mean: of each parent, [B, P, J, H].
+        variance: of the same, [B, P, J, H].
+        log_activations: [B, P, J].
+    """
+
+    assignments: Tensor
+    mass: Tensor
+    mean: Tensor
+    variance: Tensor
+    log_activations: Tensor
+
+
 class ReceptiveFields(nn.Module):
     """Which child positions each parent position sees, and so which parents each child reaches.
 
@@ -196,27 +216,19 @@ class EMRouting(nn.Module):
             Parents at P positions of J types.
         """
         for step in self.steps(votes, activations, fields):
-            _, mean, log_activations = step  # none but the last are kept
-        return Capsules(mean, log_activations.exp())
+            last = step  # none but the last are kept
+        return Capsules(last.mean, last.log_activations.exp())
 
-    def steps(
-        self, votes: Tensor, activations: Tensor, fields: ReceptiveFields
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Route, and show each iteration; the arguments are those of `forward`.
-
-        Yields:
-            The assignments that an M-step begins with, [B, P, J, N], or in the first iteration [P, 1, N], the
-            same for all examples and types; then the parents' means [B, P, J, H] and log activations
-            [B, P, J] that it fits.
-        """
+    def steps(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Iterator[Iteration]:
+        """Route, and show each iteration; the arguments are those of `forward`."""
         types = votes.shape[3] // fields.inside.shape[1]
         assignments = self.initial_assignments(fields, types)[:, None]  # [P, 1, N]
         mean = None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
             name_in_graph(assignments=assignments, mass=mass)
-            mean, variance, squares, log_activations = self._fit(mass, votes, mean, iteration)
-            yield assignments, mean, log_activations
+            mean, variance, squares, total, log_activations = self._fit(mass, votes, mean, iteration)
+            yield Iteration(assignments, total, mean, variance, log_activations)
             if iteration < self.iterations - 1:
                 assignments = _assign(squares, variance, log_activations, fields)
 
@@ -235,8 +247,8 @@ class EMRouting(nn.Module):
 
     def _fit(
         self, mass: Tensor, votes: Tensor, before: Tensor | None, iteration: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """M-step: mean and variance [B, P, J, H], squared distances to it, log activations [B, P, J].
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """M-step: mean and variance [B, P, J, H], squared distances to it; mass, log activations.
 
         What the mean was before, if it was anything, matters only where it has inertia.
         """
@@ -247,10 +259,11 @@ class EMRouting(nn.Module):
             mean = (1 - inertia) * mean + (0 if before is None else inertia * before.unsqueeze(3))
         squares = (votes - mean).square()  # [B, P, J, N, H]
         variance = (weights @ squares).squeeze(3) + self.constants.variance_floor
-        log_activations = self._activate(total.squeeze(3), variance, iteration)
+        mass_of_parents = total.squeeze(3)
+        log_activations = self._activate(mass_of_parents, variance, iteration)
         name_in_graph(total=total, weights=weights, mean=mean, squares=squares)
         name_in_graph(variance=variance, log_activations=log_activations)
-        return mean.squeeze(3), variance, squares, log_activations
+        return mean.squeeze(3), variance, squares, mass_of_parents, log_activations
 
     def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
         """Log of a parent's activation, [B, P, J]: Eq. 2, or its share of what is assigned to the parents."""
@@ -258,9 +271,13 @@ class EMRouting(nn.Module):
             each_type = total.new_ones(self.types)  # at first the same is assigned to all: [B, P, 1]
             mass = (total + self.constants.mass_floor) * each_type
             return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
-        per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
-        costs = self.constants.cost_scale * per_child * total
+        costs = self.costs(total, variance)
         return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))
+
+    def costs(self, mass: Tensor, variance: Tensor) -> Tensor:
+        """Cost of each parent's children in nats (Procedure 1, line 5), [B, P, J]; as in `Iteration`."""
+        per_child = variance.shape[3] * self.beta_u + 0.5 * variance.log().sum(dim=3)  # over all elements
+        return self.constants.cost_scale * per_child * mass
 
 
 def _gather(x: Tensor, places: Tensor) -> Tensor:

@@ -4,11 +4,12 @@
 # receptive field, N = K * I children of a parent, P parent positions, J parent types, 16 pose elements
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from training.models.em import Capsules, EMRouting, ReceptiveFields
+from training.models.em import Capsules, EMRouting, Iteration, ReceptiveFields
 from training.models.graph_names import name_in_graph
 
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
@@ -95,11 +96,18 @@ class MatrixCapsules(nn.Module):
         """`forward` of all examples together."""
         if self._can_be_fused(children.poses):
             return self._fused(children)
-        votes = self.votes(children.poses)
-        activations = self.fields.seen(children.activations)
+        votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
         parents: Capsules = self.routing(votes, activations, self.fields)
         return parents
+
+    def iterations(self, children: Capsules) -> Iterator[Iteration]:
+        """Route as `forward` does, by array operations, and show each iteration."""
+        return self.routing.steps(*self._seen(children), self.fields)
+
+    def _seen(self, children: Capsules) -> tuple[Tensor, Tensor]:
+        """Votes [B, P, J, N, 16] and activations [B, P, N] of each parent's children."""
+        return self.votes(children.poses), self.fields.seen(children.activations)
 
     def votes(self, poses: Tensor) -> Tensor:
         """Children's poses [B, S, I, 16] to votes [B, P, J, N, 16]."""

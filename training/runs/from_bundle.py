@@ -49,6 +49,16 @@ def origin(path: Path) -> dict[str, Any]:
     return {"bundle": f"{manifest.model}/{version}", **manifest.training}
 
 
+def trained_config(path: Path) -> RunConfig:
+    """The configuration of the run that a bundle comes from; of a model, that of its newest version.
+
+    Raises:
+        BundleError: its manifest is damaged, or does not say how it was trained.
+    """
+    bundle = newest_version(path)
+    return _trained_with(bundle, read_manifest(bundle))
+
+
 def weights(path: Path, named: str) -> dict[str, Tensor]:
     """The weights of a bundle's CapsNet, as its `state_dict` has them.
 

@@ -34,7 +34,7 @@ class Log:
             self._board.close()
 
     def write(self, progress: Progress, kind: str, **values: float) -> None:
-        """Add a row of a kind, `train` or `validation`."""
+        """Add a row of a kind: `train`, `validation`, or `routing` with matrix capsules' activations."""
         if not self._kept:
             return
         row = {"kind": kind, "step": progress.step, "epoch": round(progress.epochs, 4)}

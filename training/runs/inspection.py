@@ -1,0 +1,88 @@
+"""What EM routing does in a run's network, or in a bundle's, on images that were held out in training."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from training.config import MatrixCapsNetConfig, RunConfig
+from training.data.batches import Batches, OverlaidObjects, SingleObjects, training_batches
+from training.evaluate.inspection import Inspection, inspect
+from training.models.matrix_capsnet import MatrixCapsNet
+from training.runs import checkpoint, from_bundle, matrix_bundle
+from training.runs.open_run import open_run
+
+
+def inspect_network(path: Path, root: Path, device: torch.device, images: int) -> Inspection:
+    """Inspect a run's best checkpoint or a bundle on some of its validation images; never on test images.
+
+    Args:
+        path: folder of the run, or of a bundle or its model, whose newest version is taken.
+        root: holds one folder per data set.
+        device: where to measure.
+        images: how many, drawn at random, the same each time; all if there are fewer.
+
+    Raises:
+        FileNotFoundError: `path` is neither, or a file of the data set is not there.
+        ValueError: the network is not one of matrix capsules, nothing was held out, or a file is damaged.
+    """
+    config, model = _network(path, device)
+    _, validation = training_batches(config, root)
+    if validation is None:
+        raise ValueError(f"{path}: its run held no images out, validation_images is 0")
+    shown = sample(validation, images)
+    [batch] = shown.fixed(len(shown))
+    return inspect(model, batch)
+
+
+def sample(batches: Batches, images: int) -> Batches:
+    """Some of the images at random, the same each time; all if there are fewer."""
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0))[:images]
+    kind = SingleObjects if isinstance(batches, SingleObjects) else OverlaidObjects
+    return kind(batches.config, batches.classes, batches.images[order.to(batches.images.pixels.device)])
+
+
+def _network(path: Path, device: torch.device) -> tuple[RunConfig, MatrixCapsNet]:
+    if checkpoint.is_run(path):
+        best = open_run(path, device)
+        _refuse_others(path, best.config)
+        assert isinstance(best.model, MatrixCapsNet)
+        return best.config, best.model
+    if not from_bundle.is_bundle(path):
+        raise FileNotFoundError(f"{path} is neither a run of capsnet-train nor a bundle")
+    config = from_bundle.trained_config(path)
+    _refuse_others(path, config)
+    assert isinstance(config.model, MatrixCapsNetConfig)
+    return config, matrix_bundle.read_encoder(path, replace(config.model, decoder_hidden=())).to(device)
+
+
+def _refuse_others(path: Path, config: RunConfig) -> None:
+    if (kind := config.model.architecture) != "matrix-capsnet":
+        raise ValueError(f"{path} is a {kind}: inspect measures the activations of matrix capsules")
+
+
+def as_json(found: Inspection) -> str:
+    """The numbers by their names in `Inspection`."""
+    return json.dumps(asdict(found), indent=2)
+
+
+def as_table(found: Inspection) -> str:
+    """The numbers in columns of text."""
+    lines = [
+        f"{found.images} validation images, error {found.error_percent:.1f} %",
+        "",
+        f"{'activations of':<14} {'iteration':>9} {'sd 25 %':>9} {'median':>9} {'75 %':>9} {'saturated':>9} "
+        f"{'entropy':>9} {'mass':>9}",
+    ]
+    for of in found.activity:
+        numbers = "".join(f" {value:9.3f}" for value in (*of.sd, of.saturated))
+        numbers += "".join(
+            f" {'-':>9}" if value is None else f" {value:9.3f}" for value in (of.entropy, of.mass)
+        )
+        lines.append(f"{of.layer:<14} {of.iteration or '-':>9}{numbers}")
+    lines += ["", f"{'frozen to means':<25} {'error, %':>9} {'answers changed, %':>19}"]
+    for each in found.frozen:
+        names = " and ".join(each.layers)
+        lines.append(f"{names:<25} {each.error_percent:9.1f} {each.changed_percent:19.1f}")
+    return "\n".join(lines)
