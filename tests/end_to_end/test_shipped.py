@@ -18,6 +18,7 @@ from export.optimize.choice import MAX_ERROR
 from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
 from training.config import CapsNetConfig
+from training.config.renamed import with_current_names
 from training.data.batches import evaluation_batches
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import CLASS_NAMES
@@ -123,7 +124,7 @@ def test_its_network_is_the_one_that_was_trained(any_bundle):
     trained = run_config(manifest).model
     if isinstance(trained, CapsNetConfig):
         trained = replace(trained, primary_coupling=False)
-    assert type(trained)(**manifest.parameters) == trained
+    assert type(trained)(**with_current_names(manifest.parameters)) == trained
 
 
 def test_it_is_the_papers_network(bundle):
@@ -267,7 +268,7 @@ def rendered_toys(tmp_path_factory) -> Path:
 def test_of_100_pairs_of_toys_not_trained_on_at_most_15_are_wrong(toys_bundle, rendered_toys):
     [shown] = evaluation_batches(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
     probabilities, _ = encoded(toys_bundle, shown)
-    wrong = probabilities.argmax(axis=1) != shown.present.argmax(dim=1).numpy()
+    wrong = probabilities.argmax(axis=1) != shown.targets.argmax(dim=1).numpy()
     assert len(wrong) == 100
     assert wrong.sum() <= 15
 
@@ -312,7 +313,7 @@ def error_percents(manifest) -> dict[str, float]:
 def pairs_of(config, root):
     """The fixed test pairs, up to 250 at a time: pixels [N, 36, 36, 1], and both classes of each."""
     for batch in evaluation_batches(config, root).fixed(PER_REQUEST):
-        classes = [set(present.nonzero().flatten().tolist()) for present in batch.present]
+        classes = [set(target.nonzero().flatten().tolist()) for target in batch.targets]
         yield batch.pixels.permute(0, 2, 3, 1).contiguous().numpy(), classes
 
 
