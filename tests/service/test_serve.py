@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from service.cli import main
-from tests.support.live_process import live_process
+from tests.support.live_process import COLLECTING, live_process
 from tests.support.live_service import wait_until
 from tests.support.places import ROOT
 from tests.support.tiny_bundle import write_bundle
@@ -180,6 +180,15 @@ def test_a_signal_while_graphs_are_derived_ends_it_and_the_deriving(tmp_path):
         assert_ends_quietly(process, signal.SIGTERM)
     wait_until(lambda: not is_named_by_a_process(cache / "cpu"))
     assert not list(cache.rglob("plan.json"))
+
+
+def test_a_garbage_collection_does_not_look_through_what_startup_has_made(tmp_path):
+    write_bundle(tmp_path / "capsnet-mnist" / "1")
+    with live_process(tmp_path, tmp_path / "log", program=COLLECTING) as service:
+        service.running.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "tracked objects" in service.log.read_text())
+        [line] = [line for line in service.log.read_text().splitlines() if "tracked" in line]
+        assert int(line.rpartition(" ")[2]) < 20_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 START_S = 60
 CAPSNET_SERVE = ("-m", "service.cli")
 KILLABLE = (str(Path(__file__).with_name("killable_serve.py")),)
+COLLECTING = (str(Path(__file__).with_name("collecting_serve.py")),)
 
 
 @dataclass
