@@ -10,7 +10,8 @@ from service.cli import main
 def collect(*_: object) -> None:
     """Print how many objects a full collection looks through."""
     gc.collect()
-    print(f"tracked objects: {len(gc.get_objects())}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"tracked objects: {len(gc.get_objects())}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
