@@ -55,7 +55,7 @@ class LoopedCapsules(nn.Module):
                 square = (vote - mean) ** 2
                 variance = (weight * square).sum(dim=1, keepdim=True) + constants.variance_floor
                 cost = ((routing.beta_u[:, None] + 0.5 * variance[:, 0].log()) * total[..., None]).sum(dim=2)
-                inverse_temperature = constants.inverse_temperature_in(iteration)
+                inverse_temperature = routing.inverse_temperature_in(iteration)
                 log_a = F.logsigmoid(inverse_temperature * (routing.budget() - cost))  # [B, J]
                 parents.append((mean[:, 0], log_a.exp()))
                 if iteration + 1 < routing.iterations:

@@ -13,7 +13,7 @@ from torch import nn
 from export.bundle import publish
 from export.cli import main
 from export.contract.architecture import capsnet_architecture
-from export.contract.manifest import read_manifest
+from export.contract.manifest import newest_version, read_manifest
 from export.evaluate import evaluate_bundle
 from export.graph import EncoderGraph
 from export.optimize.half_precision import HalfPrecisionError, halved
@@ -23,11 +23,14 @@ from export.to_onnx import to_onnx, trace_encoder
 from export.triton import write_repository
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
+from tests.support.places import MODELS
 from tests.support.smallnorb_files import store
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.models.build import build
+from training.models.calibration import calibrate
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs.checkpoint import Progress, save, write_config
+from training.runs.from_bundle import trained_config
 from training.runs.inspection import inspect_network
 from training.runs.matrix_bundle import read_encoder
 
@@ -49,6 +52,8 @@ def write_run(run: Path, config: RunConfig) -> Path:
     for name, parameter in model.named_parameters():
         if "beta" in name:
             nn.init.normal_(parameter, std={"beta_u": 0.1, "beta_a": 1e-3}[name.rpartition(".")[2]])
+    if isinstance(model, MatrixCapsNet):
+        calibrate(model, torch.rand(8, 2, config.model.image_size, config.model.image_size))
     write_config(run, config)
     save(run, model, torch.optim.Adam(model.parameters()), PROGRESS)
     return run
@@ -63,9 +68,13 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(data, tmp_path_factory) -> Path:
+    return published(TINY, data, tmp_path_factory)
+
+
+def published(model: MatrixCapsNetConfig, data: Path, tmp_path_factory) -> Path:
     preset = load_preset("matrix-toys")
     shown = replace(preset.data, resize_pixels=32, crop_pixels=24, validation_images=40)
-    run = write_run(tmp_path_factory.mktemp("runs") / "toys", replace(preset, model=TINY, data=shown))
+    run = write_run(tmp_path_factory.mktemp("runs") / "toys", replace(preset, model=model, data=shown))
     return publish(run, tmp_path_factory.mktemp("models") / "matrix-toys", data).path
 
 
@@ -237,9 +246,17 @@ def test_logarithms_of_what_is_too_small_for_a_number_stay_exact():
         np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)
 
 
-def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle):
-    model = read_encoder(bundle, replace(TINY, decoder_hidden=()))
-    pixels = torch.rand(5, 2, 24, 24)
+@pytest.mark.parametrize("which", ["calibrated", "shipped", "as configured"])
+def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle, data, tmp_path_factory, which):
+    if which == "shipped":
+        bundle = newest_version(MODELS / "matrix-capsnet-toys")
+    elif which == "calibrated":
+        calibrated = replace(TINY, activation_logit_sd=2.0, routing_iterations=2)
+        bundle = published(calibrated, data, tmp_path_factory)
+    config = trained_config(bundle).model
+    assert isinstance(config, MatrixCapsNetConfig)
+    model = read_encoder(bundle, replace(config, decoder_hidden=()))
+    pixels = torch.rand(5, 2, config.image_size, config.image_size)
     with torch.no_grad():
         expected = model(pixels)
     probabilities, poses = run_onnx(

@@ -116,6 +116,9 @@ class MatrixCapsNetConfig:
         inverse_temperature: lambda of Eq. 2 in the last of very many iterations (official code).
         class_temperature_fraction: lambda of the class capsules, in units of the other layers' lambda: many
             more children vote for each of them (official code).
+        activation_logit_sd: standard deviation over images that the logits of the convolutional capsules'
+            activations get from a calibration on the first batch, which sets lambda of each layer and what
+            its costs are held against; the class capsules keep their lambda. None: no calibration.
         decoder_hidden: widths of the hidden layers of a decoder of the class capsules' poses; empty means
             none, as in the paper.
     """
@@ -135,6 +138,7 @@ class MatrixCapsNetConfig:
     official_routing: bool = False
     inverse_temperature: float = Field(default=0.01, gt=0)
     class_temperature_fraction: float = Field(default=0.25, gt=0)
+    activation_logit_sd: float | None = Field(default=None, gt=0)
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ that with it the result is the same in distribution only.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -71,6 +71,12 @@ class Processes:
         raised = torch.tensor(flags, dtype=torch.int32)  # on the CPU
         distributed.all_reduce(raised, distributed.ReduceOp.MAX)
         return tuple(flag > 0 for flag in raised.tolist())
+
+    def share_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give the tensors, in place, the first process's values."""
+        if self.count > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, 0)
 
     def wait_for_all(self) -> None:
         """Wait until all processes have come here."""

@@ -28,6 +28,7 @@ from training.fit.step import Step
 from training.loss.losses import spread_margin
 from training.loss.objective import total_loss
 from training.models.build import Network, build
+from training.models.calibration import calibrate
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
@@ -112,6 +113,7 @@ class Trainer:
         share = config.optimizer.ema_decay
         self.average = ExponentialMovingAverage(self.model, share) if share else None
         self.session = self.progress = session
+        self._calibrates = newest is None and start_weights is None
         self.before: Progress | None = None  # at the checkpoint that this session continues
         self.interrupted = False  # by a signal
         if newest:
@@ -140,6 +142,8 @@ class Trainer:
         per_epoch = steps_per_epoch(self.config.optimizer, len(train))
         last = per_epoch * self.config.optimizer.epochs
         self._since = self._started = self._saved = time.monotonic()
+        if self._calibrates:
+            self._calibrate(train, per_epoch)
         with self._log() as log, _stop_on_signal() as signals, self._bar(last) as bar:
             losses: list[Tensor] = []
             stopped = False
@@ -160,6 +164,19 @@ class Trainer:
         if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
             self.save()
         return self._finished(last)
+
+    def _calibrate(self, train: Batches, per_epoch: int) -> None:
+        """Set what matrix capsules measure on the first batch: all of it, the same in every process."""
+        self._calibrates = False
+        if not isinstance(self.model, MatrixCapsNet):
+            return
+        index = self._batch_index(len(train), per_epoch)
+        batch = train.random(index, generator_for(self.config.seed, 0, self.device))
+        calibrate(self.model, batch.pixels, batch.light)
+        self.processes.share_first(self.model.buffers())
+        if self.average:
+            for average, measured in zip(self.average.model.buffers(), self.model.buffers(), strict=True):
+                average.copy_(measured)
 
     def _due(self, limits: Limits, signals: list[int]) -> tuple[bool, bool]:
         """Whether to stop, and whether to write a checkpoint; the processes agree on both."""

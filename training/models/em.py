@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from training.models.graph_names import name_in_graph
 
+LOGIT_PER_BETA = 10.0  # what beta_a counts of a calibrated logit: a step of Adam of 0.003 moves it by 0.03
 NOWHERE = -1e30  # log of what a parent that is not there gets; finite, so that nothing becomes NaN
 
 
@@ -174,12 +175,16 @@ class ReceptiveFields(nn.Module):
 class EMRouting(nn.Module):
     """Fit parents to their children's votes (Procedure 1); the loop is Python's, so export unrolls it."""
 
+    final_inverse_temperature: Tensor
+    budget_offset: Tensor
+
     def __init__(
         self,
         types: int,
         iterations: int,
         constants: EMConstants | None = None,
         mixing_proportions: bool = False,
+        calibrated: bool = False,
     ):
         """Set the parameters of routing.
 
@@ -190,6 +195,8 @@ class EMRouting(nn.Module):
             constants: see there; None: the defaults.
             mixing_proportions: a parent's activation is its share of all that is assigned to the parents,
                 as in a mixture of Gaussians, not Eq. 2 (the ablation of Sec. 5).
+            calibrated: lambda, unit and offset of beta_a are measured by `calibrate`, and are buffers; until
+                then they are those of the constants.
 
         Raises:
             ValueError: iterations < 1.
@@ -203,6 +210,11 @@ class EMRouting(nn.Module):
         if not mixing_proportions:  # which cost nothing
             self.beta_u = nn.Parameter(torch.zeros(types))
             self.beta_a = nn.Parameter(torch.zeros(types))
+        self.calibrated = calibrated and not mixing_proportions
+        if self.calibrated:
+            final = self.constants.inverse_temperature_in(iterations - 1)
+            self.register_buffer("final_inverse_temperature", torch.tensor(final))
+            self.register_buffer("budget_offset", torch.zeros(types))
 
     def forward(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Capsules:
         """Votes of each child for each parent that sees it to parents.
@@ -237,13 +249,44 @@ class EMRouting(nn.Module):
         share = fields.equal_shares() / self.types  # [P, K]
         return share.repeat_interleave(children_types, dim=1)
 
+    def inverse_temperature_in(self, iteration: int) -> float | Tensor:
+        """Lambda of Eq. 2 in an iteration, counted from 0."""
+        if not self.calibrated:
+            return self.constants.inverse_temperature_in(iteration)
+        return self.final_inverse_temperature * self.share_of_final(iteration)
+
+    def share_of_final(self, iteration: int) -> float:
+        """Lambda in an iteration, counted from 0, as a share of that in the last."""
+        constants = self.constants
+        return constants.inverse_temperature_in(iteration) / constants.inverse_temperature_in(
+            self.iterations - 1
+        )
+
     def inverse_temperatures(self) -> list[float]:
         """Lambda in each iteration."""
-        return [self.constants.inverse_temperature_in(iteration) for iteration in range(self.iterations)]
+        return [float(self.inverse_temperature_in(iteration)) for iteration in range(self.iterations)]
 
     def budget(self) -> Tensor:
-        """Beta_a in nats, what a parent's cost is held against, [J]."""
-        return self.constants.activation_cost * self.beta_a
+        """Beta_a in nats, what a parent's cost is held against (Eq. 2), [J]."""
+        if not self.calibrated:
+            return self.constants.activation_cost * self.beta_a
+        return self.budget_offset + LOGIT_PER_BETA / self.final_inverse_temperature * self.beta_a
+
+    def calibrate(self, costs: Tensor, deviation: float) -> None:
+        """Measure lambda of the last iteration, and what budgets begin at.
+
+        Args:
+            costs: of the parents of some images in the last iteration, nats, [N, P, J].
+            deviation: that the activations' logits get over these images, median over parents.
+
+        Raises:
+            ValueError: the costs are the same for all images.
+        """
+        spread = costs.std(dim=0).median()
+        if not spread > 0:
+            raise ValueError("the first batch cannot calibrate EM routing: all its images look the same")
+        self.final_inverse_temperature.copy_(deviation / spread)
+        self.budget_offset.copy_(costs.mean(dim=(0, 1)))
 
     def _fit(
         self, mass: Tensor, votes: Tensor, before: Tensor | None, iteration: int
@@ -272,7 +315,7 @@ class EMRouting(nn.Module):
             mass = (total + self.constants.mass_floor) * each_type
             return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
         costs = self.costs(total, variance)
-        return F.logsigmoid(self.constants.inverse_temperature_in(iteration) * (self.budget() - costs))
+        return F.logsigmoid(self.inverse_temperature_in(iteration) * (self.budget() - costs))
 
     def costs(self, mass: Tensor, variance: Tensor) -> Tensor:
         """Cost of each parent's children in nats (Procedure 1, line 5), [B, P, J]; as in `Iteration`."""

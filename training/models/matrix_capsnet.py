@@ -76,10 +76,7 @@ class MatrixCapsNet(nn.Module):
 
         With a `light` [B, 2] they are shown in that, see `relit`.
         """
-        x = as_shown(pixels, self.config.standardize_per_image, light)
-        features = self.conv.conv_relu(x)
-        name_in_graph(x=x, features=features)
-        capsules = self.primary_caps(features)
+        capsules = self.primary_capsules(pixels, light)
         for layer in self.conv_caps:
             capsules = layer(capsules)
         capsules = self.class_caps(capsules)
@@ -87,6 +84,14 @@ class MatrixCapsNet(nn.Module):
         activations = capsules.activations.squeeze(1)
         name_in_graph(poses=poses, activations=activations)
         return Capsules(poses, activations)
+
+    def primary_capsules(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
+        """The capsules that the convolutional capsule layers are given."""
+        x = as_shown(pixels, self.config.standardize_per_image, light)
+        features = self.conv.conv_relu(x)
+        name_in_graph(x=x, features=features)
+        capsules: Capsules = self.primary_caps(features)
+        return capsules
 
     def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:
         """The same as poses and probabilities of the classes."""
@@ -100,7 +105,8 @@ class MatrixCapsNet(nn.Module):
             official if config.official_routing else EMConstants(),
             inverse_temperature=config.inverse_temperature * lambda_share,
         )
-        return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions)
+        calibrated = config.activation_logit_sd is not None and not of_classes
+        return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions, calibrated)
 
 
 def _centers(size: int, image_size: int) -> Tensor:

@@ -72,14 +72,21 @@ def _computed_with(
         [cost] = _constants(graph, held, activate, "Add")
         [budget] = _constants(graph, held, activate, "Sub")
         found["routing.beta_u"] = cost / np.float32(POSE)
-        found["routing.beta_a"] = budget / np.float32(routing.constants.activation_cost)
+        if routing.calibrated:
+            *_, first = _constants(graph, held, activate, "Mul", numbers=True)  # after 1/2 comes lambda
+            found["routing.final_inverse_temperature"] = first / np.float32(routing.share_of_final(0))
+            found["routing.budget_offset"] = budget
+        else:
+            found["routing.beta_a"] = budget / np.float32(routing.constants.activation_cost)
     return {f"{prefix}.{name}": torch.from_numpy(np.array(value)) for name, value in found.items()}
 
 
 def _constants(
-    graph: onnx.GraphProto, held: dict[str, Array], place: str, *operators: str
+    graph: onnx.GraphProto, held: dict[str, Array], place: str, *operators: str, numbers: bool = False
 ) -> Iterator[Array]:
-    """What the operators there compute with that is no single number."""
+    """The arrays that the operators there compute with, or the single numbers."""
     for node in graph.node:
         if node.op_type in operators and node.output[0].startswith(place):
-            yield from (held[name] for name in node.input if name in held and held[name].ndim)
+            yield from (
+                held[name] for name in node.input if name in held and (held[name].ndim == 0) == numbers
+            )
