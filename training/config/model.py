@@ -119,6 +119,10 @@ class MatrixCapsNetConfig:
         activation_logit_sd: standard deviation over images that the logits of the convolutional capsules'
             activations get from a calibration on the first batch, which sets lambda of each layer and what
             its costs are held against; the class capsules keep their lambda. None: no calibration.
+        density_exponent: power of the Gaussian's density in the E-step: the inverse temperature of
+            deterministic annealing EM (Ueda and Nakano 1998). Below 1, assignments are softer and a third
+            iteration does not drive types apart that have nearly the same votes. The paper: 1.
+        matrix_noise: standard deviation of the noise that is added to the identity for the first matrices.
         decoder_hidden: widths of the hidden layers of a decoder of the class capsules' poses; empty means
             none, as in the paper.
     """
@@ -139,6 +143,8 @@ class MatrixCapsNetConfig:
     inverse_temperature: float = Field(default=0.01, gt=0)
     class_temperature_fraction: float = Field(default=0.25, gt=0)
     activation_logit_sd: float | None = Field(default=None, gt=0)
+    density_exponent: float = Field(default=1.0, gt=0)
+    matrix_noise: float = Field(default=0.03, ge=0)
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
     def __post_init__(self) -> None:

@@ -41,6 +41,9 @@ class EMConstants:
             The paper: 0.
         cost_scale: factor of the children's cost, beside beta_a. The paper: 1; the official code, which takes
             log sigma^2 for log sigma: 2.
+        density_exponent: power of the Gaussian density in the E-step (Procedure 1, E-step), beside
+            the parent's activation, which keeps power 1. The paper: 1. Below 1 it is the inverse temperature of
+            deterministic annealing EM (Ueda and Nakano 1998) and makes assignments softer.
     """
 
     inverse_temperature: float = 0.01
@@ -50,6 +53,7 @@ class EMConstants:
     activation_cost: float = 5000.0
     mean_inertia: float = 0.0
     cost_scale: float = 1.0
+    density_exponent: float = 1.0
 
     def inverse_temperature_in(self, iteration: int) -> float:
         """Lambda in an iteration, counted from 0."""
@@ -242,7 +246,8 @@ class EMRouting(nn.Module):
             mean, variance, squares, total, log_activations = self._fit(mass, votes, mean, iteration)
             yield Iteration(assignments, total, mean, variance, log_activations)
             if iteration < self.iterations - 1:
-                assignments = _assign(squares, variance, log_activations, fields)
+                exponent = self.constants.density_exponent
+                assignments = _assign(squares, variance, log_activations, fields, exponent)
 
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
         """Each child shared out equally to all parents that it reaches, [P, N]; the same for all types."""
@@ -328,11 +333,18 @@ def _gather(x: Tensor, places: Tensor) -> Tensor:
     return x.index_select(1, places.flatten()).unflatten(1, places.shape)
 
 
-def _assign(squares: Tensor, variance: Tensor, log_activations: Tensor, fields: ReceptiveFields) -> Tensor:
-    """E-step: the share of each child that each parent gets, [B, P, J, N]; a child's sum to 1."""
+def _assign(
+    squares: Tensor, variance: Tensor, log_activations: Tensor, fields: ReceptiveFields, exponent: float
+) -> Tensor:
+    """E-step: the share of each child that each parent gets, [B, P, J, N]; a child's sum to 1.
+
+    It is in proportion to the parent's activation times the child's density to the power of the exponent.
+    """
     precision = (0.5 / variance).unsqueeze(4)  # [B, P, J, H, 1]
     log_norm = 0.5 * (variance.log().sum(dim=3, keepdim=True) + variance.shape[3] * math.log(2 * math.pi))
     log_density = -(squares @ precision).squeeze(4) - log_norm  # [B, P, J, N]
+    if exponent != 1:
+        log_density = exponent * log_density
     joint = log_activations.unsqueeze(3) + log_density
     totals = fields.over_parents(joint.logsumexp(dim=2))  # [B, P, N]
     name_in_graph(precision=precision, log_norm=log_norm, log_density=log_density, joint=joint, totals=totals)

@@ -49,7 +49,9 @@ class MatrixCapsNet(nn.Module):
         types, layers = config.primary_types, []
         for upper, stride in zip(config.conv_caps_types, CAPSULE_STRIDES, strict=True):
             fields = ReceptiveFields.sliding(size, CAPSULE_KERNEL, stride)
-            layers.append(MatrixCapsules(fields, types, self._routing(upper), config.vector_poses))
+            routing = self._routing(upper)
+            noise = config.matrix_noise
+            layers.append(MatrixCapsules(fields, types, routing, config.vector_poses, matrix_noise=noise))
             size, types = (size - CAPSULE_KERNEL) // stride + 1, upper
         self.conv_caps = nn.ModuleList(layers)
         self.class_caps = MatrixCapsules(
@@ -60,6 +62,7 @@ class MatrixCapsNet(nn.Module):
             shared=True,
             coordinates=_centers(size, config.image_size) if config.coordinate_addition else None,
             elements=OFFICIAL_COORDINATES if config.official_routing else COORDINATES,
+            matrix_noise=config.matrix_noise,
         )
         if config.official_routing:
             for layer in layers:
@@ -104,6 +107,7 @@ class MatrixCapsNet(nn.Module):
         constants = replace(
             official if config.official_routing else EMConstants(),
             inverse_temperature=config.inverse_temperature * lambda_share,
+            density_exponent=config.density_exponent,
         )
         calibrated = config.activation_logit_sd is not None and not of_classes
         return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions, calibrated)

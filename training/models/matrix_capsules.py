@@ -19,7 +19,7 @@ OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
 # Matrices start as the identity plus noise: at first a child's votes are about its own pose, whoever the
 # parent. With random ones its votes for different parents have nothing in common; then, at the latest in the
 # third iteration, the least change of a picture leads to other assignments, and little is learned.
-VOTE_WEIGHT_STD = 0.03
+MATRIX_NOISE = 0.03
 AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
@@ -57,6 +57,7 @@ class MatrixCapsules(nn.Module):
         shared: bool = False,
         coordinates: Tensor | None = None,
         elements: tuple[int, int] = COORDINATES,
+        matrix_noise: float = MATRIX_NOISE,
     ):
         """Build the layer.
 
@@ -69,12 +70,13 @@ class MatrixCapsules(nn.Module):
             coordinates: row and column of each child position, scaled, added to its votes, [S, 2];
                 None adds nothing.
             elements: of a pose, to which they are added.
+            matrix_noise: standard deviation of the noise that is added to the identity at first.
         """
         super().__init__()
         side = POSE if vector_poses else MATRIX_SIDE
         places = 1 if shared else fields.inside.shape[1]
         noise = torch.randn(places, lower_types, routing.types, side, side)
-        self.weight = nn.Parameter(torch.eye(side) + VOTE_WEIGHT_STD * noise)
+        self.weight = nn.Parameter(torch.eye(side) + matrix_noise * noise)
         self.fields, self.routing = fields, routing
         offsets = torch.zeros(fields.inside.shape[1], lower_types, POSE)
         if coordinates is not None:
@@ -162,5 +164,6 @@ class MatrixCapsules(nn.Module):
             budget=routing.budget(),
             inverse_temperatures=routing.inverse_temperatures(),
             floors=(routing.constants.mass_floor, routing.constants.variance_floor),
+            density_exponent=routing.constants.density_exponent,
         )
         return Capsules(means, log_activations.exp())

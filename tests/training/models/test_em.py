@@ -58,7 +58,7 @@ def procedure_1(votes, activations, parents_of, routing):
             for n in range(children):
                 exponent = sum((votes[p][j][n][h] - mu[p, j, h]) ** 2 / (2 * var[p, j, h]) for h in range(16))
                 norm = math.prod(math.sqrt(2 * math.pi * var[p, j, h]) for h in range(16))
-                density[p, j, n] = a[p, j] * math.exp(-exponent) / norm
+                density[p, j, n] = a[p, j] * (math.exp(-exponent) / norm) ** constants.density_exponent
         r = {
             (p, j, n): density[p, j, n]
             / sum(density[q, k, m] for q, m in parents_of[p, n] for k in range(types))
@@ -104,9 +104,10 @@ def by_both(layer, capsules):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_it_is_the_papers_procedure(stride, iterations):
-    routed = layer(stride, iterations)
+@pytest.mark.parametrize(("iterations", "exponent"), [(1, 1), (2, 1), (3, 1), (2, 0.25), (3, 0.25)])
+def test_it_is_the_papers_procedure(stride, iterations, exponent):
+    """With the exponent 1; below, the density in its E-step is raised to that power."""
+    routed = layer(stride, iterations, constants=EMConstants(density_exponent=exponent))
     capsules = children(1)
     votes = routed.votes(capsules.poses)[0].tolist()
     seen = routed.fields.seen(capsules.activations)[0].tolist()
@@ -244,9 +245,10 @@ def test_examples_do_not_know_of_each_other():
 
 
 @pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("exponent", [1, 0.25])
 @pytest.mark.parametrize("places", [None, torch.rand(SIZE**2, 2)], ids=["", "with places"])
-def test_gradients_by_hand_are_those_of_the_array_operations(stride, places):
-    routed = layer(stride)
+def test_gradients_by_hand_are_those_of_the_array_operations(stride, places, exponent):
+    routed = layer(stride, constants=EMConstants(density_exponent=exponent))
     if places is not None:
         routed.offsets[:, 3] = places[routed.fields.inside[0], 0].repeat_interleave(TYPES)
     capsules = Capsules(*(part.requires_grad_() for part in children(3)))
@@ -461,3 +463,26 @@ def test_under_autocast_routing_stays_in_float32():
     with torch.autocast("cpu", torch.bfloat16):
         found = routed(capsules)
     assert torch.equal(found.poses, expected.poses)
+
+
+@pytest.mark.parametrize("exponent", [1, 0.25])
+def test_gradients_are_those_of_finite_differences(exponent):
+    constants = EMConstants(inverse_temperature=1, activation_cost=1, density_exponent=exponent)
+    routing, fields = EMRouting(2, 3, constants).double(), ReceptiveFields.everything(3)
+    generator = torch.Generator().manual_seed(0)
+    votes = torch.randn(1, 1, 2, 3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    activations = torch.rand(1, 1, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *given: tuple(routing(*given, fields)), (votes, activations))
+
+
+def test_softer_assignments_keep_nearly_equal_types_together():
+    """Votes that differ by noise alone: EM drives the types apart, and far less below exponent 1."""
+    generator = torch.Generator().manual_seed(0)
+    votes = torch.randn(4, 1, 1, 30, 16, generator=generator) @ torch.randn(16, 16, generator=generator)
+    votes = votes + 0.03 * torch.randn(4, 1, 3, 30, 16, generator=generator)
+    apart = {}
+    for exponent in (1.0, 0.25):
+        routing = EMRouting(3, 3, EMConstants(density_exponent=exponent))
+        found = routing(votes, torch.ones(4, 1, 30), ReceptiveFields.everything(30))
+        apart[exponent] = found.poses.std(dim=2).mean().item()
+    assert apart[0.25] < 0.5 * apart[1.0]

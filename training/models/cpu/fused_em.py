@@ -15,16 +15,18 @@ NUMBA_CACHE_DIR says.
 #     r_n = R_n a_n, total = sum r_n, w_n = r_n / (total + floor), mu = sum w_n v_n, d_n = v_n - mu,
 #     var = sum w_n d_n^2 + floor, q = 1 / (2 var), logs = sum_h log(var_h) / 2,
 #     z = lambda (budget - (16 beta_u + logs) total), log a = logsigmoid(z),
-#     joint_n = log a - logs - sum_h q_h d_nh^2, and the next R_n is exp(joint_n) / sum over n's parents.
-# The Gaussian's constant, (2 pi)^8, is left out of joint_n: it cancels.
+#     density_n = -logs - sum_h q_h d_nh^2, joint_n = log a + eta density_n,
+#     and the next R_n is exp(joint_n) / sum over n's parents.
+# The Gaussian's constant, (2 pi)^8, is left out of density_n: it cancels.
 #
 # Backwards, of_x is the gradient of the loss by x. For a parent, from the last iteration to the first, where
 # R' are the assignments of the next one:
 #     of_joint_n = R'_n (of_R'_n - sum over n's parents of R' of_R'), or 0 in the last,
+#     of_density_n = eta of_joint_n,
 #     of_budget = lambda (1 - a) of_log_a, of_beta_u = -16 total of_budget,
-#     of_logs = -sum_n of_joint_n - total of_budget,
-#     of_var_h = q_h of_logs + 2 q_h^2 sum_n of_joint_n d_nh^2,
-#     of_d_nh = 2 d_nh (w_n of_var_h - q_h of_joint_n), of_mu_h = of_mean_h - sum_n of_d_nh,
+#     of_logs = -sum_n of_density_n - total of_budget,
+#     of_var_h = q_h of_logs + 2 q_h^2 sum_n of_density_n d_nh^2,
+#     of_d_nh = 2 d_nh (w_n of_var_h - q_h of_density_n), of_mu_h = of_mean_h - sum_n of_d_nh,
 #     of_v_nh = of_d_nh + w_n of_mu_h, of_w_n = sum_h (of_var_h d_nh^2 + of_mu_h v_nh),
 #     of_r_n = (of_w_n - sum_m w_m of_w_m) / (total + floor) - (16 beta_u + logs) of_budget,
 #     of_R_n = a_n of_r_n, and a_n gets R_n of_r_n from every parent and iteration.
@@ -72,6 +74,7 @@ def route(
     budget: Tensor,
     inverse_temperatures: list[float],
     floors: tuple[float, float],
+    density_exponent: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """EM routing of votes that are products of 4x4 poses and 4x4 matrices; all float32 on the CPU.
 
@@ -86,6 +89,7 @@ def route(
         budget: beta_a in nats: what a parent's costs are held against, [J].
         inverse_temperatures: lambda in each iteration, T of them.
         floors: of mass and variance.
+        density_exponent: power of the Gaussian's density in the E-step.
 
     Returns:
         Means [B, P, J, 16] and log activations [B, P, J] of the parents.
@@ -102,7 +106,7 @@ def route(
         child,
         assignments,
         inverse_temperatures,
-        floors,
+        (*floors, density_exponent),
     )
     return means, log_activations
 
@@ -122,10 +126,10 @@ class _FusedEM(torch.autograd.Function):
         child: Tensor,
         assignments: Tensor,
         inverse_temperatures: list[float],
-        floors: tuple[float, float],
+        settings: tuple[float, float, float],
     ) -> tuple[Tensor, Tensor]:
         factors = poses.contiguous(), activations.contiguous(), matrices.contiguous(), offsets, child
-        ctx.constants = np.array(inverse_temperatures, np.float32), np.array(floors, np.float32)
+        ctx.constants = np.array(inverse_temperatures, np.float32), np.array(settings, np.float32)
         shape = len(inverse_temperatures), len(poses), len(child), len(matrices)  # T, B, P, J
         assigned = poses.new_empty((*shape, child.shape[1]))
         assigned[0] = assignments[:, None]
@@ -245,10 +249,10 @@ def _half_logs(variance: Any) -> Any:
 
 
 @_jit
-def _densities(votes: Any, mean: Any, variance: Any, joint: Any) -> None:
-    """Take from each child's logarithm its vote's squared distance in deviations, halved."""
+def _densities(votes: Any, mean: Any, variance: Any, exponent: Any, joint: Any) -> None:
+    """Take from each child's logarithm its vote's squared distance in deviations, halved, times eta."""
     for h in range(H):
-        center, precision = mean[h], HALF / variance[h]
+        center, precision = mean[h], exponent * HALF / variance[h]
         for n in range(len(joint)):
             difference = votes[h, n] - center
             joint[n] -= precision * difference * difference
@@ -301,7 +305,7 @@ def _through_softmax(assigned: Any, gradient: Any, child: Any, dot: Any, of_log_
 def _through_gaussian(
     votes: Any,  # [16, N]
     weight: Any,  # w, [N]
-    of_joint: Any,  # [N]
+    of_density: Any,  # [N]
     mean: Any,
     variance: Any,
     of_mean: Any,  # [16], what comes in besides
@@ -313,16 +317,16 @@ def _through_gaussian(
     of_weight[:] = 0
     for h in range(H):
         center, precision = mean[h], HALF / variance[h]
-        through_joint = ZERO
+        through_density = ZERO
         for n in range(len(weight)):
             difference = votes[h, n] - center
-            through_joint += of_joint[n] * difference * difference
-        of_variance = precision * (2 * precision * through_joint + of_logs)
+            through_density += of_density[n] * difference * difference
+        of_variance = precision * (2 * precision * through_density + of_logs)
         of_center = of_mean[h]
         for n in range(len(weight)):
             difference = votes[h, n] - center
             of_weight[n] += of_variance * difference * difference
-            change = 2 * difference * (weight[n] * of_variance - of_joint[n] * precision)
+            change = 2 * difference * (weight[n] * of_variance - of_density[n] * precision)
             of_votes[h, n] = change
         for n in range(len(weight)):
             of_center -= of_votes[h, n]
@@ -336,7 +340,7 @@ def _forward(  # arrays that a compiled function cannot take as one
     start: int,
     stop: int,
     inverse_temperatures: Any,  # [T], lambda
-    floors: Any,  # of the mass and of the variance
+    settings: Any,  # floors of the mass and of the variance, eta
     poses: Any,  # [B, P, 16, N]
     activations: Any,  # [B, P, N]
     matrices: Any,  # [J, 16, N]
@@ -362,15 +366,15 @@ def _forward(  # arrays that a compiled function cannot take as one
                     _votes(poses[b, p], matrices[j], offsets, votes)
                     for n in range(children):
                         mass[n] = assignments[t, b, p, j, n] * activations[b, p, n]
-                    total = _fit(mass, votes, floors, mean, variance)
+                    total = _fit(mass, votes, settings, mean, variance)
                     logs = _half_logs(variance)
                     z = inverse_temperatures[t] * (budget[j] - (H * beta_u[j] + logs) * total)
                     log_activation = min(z, ZERO) - np.float32(math.log1p(math.exp(-abs(z))))
                     log_activations[t, b, p, j] = log_activation
                     if t + 1 < iterations:
                         joint = assignments[t + 1, b, p, j]
-                        joint[:] = log_activation - logs
-                        _densities(votes, mean, variance, joint)
+                        joint[:] = log_activation - settings[2] * logs
+                        _densities(votes, mean, variance, settings[2], joint)
             if t + 1 < iterations:
                 _assign(assignments[t + 1, b], child, most, sums)
 
@@ -380,7 +384,7 @@ def _backward(  # arrays that a compiled function cannot take as one
     start: int,
     stop: int,
     inverse_temperatures: Any,
-    floors: Any,
+    settings: Any,
     poses: Any,
     activations: Any,
     matrices: Any,
@@ -415,15 +419,17 @@ def _backward(  # arrays that a compiled function cannot take as one
             for p in range(positions):
                 for j in range(types):
                     mean, variance = means[t, b, p, j], variances[t, b, p, j]
-                    assigned, of_joint = assignments[t, b, p, j], of_assignments[p, j]
+                    assigned, of_density = assignments[t, b, p, j], of_assignments[p, j]
                     _votes(poses[b, p], matrices[j], offsets, votes)
                     for n in range(children):
                         weight[n] = assigned[n] * activations[b, p, n]
-                    total, sum_of_joint = ZERO, ZERO
+                    for n in range(children):  # from the gradients by joint, in place
+                        of_density[n] *= settings[2]
+                    total, sum_of_density = ZERO, ZERO
                     for n in range(children):
                         total += weight[n]
-                        sum_of_joint += of_joint[n]
-                    inverse = ONE / (total + floors[0])
+                        sum_of_density += of_density[n]
+                    inverse = ONE / (total + settings[0])
                     for n in range(children):
                         weight[n] *= inverse
                     one_minus_a = np.float32(-math.expm1(log_activations[t, b, p, j]))  # exact near a = 1
@@ -432,9 +438,9 @@ def _backward(  # arrays that a compiled function cannot take as one
                     of_betas[1, j] += of_budget
                     of_total = -of_budget * (H * beta_u[j] + _half_logs(variance))
                     of_mean = of_means[b, p, j] if last else nothing
-                    of_logs = -sum_of_joint - of_budget * total
+                    of_logs = -sum_of_density - of_budget * total
                     _through_gaussian(
-                        votes, weight, of_joint, mean, variance, of_mean, of_logs, of_weight, of_votes
+                        votes, weight, of_density, mean, variance, of_mean, of_logs, of_weight, of_votes
                     )
                     mean_of_weight = ZERO
                     for n in range(children):
