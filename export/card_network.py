@@ -97,11 +97,11 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
     if model.official_routing:
         yield "Routing is the official code's where that is not the paper's."
     if model.density_exponent != 1:
-        yield f"In the E-step the Gaussian density is raised to the power {model.density_exponent:g}."
+        yield f"In the E-step the density is raised to the power {model.density_exponent:g}."
     if model.activation_logit_sd is not None:
         yield (
-            "Lambda and budgets of the convolutional capsules were calibrated on the first batch, so that the "
-            f"logits of their activations had a standard deviation of {model.activation_logit_sd:g}."
+            "Lambda and budgets of the convolutional capsules were calibrated on the first batch, so that "
+            f"the logits of their activations had a standard deviation of {model.activation_logit_sd:g}."
         )
     here, usual = (
         (of.inverse_temperature, of.class_temperature_fraction)

@@ -41,9 +41,9 @@ class EMConstants:
             The paper: 0.
         cost_scale: factor of the children's cost, beside beta_a. The paper: 1; the official code, which takes
             log sigma^2 for log sigma: 2.
-        density_exponent: power of the Gaussian density in the E-step (Procedure 1, E-step), beside
-            the parent's activation, which keeps power 1. The paper: 1. Below 1 it is the inverse temperature of
-            deterministic annealing EM (Ueda and Nakano 1998) and makes assignments softer.
+        density_exponent: power of the Gaussian density in the E-step of Procedure 1, not of the activation
+            beside it. The paper: 1. Below 1 it is the inverse temperature of deterministic annealing EM (Ueda
+            and Nakano 1998) and makes assignments softer.
     """
 
     inverse_temperature: float = 0.01
