@@ -121,7 +121,7 @@ def test_without_a_target_or_eq_2_nothing_changes_and_nothing_is_stored(change):
 
 
 def test_images_that_are_all_the_same_are_an_error():
-    with pytest.raises(ValueError, match="all its images look the same"):
+    with pytest.raises(ValueError, match="it needs two images that differ"):
         calibrate(network(calibrated=False), pictures(1).expand(4, -1, -1, -1))
 
 
