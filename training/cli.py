@@ -160,7 +160,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from training.runs.inspection import as_json, as_table, inspect_network
 
-    found = inspect_network(options.network, data_root(options.data), _device(options.device), options.images)
+    found = inspect_network(options.network, data_root(options.data), _device(options.device), options.count)
     print(as_json(found) if options.json else as_table(found))
     return 0
 

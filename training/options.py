@@ -191,7 +191,7 @@ def _inspect(command: argparse.ArgumentParser) -> None:
         "network", type=Path, metavar="RUN|BUNDLE", help="folder of a run, or of a bundle (models/NAME)"
     )
     command.add_argument(
-        "--images", type=whole(2), default=500, metavar="N", help="validation images (default: 500)"
+        "--count", type=whole(2), default=500, metavar="N", help="validation images to look at (default: 500)"
     )
     command.add_argument("--json", action="store_true", help="print JSON, not a table")
     _add_device(command)

@@ -28,7 +28,7 @@
 set -euo pipefail
 
 fail() {
-  echo "gpu_fidelity.sh: $*" >&2
+  echo "fidelity.sh: $*" >&2
   exit 2
 }
 
@@ -41,7 +41,7 @@ run=${RUN:-runs/$1}
 out=${OUT:-$run/parts}
 name=$(basename "$run")
 python=${PYTHON:-python3}
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 if compgen -G "$run/checkpoints/step-*" >/dev/null; then

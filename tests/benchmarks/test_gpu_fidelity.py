@@ -27,7 +27,7 @@ def shell(command, cwd=ROOT, **environment):
 
 def fidelity(folder, arguments, **environment):
     places = {"RUN": str(folder / "drawn-1"), "OUT": str(folder / "out"), "PART_BYTES": str(PART_BYTES)}
-    return shell(f"benchmarks/gpu/fidelity.sh {arguments}", **places, **environment)
+    return shell(f"{ROOT}/benchmarks/gpu/fidelity.sh {arguments}", cwd=folder, **places, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -281,7 +281,7 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
     run, model = tmp_path / "run", build(config.model)
     checkpoint.write_config(run, config)
     checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1))
-    arguments = ("inspect", run, "--data", tmp_path / "data", "--device", "cpu", "--images", "12")
+    arguments = ("inspect", run, "--data", tmp_path / "data", "--device", "cpu", "--count", "12")
     assert status(*arguments) == 0
     table = capsys.readouterr().out
     assert table.startswith("12 validation images, error ")

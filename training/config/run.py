@@ -69,7 +69,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
         ValueError: an unknown key or a value out of range; names each.
     """
     try:
-        return _ADAPTER.validate_python(with_current_names(values))
+        current = with_current_names(values) if isinstance(values, dict) else values
+        return _ADAPTER.validate_python(current)
     except ValidationError as error:
         faults = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
         raise ValueError(f"configuration: {faults}") from None

@@ -302,7 +302,7 @@ class Trainer:
             classification_loss=found.classification_loss,
             reconstruction_loss=found.reconstruction_loss,
         )
-        if isinstance(self.result, MatrixCapsNet):
+        if isinstance(self.result, MatrixCapsNet) and len(validation) > 1:
             [shown] = sample(validation, INSPECTED).fixed(INSPECTED)
             log.write(self.progress, "routing", **summary(activity(self.result, shown.pixels)))
         bar.write(f"epoch {self.progress.epochs:g}: validation error {found.error_percent:.2f} %")

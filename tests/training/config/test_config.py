@@ -299,3 +299,9 @@ def test_the_cooldown_falls_linearly_to_zero_over_the_last_epochs():
     assert learning_rate(config, 199, 100) == 0.001
     assert learning_rate(config, 300, 100) == pytest.approx(0.0005)
     assert learning_rate(config, 399, 100) == pytest.approx(0.001 / 200)
+
+
+@pytest.mark.parametrize("values", [[], None, 3])
+def test_a_configuration_that_is_no_object_is_an_error_of_one_line(values):
+    with pytest.raises(ValueError, match="configuration: as a whole"):
+        from_dict(values)
