@@ -246,13 +246,16 @@ def test_logarithms_of_what_is_too_small_for_a_number_stay_exact():
         np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("which", ["calibrated", "shipped", "as configured"])
+@pytest.mark.parametrize("which", ["calibrated", "tempered", "shipped", "as configured"])
 def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle, data, tmp_path_factory, which):
     if which == "shipped":
         bundle = newest_version(MODELS / "matrix-capsnet-toys")
     elif which == "calibrated":
         calibrated = replace(TINY, activation_logit_sd=2.0, routing_iterations=2)
         bundle = published(calibrated, data, tmp_path_factory)
+    elif which == "tempered":  # as matrix-toys-3-iterations
+        three = replace(TINY, activation_logit_sd=2.0, density_exponent=0.25, matrix_noise=0.3)
+        bundle = published(three, data, tmp_path_factory)
     config = trained_config(bundle).model
     assert isinstance(config, MatrixCapsNetConfig)
     model = read_encoder(bundle, replace(config, decoder_hidden=()))

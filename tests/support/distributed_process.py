@@ -33,6 +33,9 @@ MIXING = replace(
         mixing_proportions=True,
     ),
 )
+CALIBRATED = replace(
+    AVERAGED, model=replace(MIXING.model, mixing_proportions=False, activation_logit_sd=2.0)
+)
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
 
 
@@ -84,6 +87,8 @@ def main(folder: Path) -> None:
         fit(folder / "parts", AVERAGED, processes)
         fit(folder / "stopped", STOPPED, processes)
         fit(folder / "mixing", MIXING, processes)
+        fit(folder / "calibrated", CALIBRATED, processes, Limits(max_minutes=1e-9))
+        fit(folder / "calibrated", CALIBRATED, processes)
         fit(folder / "uneven", UNEVEN, processes)
         fit(folder / "interrupted", CONFIG, processes, kind=Interrupted)
         fit(folder / "diverging", CONFIG, processes, kind=Diverging)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.support.distributed_process import AVERAGED
+from tests.support.distributed_process import AVERAGED, CALIBRATED
 from tests.support.places import ROOT
 from tests.training.fit.test_loop import fit, log
 from training.cli import main
@@ -79,6 +79,19 @@ def test_what_the_first_one_measures_ends_the_run_in_both(runs):
 
 def test_matrix_capsules_without_betas_are_trained_by_two(runs):
     assert [end["finished"] for end in ends(runs / "mixing")] == [True, True]
+
+
+def test_two_processes_calibrate_once_on_what_one_does(runs, tmp_path):
+    """The whole first batch in both, not each on its half; and not once more when the run goes on."""
+    fit(tmp_path, CALIBRATED)
+    for file in ("model.safetensors", "raw.safetensors"):
+        found, expected = tensors(runs / "calibrated", file), tensors(tmp_path, file)
+        endings = ("final_inverse_temperature", "budget_offset")
+        measured = [name for name in expected if name.endswith(endings)]
+        assert len(measured) == 4
+        for name in measured:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=0, msg=name)
+    assert checkpoint.read_progress(checkpoint.newest_checkpoint(runs / "calibrated")).resumed
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step(runs):
