@@ -33,9 +33,7 @@ MIXING = replace(
         mixing_proportions=True,
     ),
 )
-CALIBRATED = replace(
-    AVERAGED, model=replace(MIXING.model, mixing_proportions=False, activation_logit_sd=2.0)
-)
+CALIBRATED = replace(AVERAGED, model=replace(MIXING.model, mixing_proportions=False, activation_logit_sd=2.0))
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
 
 

@@ -4,10 +4,10 @@ FGSM (https://arxiv.org/abs/1412.6572) and the basic iterative method, BIM (http
 as in Sec. 6 of *Matrix Capsules with EM Routing* (Hinton, Sabour, Frosst 2018). Both change pixels, 0 to 1,
 before a network standardizes them; the gradient passes through that step, too.
 
-They increase the classification loss that the network was trained with: spread loss, margin loss, or a
-baseline's cross entropy; the paper only says "the loss". Margins are widened to 1: with the margin of
-training, 0.9, an image that is classified right by more than that has a loss of 0, no gradient, and would
-resist the attack for that reason alone.
+They increase the classification loss that they are given: spread loss, margin loss, or a baseline's cross
+entropy; the paper only says "the loss". With the margin of training, 0.9, an image that is classified right
+by more than that has a loss of 0, no gradient, and resists the attack for that reason alone;
+`with_widest_margins` gives the same loss with margins of 1.
 """
 
 # B batch, C channels, H and W height and width
@@ -41,7 +41,7 @@ def fgsm(
         pixels: images [B, C, H, W], 0 to 1.
         classes: the class of each; in a targeted attack the class to be predicted, int64 [B].
         epsilon: by how much a pixel changes, of the whole range from black to white.
-        config: of the loss that the model was trained with.
+        config: of the loss that is raised.
         targeted: the loss with the given class is lowered, not raised.
 
     Returns:
@@ -71,7 +71,7 @@ def bim(
         classes: see `fgsm`.
         epsilon: how much a pixel may change.
         steps: at least 1.
-        config: of the loss that the model was trained with.
+        config: of the loss that is raised.
         targeted: see `fgsm`.
 
     Returns:
@@ -97,7 +97,7 @@ def direction(
 
     The arguments are those of `fgsm`.
     """
-    climbs = gradient(model, pixels, classes, with_widest_margins(config)).sign()
+    climbs = gradient(model, pixels, classes, config).sign()
     return -climbs if targeted else climbs
 
 

@@ -133,17 +133,20 @@ class Runner:
         if unfinished.exists():
             try:
                 saved = json.loads(unfinished.read_bytes())
-                done, counts = saved["batches"], torch.tensor(saved["counts"], dtype=torch.int64)
+                done, counts = int(saved["images"]), torch.tensor(saved["counts"], dtype=torch.int64)
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{unfinished} is damaged: {error}; remove it to count anew") from None
-        written = time.monotonic()
-        for number, batch in enumerate(batches):
-            if number < done:
+        written, seen = time.monotonic(), 0
+        for batch in batches:
+            seen += len(batch)
+            if seen <= done:
                 continue
+            if seen - len(batch) < done:  # the batches were of another size: on another device
+                batch = batch[-(seen - done) :]
             counts = counts + of_batch(batch)
             if time.monotonic() - written > COUNTS_KEPT_S:
                 self.out.mkdir(parents=True, exist_ok=True)
-                so_far = json.dumps({"batches": number + 1, "counts": counts.tolist()})
+                so_far = json.dumps({"images": seen, "counts": counts.tolist()})
                 checkpoint.write_atomically(unfinished, so_far)
                 written = time.monotonic()
         return counts

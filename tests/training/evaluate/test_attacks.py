@@ -155,8 +155,9 @@ def test_gradients_of_matrix_capsules_on_a_cpu_are_those_of_plain_array_operatio
     assert (found.sign() == expected.sign())[large].all()
 
 
-def test_an_image_beyond_the_margins_of_training_is_attacked_all_the_same():
+def test_an_image_beyond_the_margins_of_the_loss_stays_and_with_the_widest_moves():
     model, pixels, labels = build(CAPSNET).eval(), torch.rand(2, 2, SIZE, SIZE), torch.tensor([0, 1])
     easy = replace(LossConfig(), present_margin=0.0, absent_margin=1.0)
-    assert not attacks.gradient(model, pixels, labels, easy).any(), "there is nothing left to learn"
-    assert attacks.direction(model, pixels, labels, easy).any()
+    assert torch.equal(attacks.fgsm(model, pixels, labels, EPSILON, easy), pixels), "nothing is left to learn"
+    widest = attacks.with_widest_margins(easy)
+    assert not torch.equal(attacks.fgsm(model, pixels, labels, EPSILON, widest), pixels)

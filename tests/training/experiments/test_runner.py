@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from training.config import RunConfig
+from training.data.batches import Batch
 from training.experiments.runner import Runner, describe, networks_of, run_name
 
 CONFIG = RunConfig()
@@ -77,33 +78,61 @@ def test_so_are_all_rows_that_were_measured_on_fewer_with_the_same_network(runne
     assert found(runner) == ["a of 2"], "stopped here, the report would be of two plans"
 
 
+def numbered(*sizes):
+    """Batches of these sizes, of images that are numbered from 0."""
+    numbers = torch.arange(sum(sizes), dtype=torch.float32).reshape(-1, 1, 1, 1)
+    return [Batch.of(part, torch.zeros(len(part), 2)) for part in numbers.split(sizes)]
+
+
 def test_counts_go_on_after_an_interruption(runner, monkeypatch):
     monkeypatch.setattr("training.experiments.runner.COUNTS_KEPT_S", -1.0)
     counted = []
 
     def count_until(last):
         def of_batch(batch):
-            if batch == last:
+            images = batch.pixels.flatten().int().tolist()
+            if last in images:
                 raise KeyboardInterrupt
-            counted.append(batch)
-            return torch.tensor([1, batch])
+            counted.extend(images)
+            return torch.tensor([len(images), sum(images)])
 
         return of_batch
 
+    five = numbered(1, 1, 1, 1, 1)
     with pytest.raises(KeyboardInterrupt):
-        runner.count({"row": "a"}, range(5), count_until(3))
-    assert runner.count({"row": "another"}, range(2), count_until(None)).tolist() == [2, 1]
-    assert runner.count({"row": "a"}, range(5), count_until(None)).tolist() == [5, 10]
+        runner.count({"row": "a"}, five, count_until(3))
+    assert runner.count({"row": "another"}, numbered(2), count_until(None)).tolist() == [2, 1]
+    assert runner.count({"row": "a"}, five, count_until(None)).tolist() == [5, 10]
     assert counted == [0, 1, 2, 0, 1, 3, 4], "what was counted before is not counted again"
     runner.measure(
-        {"row": "a"}, {}, lambda: {"found": runner.count({"row": "a"}, range(5), count_until(4)).tolist()}
+        {"row": "a"}, {}, lambda: {"found": runner.count({"row": "a"}, five, count_until(4)).tolist()}
     )
     assert counted == [0, 1, 2, 0, 1, 3, 4], "nor before the row has been written"
     assert [row["found"] for row in runner.rows()] == [[5, 10]]
     [of_the_other] = runner.out.glob("unfinished-*")
-    of_the_other.write_text('{"batches": 1')
+    of_the_other.write_text('{"images": 1')
     with pytest.raises(ValueError, match=f"{of_the_other.name} is damaged.*remove it"):
-        runner.count({"row": "another"}, range(2), count_until(None))
+        runner.count({"row": "another"}, numbered(2), count_until(None))
+
+
+def test_counts_go_on_in_batches_of_another_size(runner, monkeypatch):
+    """As when a GPU goes on with what a CPU began."""
+    monkeypatch.setattr("training.experiments.runner.COUNTS_KEPT_S", -1.0)
+
+    def count(batches, last=None):
+        def of_batch(batch):
+            if last in batch.pixels.flatten().tolist():
+                raise KeyboardInterrupt
+            return torch.tensor([len(batch), int(batch.pixels.sum())])
+
+        return runner.count({"row": "a"}, batches, of_batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        count(numbered(2, 2, 2, 2), last=6)
+    assert count(numbered(4, 4)).tolist() == [8, 28]
+    with pytest.raises(KeyboardInterrupt):
+        count(numbered(5, 5, 2), last=10)
+    assert count(numbered(3, 3, 3, 3)).tolist() == [12, 66]
 
 
 def test_a_damaged_row_stops_what_is_measured_next_and_nothing_is_lost(runner):

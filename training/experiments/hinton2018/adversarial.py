@@ -18,6 +18,7 @@ from training.models.build import Network
 MATRIX, CAPSNET, CNN, OTHER_CNN = "matrix capsules", "CapsNet", "CNN", "another CNN"
 ATTACKED = (MATRIX, CAPSNET, CNN)
 FGSM, BIM = "FGSM", "BIM"
+WIDEST, OF_TRAINING = "widest", "of training"
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,22 @@ class Attack:
         steps: of BIM; FGSM has one.
         targeted: towards each class in turn; else away from the right one.
         epsilons: how much a pixel may change.
+        margins: of the loss that is raised: WIDEST, or those that the network was trained with.
     """
 
     name: str
     steps: int
     targeted: bool
     epsilons: tuple[float, ...]
+    margins: str = WIDEST
 
     def examples(self, model: Network, pixels: Tensor, classes: Tensor, config: LossConfig) -> Tensor:
-        """Images [B, C, H, W] as they are at each epsilon, [E, B, C, H, W]; see `evaluate.attacks`."""
+        """Images [B, C, H, W] as they are at each epsilon, [E, B, C, H, W]; see `evaluate.attacks`.
+
+        `config` is of the loss that the model was trained with.
+        """
+        if self.margins == WIDEST:
+            config = attacks.with_widest_margins(config)
         if self.name == FGSM:  # goes in one direction, whatever epsilon is
             towards = attacks.direction(model, pixels, classes, config, self.targeted)
             return torch.stack([attacks.moved(pixels, towards, epsilon) for epsilon in self.epsilons])

@@ -9,7 +9,16 @@ import numpy as np
 
 from training.evaluate import attacks
 from training.experiments import figure, markdown
-from training.experiments.hinton2018.adversarial import BIM, CAPSNET, CNN, FGSM, MATRIX, OTHER_CNN
+from training.experiments.hinton2018.adversarial import (
+    BIM,
+    CAPSNET,
+    CNN,
+    FGSM,
+    MATRIX,
+    OF_TRAINING,
+    OTHER_CNN,
+    WIDEST,
+)
 from training.experiments.hinton2018.stereo import said_of
 from training.experiments.runner import Row, data_sets
 
@@ -26,7 +35,8 @@ def _report(rows: list[Row], data: str) -> str:
     of_data = [row for row in rows if row["data"] == data]
     gradients = {row["method"]: row for row in of_data if row["measured"] == "gradient"}
     made = [row for row in of_data if row["measured"] == "attack"]
-    parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made)]
+    deviation = next((row["pixel_deviation"] for row in gradients.values()), None)
+    parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made, deviation)]
     return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts) + f"\n{_how(data, of_data[0])}\n"
 
 
@@ -67,15 +77,18 @@ def _gradient_table(gradients: dict[str, Row]) -> str:
     )
 
 
-def _attack_tables(made: list[Row]) -> list[str]:
-    """One of each attack: a line per network that was attacked and network that was shown the result."""
+def _attack_tables(made: list[Row], deviation: float | None) -> list[str]:
+    """One of each attack: a line per network that was attacked and network that was shown the result.
+
+    `deviation` is that of an image's pixels; None if it was not measured.
+    """
     tables = []
     for attack, targeted in dict.fromkeys((row["attack"], row["targeted"]) for row in made):
         found = [row for row in made if (row["attack"], row["targeted"]) == (attack, targeted)]
         what = "success rate, mean over targets" if targeted else "accuracy"
-        header = ("made on, shown to", *(f"epsilon {epsilon:g}" for epsilon in found[0]["epsilons"]))
+        header = ("made on, shown to", *(_epsilon(epsilon, deviation) for epsilon in found[0]["epsilons"]))
         lines = [
-            (f"{row['source']}, {victim if victim != row['source'] else 'itself'}", *map("{:.1f}".format, of))
+            (_who(row, victim), *map("{:.1f}".format, of))
             for row in found
             for victim, of in row["percent"].items()
         ]
@@ -84,22 +97,38 @@ def _attack_tables(made: list[Row]) -> list[str]:
     return tables
 
 
+def _epsilon(epsilon: float, deviation: float | None) -> str:
+    """As a part of the pixels' range, and in standard deviations of an image."""
+    return f"epsilon {epsilon:g}" + (f", {epsilon / deviation:.2g} sd" if deviation else "")
+
+
+def _who(row: Row, victim: str) -> str:
+    itself = "itself" if row["margins"] == WIDEST else f"itself, margins {OF_TRAINING}"
+    return f"{row['source']}, {victim if victim != row['source'] else itself}"
+
+
 def _said(gradients: dict[str, Row], made: list[Row]) -> str:
     """What the paper says in words or numbers, and what is so here; it has only curves besides."""
-    fgsm = {row["source"]: row for row in made if (row["attack"], row["targeted"]) == (FGSM, False)}
+    fgsm = {row["source"]: row for row in _untargeted(made, WIDEST) if row["attack"] == FGSM}
+    in_training = {row["source"]: row for row in _untargeted(made, OF_TRAINING) if row["attack"] == FGSM}
     lines = [
-        *([_lowest(fgsm[MATRIX])] if MATRIX in fgsm else []),
+        *([_lowest(fgsm[MATRIX], "")] if MATRIX in fgsm else []),
+        *([_lowest(in_training[MATRIX], f", margins {OF_TRAINING}")] if MATRIX in in_training else []),
         *([_at_papers_epsilon(fgsm[CNN]), _black_box(fgsm[CNN])] if CNN in fgsm else []),
         *(_gradients_said(gradients[MATRIX], gradients[CNN]) if {MATRIX, CNN} <= gradients.keys() else []),
     ]
     return markdown.table(("", "paper", "here"), lines)
 
 
-def _lowest(row: Row) -> tuple[str, ...]:
+def _untargeted(made: list[Row], margins: str) -> list[Row]:
+    return [row for row in made if not row["targeted"] and row["margins"] == margins]
+
+
+def _lowest(row: Row, margins: str) -> tuple[str, ...]:
     percent, chance = row["percent"][MATRIX], f"never below chance, {100 / row['classes']:g}"
     at = row["epsilons"][int(np.argmin(percent))]
     return (
-        f"lowest accuracy of {MATRIX}, untargeted FGSM, %",
+        f"lowest accuracy of {MATRIX}, untargeted FGSM{margins}, %",
         chance,
         f"{min(percent):.1f}, at epsilon {at:g}",
     )
@@ -136,14 +165,16 @@ def _orders(smaller: Row, larger: Row) -> str:
 
 
 TEXT = """
-Epsilon is the largest change of a pixel, on the range from black (0) to white (1); the paper does not say
-whether its epsilon counts before or after images are brought to unit variance. Pixels stay between 0 and 1.
-Images that were misclassified before the attack count, too. The success rate of a targeted attack is the
-percentage of all images that are classified as the target, averaged over all classes as targets, as in the
-paper; without an attack it is that of chance. An attack increases each network's training loss with margins
-widened to 1: with the margins of training, the images of the fifth column have no gradient and would resist
-these attacks for that reason alone. Zeros are counted in the gradients at the start of an untargeted attack;
-their unit is loss per full range of a pixel. The paper's figure 3 shows curves and no numbers.
+Epsilon is the largest change of a pixel, on the range from black (0) to white (1), and beside it in standard
+deviations of an image's pixels, median over images: the paper does not say whether its epsilon counts before
+or after images are brought to unit variance. Pixels stay between 0 and 1. Images that were misclassified
+before the attack count, too. The success rate of a targeted attack is the percentage of all images that are
+classified as the target, averaged over all classes as targets, as in the paper; without an attack it is that
+of chance. An attack increases each network's training loss with margins widened to 1. Where a line says
+"margins of training", it increases that loss as it was in training: the images of the fifth column then have
+no gradient, and resist for that reason alone. Zeros are counted in the gradients at the start of an
+untargeted attack; their unit is loss per full range of a pixel. The paper's figure 3 shows curves and no
+numbers.
 """
 
 
@@ -162,7 +193,7 @@ def plot(rows: list[Row], file: Path) -> None:
             strips, axes = axes[:2], axes[2:]
             of_data = [row for row in rows if row["data"] == data]
             start = {row["method"]: row["accuracy_percent"] for row in of_data if "method" in row}
-            made = [row for row in of_data if row["measured"] == "attack"]
+            made = [row for row in of_data if row["measured"] == "attack" and row["margins"] == WIDEST]
             for axis, (targeted, black) in zip(panels, PANELS, strict=True):
                 some = [row for row in made if row["targeted"] == targeted]
                 _plot_panel(axis, some, start, black)

@@ -12,7 +12,17 @@ from training.config import Block, load_preset
 from training.data.readers.files import MissingDataError
 from training.evaluate import attacks
 from training.experiments.hinton2018 import attack, attack_report
-from training.experiments.hinton2018.attack import ATTACKED, BIM, CAPSNET, CNN, FGSM, MATRIX, OTHER_CNN
+from training.experiments.hinton2018.attack import (
+    ATTACKED,
+    BIM,
+    CAPSNET,
+    CNN,
+    FGSM,
+    MATRIX,
+    OF_TRAINING,
+    OTHER_CNN,
+    WIDEST,
+)
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
 
@@ -52,8 +62,9 @@ def runner(tmp_path_factory):
     return runner
 
 
-def found(runner, name, targeted, source):
+def found(runner, name, targeted, source, margins=WIDEST):
     asked = {"measured": "attack", "attack": name, "targeted": targeted, "source": source}
+    asked["margins"] = margins
     [row] = [row for row in runner.rows() if asked.items() <= row.items()]
     return row
 
@@ -82,20 +93,24 @@ def test_every_network_is_attacked_in_every_way_and_the_missing_set_is_left_out(
     rows = runner.rows()
     assert {row["data"] for row in rows} == {"toys"}
     assert [row["method"] for row in rows if row["measured"] == "gradient"] == [*ATTACKED, OTHER_CNN]
-    made = [(row["attack"], row["targeted"], row["source"]) for row in rows if row["measured"] == "attack"]
-    expected = [
-        (name, targeted, who) for name in (FGSM, BIM) for targeted in (False, True) for who in ATTACKED
-    ]
+    asked = ("attack", "targeted", "margins", "source")
+    made = [tuple(row[key] for key in asked) for row in rows if row["measured"] == "attack"]
+    kinds = ((False, WIDEST), (False, OF_TRAINING), (True, WIDEST))
+    expected = [(name, *kind, who) for name in (FGSM, BIM) for kind in kinds for who in ATTACKED]
     assert made == expected
 
 
+@pytest.mark.parametrize("margins", [WIDEST, OF_TRAINING])
 @pytest.mark.parametrize("source", ATTACKED)
 def test_an_untargeted_attack_leaves_the_accuracy_on_what_is_made_from_all_images(
-    runner, models, shown, source
+    runner, models, shown, source, margins
 ):
     labels, loss = shown.targets.argmax(dim=1), NETWORKS[source].loss
-    row = found(runner, FGSM, False, source)
+    if margins == WIDEST:
+        loss = attacks.with_widest_margins(loss)
+    row = found(runner, FGSM, False, source, margins)
     assert row["images"] == IMAGES
+    assert (len(row["percent"]) == 1) == (margins == OF_TRAINING), "in a white box alone"
     for e, epsilon in enumerate(EPSILONS):
         made = attacks.fgsm(models[source], shown.pixels, labels, epsilon, loss)
         for victim in row["percent"]:
@@ -107,7 +122,7 @@ def test_a_targeted_attack_succeeds_as_often_as_the_mean_over_all_classes_as_tar
     row = found(runner, BIM, True, CAPSNET)
     for target in range(5):
         aims = torch.full((IMAGES,), target)
-        loss = NETWORKS[CAPSNET].loss
+        loss = attacks.with_widest_margins(NETWORKS[CAPSNET].loss)
         made = attacks.bim(models[CAPSNET], shown.pixels, aims, EPSILONS[1], BIM_STEPS, loss, targeted=True)
         taken = right_percent(models[CAPSNET], CAPSNET, made, aims)
         assert row["percent_by_class"][CAPSNET][target][1] == pytest.approx(taken)
@@ -132,6 +147,8 @@ def test_the_gradients_size_and_zeros_are_those_an_untargeted_attack_begins_with
         assert row["zero_percent"] == pytest.approx(100 * (gradient == 0).double().mean().item(), abs=0.5)
         expected = right_percent(models[method], method, shown.pixels, labels)
         assert row["accuracy_percent"] == pytest.approx(expected)
+        spread = [np.mean([view.std(ddof=1) for view in image]) for image in shown.pixels.numpy()]
+        assert row["pixel_deviation"] == pytest.approx(sorted(spread)[(IMAGES - 1) // 2], rel=1e-4)
 
 
 def test_the_first_image_is_kept_untouched_and_at_each_epsilon(runner, shown):
@@ -225,13 +242,15 @@ def gradient_row(method, size, zeros):
         "zero_percent": zeros,
         "images_without_percent": 0.0,
         "images_without_in_training_percent": 50.0,
+        "pixel_deviation": 0.125,
         "mean_size": size,
         "median_size": size,
     } | HOW
 
 
-def attack_row(source, percent, targeted=False):
+def attack_row(source, percent, targeted=False, margins=WIDEST):
     row = {"measured": "attack", "data": "toys", "attack": FGSM, "targeted": targeted, "source": source}
+    row["margins"] = margins
     return row | {"epsilons": [0.1, 0.2], "classes": 5, "percent": percent} | HOW
 
 
@@ -242,6 +261,7 @@ ROWS = [
     gradient_row(MATRIX, 1e-5, 0.5),
     gradient_row(CNN, 1e-3, 2.0),
     attack_row(MATRIX, {MATRIX: [31.0, 17.0]}),
+    attack_row(MATRIX, {MATRIX: [55.0, 45.0]}, margins=OF_TRAINING),
     attack_row(CNN, {CNN: [10.0, 3.0], MATRIX: [60.0, 40.0], OTHER_CNN: [58.0, 38.0]}),
 ]
 
@@ -249,6 +269,9 @@ ROWS = [
 def test_the_report_has_what_the_paper_says_beside_what_is_so():
     text = attack.report(ROWS)
     assert "| never below chance, 20 | 17.0, at epsilon 0.2 |" in text
+    assert "FGSM, margins of training, % | never below chance, 20 | 45.0, at epsilon 0.2 |" in text
+    assert "| matrix capsules, itself, margins of training | 55.0 | 45.0 |" in text
+    assert "| epsilon 0.1, 0.8 sd | epsilon 0.2, 1.6 sd |" in text
     assert "| significantly below 20 | 3.0 |" in text
     assert "| not noticeably better | +2.0, mean over epsilons |" in text
     assert "| fewer | 0.50 and 2.00 |" in text
