@@ -53,6 +53,8 @@ class Classification(ShortRepr):
         classes: by descending probability, all of them or the top k.
         reconstruction: the most probable class decoded, uint8 [H, W, C], the views of a pair side by side;
             None unless requested.
+        model_input: the picture after preprocessing, as the network sees it, uint8 [H, W, C], the views of a
+            pair side by side; None unless requested.
     """
 
     filename: str | None
@@ -62,6 +64,7 @@ class Classification(ShortRepr):
     blank: bool
     classes: tuple[ClassScore, ...]
     reconstruction: Levels | None
+    model_input: Levels | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -309,7 +312,7 @@ def _classification(filename: str | None, result: Any, shape: Sequence[int] | No
     scores = (
         ClassScore(one["label"], one["probability"], pose) for one, pose in zip(classes, poses, strict=True)
     )
-    picture = result.get("reconstruction")
+    picture, seen = result.get("reconstruction"), result.get("model_input")
     return Classification(
         filename,
         result["label"],
@@ -318,6 +321,7 @@ def _classification(filename: str | None, result: Any, shape: Sequence[int] | No
         result["blank"],
         tuple(scores),
         None if picture is None else read_png(b64decode(picture)),
+        None if seen is None else read_png(b64decode(seen)),
     )
 
 

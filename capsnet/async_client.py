@@ -47,6 +47,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         *,
         top_k: int | None = None,
         reconstruction: bool = False,
+        model_input: bool = False,
         min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
@@ -55,7 +56,14 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         """Classify pictures; see `Client.classify`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(
-            picture_requests.classify(pictures, top_k, reconstruction, query, self._request_bytes)
+            picture_requests.classify(
+                pictures,
+                top_k,
+                query,
+                self._request_bytes,
+                reconstruction=reconstruction,
+                model_input=model_input,
+            )
         )
 
     async def classify_many(

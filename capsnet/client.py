@@ -61,6 +61,7 @@ class Client(BaseClient[httpx.Client]):
         *,
         top_k: int | None = None,
         reconstruction: bool = False,
+        model_input: bool = False,
         min_probability: float | None = None,
         model: str | None = None,
         version: int | None = None,
@@ -77,6 +78,7 @@ class Client(BaseClient[httpx.Client]):
                 images, or an array whose C are the views.
             top_k: only the k most probable classes; by default all.
             reconstruction: also decode the most probable class of each picture.
+            model_input: also return each picture after preprocessing, as the network sees it.
             min_probability: threshold of a confident result, 0-1; by default the model's own.
             model: name of the model; by default the service's default model.
             version: of the model; by default the newest loaded one.
@@ -90,7 +92,14 @@ class Client(BaseClient[httpx.Client]):
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(
-            picture_requests.classify(pictures, top_k, reconstruction, query, self._request_bytes)
+            picture_requests.classify(
+                pictures,
+                top_k,
+                query,
+                self._request_bytes,
+                reconstruction=reconstruction,
+                model_input=model_input,
+            )
         )
 
     def classify_many(

@@ -71,10 +71,18 @@ class SameBundle:
 
 
 def classify(
-    pictures: Pictures, top_k: int | None, reconstruction: bool, query: Params, max_bytes: int
+    pictures: Pictures,
+    top_k: int | None,
+    query: Params,
+    max_bytes: int,
+    *,
+    reconstruction: bool,
+    model_input: bool,
 ) -> Exchange[Answer[Classification]]:
     """Classify pictures, in as many requests as necessary."""
-    query = {**query, **params(top_k=top_k, reconstruction="true" if reconstruction else None)}
+    wanted = {"reconstruction": reconstruction, "model_input": model_input}
+    asked = {name: "true" for name, is_wanted in wanted.items() if is_wanted}
+    query = {**query, **params(top_k=top_k, **asked)}
     return _each_image("/classify", to_classifications, pictures, query, REQUEST_IMAGES, max_bytes)
 
 

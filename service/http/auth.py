@@ -13,9 +13,10 @@ from service.settings import Settings
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-# Open without a key besides the probes: the page on which a person can enter one.
+# Open without a key besides the probes: the pages on which a person can enter one.
 PAGES = frozenset({"/", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"})
 OPEN = PROBES | PAGES
+PLAYGROUND = "/playground/"  # the files of the page at /
 
 
 class KeyCheck:
@@ -27,7 +28,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on requests for open paths and those with a key."""
-        if scope["type"] != "http" or scope["path"] in OPEN or _has_one_of(self._keys, scope["headers"]):
+        if scope["type"] != "http" or _is_open(scope["path"]) or _has_one_of(self._keys, scope["headers"]):
             await self._app(scope, receive, send)
             return
         came = "the one that came is not valid" if _keys_of(scope["headers"]) else "none came"
@@ -53,6 +54,10 @@ def check_admin(request: Request, settings: Settings) -> None:
         raise AdminKeyError(
             "this route requires the key of CAPSNET_ADMIN_KEY, as Authorization: Bearer KEY or X-API-Key: KEY"
         )
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(PLAYGROUND)
 
 
 def _has_one_of(keys: Sequence[bytes], headers: Headers) -> bool:

@@ -54,8 +54,8 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
 
 
-def check_bundle(bundle: Path, model: str) -> None:
-    """Check a bundle's manifest and hashes without loading it.
+def check_bundle(bundle: Path, model: str) -> Manifest:
+    """Check a bundle's manifest and hashes without loading it; gives the manifest.
 
     Raises:
         BundleError: the bundle is not what its manifest says, or cannot be served.
@@ -64,6 +64,7 @@ def check_bundle(bundle: Path, model: str) -> None:
     for graph in manifest.graphs.values():
         _read_graph(bundle, graph)
     read_checked(bundle, manifest.samples)
+    return manifest
 
 
 def _open_checked(

@@ -197,10 +197,13 @@ class Inventory:
         described: dict[str, Any] = {"version": entry.version, "state": entry.state}
         if entry.reason:  # also of a loaded version whose files cannot be served any more
             described["reason"] = entry.reason
+        bundle = self.bundles.versions.get(entry.name, {}).get(entry.version)
+        manifest = bundle.manifest if bundle else None
         if model := self.loaded.get(entry.name, {}).get(entry.version):
             described |= model.describe()
-            if manifests:
-                described["manifest"] = model.engine.manifest.model_dump(mode="json")
+            manifest = model.engine.manifest
+        if manifests and manifest:
+            described["manifest"] = manifest.model_dump(mode="json")
         return described
 
     def _check_not_unloaded(self, model: str) -> None:

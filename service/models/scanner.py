@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from export.contract.manifest import MODEL_NAME, VERSION, BundleError
+from export.contract.manifest import MODEL_NAME, VERSION, BundleError, Manifest
 from service.inference.loading import check_bundle
 from service.observability.metrics import Metrics
 from service.settings import Settings
@@ -25,11 +25,13 @@ class BundleVersion:
 
     Attributes:
         reason: why it is refused, until its files change; "" if it is not.
+        manifest: as of the check of its files; None if they have not been checked, or are refused.
     """
 
     path: Path
     fingerprint: Fingerprint
     reason: str = ""
+    manifest: Manifest | None = field(default=None, compare=False, repr=False)
 
 
 class Bundles:
@@ -92,10 +94,10 @@ class Bundles:
 
     async def _checked(self, model: str, version: int, bundle: BundleVersion) -> BundleVersion:
         try:
-            await asyncio.to_thread(check_bundle, bundle.path, model)
+            manifest = await asyncio.to_thread(check_bundle, bundle.path, model)
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
             return self._refused(model, version, bundle, error)
-        return bundle
+        return replace(bundle, manifest=manifest)
 
     def refuse(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> None:
         """Note that a version could not be loaded."""

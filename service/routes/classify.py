@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
+from numpy.typing import NDArray
 
 from service.errors import InvalidFieldError
 from service.http.answers import json_response
@@ -17,6 +19,8 @@ from service.routes.schemas import ClassifyAnswer, ClassifyQuery
 from service.state import Service, service_of
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
 
 routes = APIRouter(tags=["Pictures"], route_class=DirectRoute)
 
@@ -76,8 +80,12 @@ async def classify(
         {"filename": filename, **prediction}
         for filename, prediction in zip(images.filenames, made, strict=True)
     ]
+    pictures: dict[str, Floats] = {}
     if query.reconstruction:
-        pictures = await model.decode_classes(poses, probabilities.argmax(axis=1))
-        for result, picture in zip(results, await service.pool.run(to_base64_pngs, pictures), strict=True):
-            result["reconstruction"] = picture
+        pictures["reconstruction"] = await model.decode_classes(poses, probabilities.argmax(axis=1))
+    if query.model_input:
+        pictures["model_input"] = images.pixels
+    for field, pixels in pictures.items():
+        for result, png in zip(results, await service.pool.run(to_base64_pngs, pixels), strict=True):
+            result[field] = png
     return {**model.heading(), "results": results}

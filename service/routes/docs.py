@@ -7,7 +7,6 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse
 
 from service.http.direct_route import answer_head
 
@@ -20,12 +19,6 @@ CAPSULE = (
 )
 
 routes = APIRouter(include_in_schema=False)
-
-
-@routes.get("/")
-async def get_root() -> Response:
-    """The bare address leads to the documentation."""
-    return RedirectResponse("docs")
 
 
 @routes.get("/docs")

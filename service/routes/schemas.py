@@ -55,6 +55,7 @@ class ClassifyQuery(_Request):
 
     top_k: int | None = Field(default=None, ge=1, description="the k most probable classes; default: all")
     reconstruction: bool = Field(default=False, description="add the decoded picture of the best class")
+    model_input: bool = Field(default=False, description="add the picture that the network sees")
     min_probability: MinProbability = None
     model: ModelChoice = None
     version: VersionChoice = None
@@ -222,6 +223,11 @@ class ClassifyResult(BaseModel):
     classes: list[ClassAnswer] = Field(description="by descending probability")
     reconstruction: str | None = Field(
         default=None, description="base64 PNG, if requested; of a pair both views side by side"
+    )
+    model_input: str | None = Field(
+        default=None,
+        description="base64 PNG, if requested: the image after preprocessing, as the network sees it; of a "
+        "pair both views side by side",
     )
 
 

@@ -208,13 +208,14 @@ def test_files_and_arrays_may_be_mixed(client):
 
 
 def test_the_options_of_classify_reach_the_service(client, raw):
-    answer = client.classify(random_png(), top_k=1, reconstruction=True, version=1)
+    answer = client.classify(random_png(), top_k=1, reconstruction=True, model_input=True, version=1)
     query = {"top_k": 1, "reconstruction": True, "version": 1}
     expected = raw.post("/classify", params=query, content=random_png()).json()
     (result,) = answer.results
     assert (answer.version, len(result.classes)) == (1, 1)
     assert result.classes[0].probability == expected["results"][0]["classes"][0]["probability"]
     assert (result.reconstruction.shape, result.reconstruction.dtype) == ((SIDE, SIDE, 1), np.uint8)
+    np.testing.assert_array_equal(result.model_input[:, :, 0], random_levels())
 
 
 def test_poses_have_the_models_shape_and_can_be_given_back(client):

@@ -33,7 +33,7 @@ LIMITS = {
     "deadline_ms": 20_000,
 }
 PROBLEM_BYTES = 4096  # an answer repeats little of what was wrong
-PICTURES = {"image", "mask", "overlay", "reconstruction"}
+PICTURES = {"image", "mask", "model_input", "overlay", "reconstruction"}
 KEPT = 150
 SAMPLE_EVERY = 50  # requests
 

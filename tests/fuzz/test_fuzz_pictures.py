@@ -24,6 +24,7 @@ QUERIES = {
         "?model=stereo",
         "?top_k=2&preprocess=off",
         "?reconstruction=true",
+        "?model_input=true",
         "?top_k=99",
     ),
     "/segment": (

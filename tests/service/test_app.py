@@ -125,12 +125,6 @@ def test_a_model_is_shown_with_its_manifest(client):
     assert manifest["preprocessing"]["placement"] == "digit"
 
 
-def test_the_bare_address_leads_to_the_documentation(client):
-    answer = client.get("/", follow_redirects=True)
-    assert answer.url.path == "/docs"
-    assert answer.status_code == 200
-
-
 def test_the_documentation_asks_nobody_on_the_internet(client):
     page = client.get("/docs").text
     addresses = re.findall(r"""(?:href|src|url)["']?\s*[:=]\s*["']([^"']+)""", page)

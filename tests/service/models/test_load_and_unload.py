@@ -23,6 +23,8 @@ def test_a_model_other_than_the_default_is_loaded_when_it_is_first_asked_for(tmp
         write_bundle(tmp_path / "other" / "1")
         async with opened(tmp_path, default_model="tiny") as repository:
             assert states(repository, "other") == {1: "available"}
+            (version,) = repository.describe("other", manifests=True)["versions"]
+            assert version["manifest"]["class_names"] == ["0", "1", "2"]
             async with repository.use("other", None) as one, repository.use("other", 1) as same:
                 assert one is same
             assert loaded(repository) == ["other/1", "tiny/1"]

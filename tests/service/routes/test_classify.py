@@ -105,9 +105,25 @@ def test_a_reconstruction_is_the_decoded_pose_of_the_best_class(client):
     assert Image.open(BytesIO(b64decode(result["reconstruction"]))).size == (SIDE, SIDE)
 
 
-def test_no_reconstruction_is_given_unasked(client):
+def test_the_models_input_is_the_picture_that_the_network_sees(client):
+    dark_on_light = np.full((SIDE, SIDE), 255, np.uint8)
+    dark_on_light[8:20, 10:14] = 0
+    query = {"model_input": True, "top_k": 1}
+    (first,) = client.post("/classify", params=query, content=to_png(dark_on_light)).json()["results"]
+    seen = np.asarray(Image.open(BytesIO(b64decode(first["model_input"]))))
+    np.testing.assert_array_equal(seen, 255 - dark_on_light)
+    photo = np.pad(dark_on_light, 20, constant_values=255)  # of another size: its ink is fitted and centered
+    (result,) = client.post("/classify", params=query, content=to_png(photo)).json()["results"]
+    fitted = b64decode(result["model_input"])
+    (again,) = client.post("/classify", params=query, content=fitted).json()["results"]
+    (best,), (expected,) = again["classes"], result["classes"]
+    assert best["label"] == expected["label"]
+    assert best["probability"] == pytest.approx(expected["probability"], abs=0.01)
+
+
+def test_pictures_are_given_only_if_requested(client):
     (result,) = client.post("/classify", content=random_png()).json()["results"]
-    assert "reconstruction" not in result
+    assert not {"reconstruction", "model_input"} & result.keys()
 
 
 def test_the_newest_version_answers_unless_another_is_asked_for(client):

@@ -1,0 +1,57 @@
+// The one module through which the page asks for answers. Another engine with the same functions can take its
+// place; they give what the HTTP API gives.
+
+import { request } from "./transport.js";
+
+/** The models: [{name, default, versions: [{version, state}]}]. */
+export async function models() {
+  return (await json("models")).models;
+}
+
+/** The versions of a model with their manifests, newest first. */
+export async function versions(name) {
+  return (await json(`models/${encodeURIComponent(name)}`)).versions;
+}
+
+/**
+ * The answer of /classify.
+ *
+ * @param {Blob[]} files of images; of a stereo model pairs, the left view first
+ * @param {{model: string, version?: number, top_k?: number, model_input?: boolean, reconstruction?: boolean}} query
+ * @param {AbortSignal} [signal]
+ */
+export function classify(files, query, signal) {
+  return json(`classify?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+}
+
+/** The answer of /segment: objects that lie over one another, taken apart. */
+export function segment(files, query, signal) {
+  return json(`segment?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+}
+
+/**
+ * The pictures of a sweep as one PNG: a row for each dimension, a column for each step.
+ *
+ * @param {{model: string, version?: number, pose: number[], label: string, sweep?: object}} body of /reconstruct
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Blob>}
+ */
+export async function sweep(body, signal) {
+  const headers = { "Content-Type": "application/json", Accept: "image/png" };
+  const options = { method: "POST", body: JSON.stringify(body), headers, signal };
+  return (await request("reconstruct", options)).blob();
+}
+
+async function json(path, options) {
+  return (await request(path, options)).json();
+}
+
+function form(field, files) {
+  const made = new FormData();
+  for (const file of files) made.append(field, file, file.name ?? "drawing.png");
+  return made;
+}
+
+function asQuery(query) {
+  return new URLSearchParams(Object.entries(query).filter(([, value]) => value !== undefined && value !== null));
+}

@@ -1,0 +1,185 @@
+// The capsule panel: the poses of one object, or of two over one another, to move and to decode.
+
+import { byId, element } from "./dom.js";
+import { drawMatrix } from "./matrix.js";
+import { blank } from "./picture.js";
+import { openSheet } from "./sheet.js";
+import { Sliders } from "./sliders.js";
+import { drawPicture, slidersOf, Sweeps } from "./sweeps.js";
+import { addInColors } from "./tint.js";
+
+const ENDS_AFTER_MS = 180; // of rest
+
+export class Capsule {
+  #objects = []; // {label, probability, sweeps, moves, picture, original}
+  #chosen = 0;
+  #endsTimer = 0;
+  #onChoose;
+
+  /** @param {(label: string) => void} onChoose called with the class whose capsule is shown */
+  constructor(onChoose) {
+    this.#onChoose = onChoose;
+    this.sliders = new Sliders({
+      onAhead: (dimension) => this.#ahead(dimension),
+      onMove: (dimension, move) => this.#move(dimension, move),
+    });
+    byId("reset").addEventListener("click", () => this.#reset());
+    byId("sheet").addEventListener("click", () => openSheet(this.#one.sweeps, this.#one.moves));
+  }
+
+  /** Prepare for a model; nothing is shown until there is an answer. */
+  setModel(model) {
+    this.model = model;
+    this.sliders.setSize(model.manifest.pose_shape.reduce((a, b) => a * b), slidersOf(model.manifest));
+    const isMatrix = model.manifest.pose_shape.length > 1;
+    byId("matrix").hidden = !isMatrix;
+    byId("decoded").setAttribute("aria-label", "Reconstruction");
+    this.clear();
+  }
+
+  /** Nothing to show. */
+  clear() {
+    clearTimeout(this.#endsTimer);
+    this.#objects = [];
+    byId("capsule").hidden = true;
+    blank(byId("decoded"));
+  }
+
+  /**
+   * Show the capsules of an answer, unmoved.
+   *
+   * @param {{label: string, probability: number, pose: number[], bitmap: ImageBitmap}[]} objects
+   * @param {boolean} isFinal false while somebody draws: the ends of the sliders wait
+   */
+  show(objects, isFinal) {
+    this.#objects = objects.map((object) => this.#object(object));
+    this.#chosen = Math.min(this.#chosen, objects.length - 1);
+    byId("capsule").hidden = false;
+    this.#showObjects();
+    this.#showChosen(isFinal);
+  }
+
+  /** Show another class's capsule in place of the chosen one. */
+  async choose({ label, probability, pose }) {
+    const known = this.#objects.findIndex((object) => object.label === label);
+    if (known < 0) {
+      const sweeps = new Sweeps(this.model, label, pose);
+      const moves = pose.map(() => 0);
+      const bitmap = (await sweeps.picture(moves)).bitmap;
+      this.#objects[this.#chosen] = this.#object({ label, probability, pose, bitmap });
+    } else this.#chosen = known;
+    this.#showObjects();
+    this.#showChosen(true);
+  }
+
+  /** What a link keeps, and what the snippets decode: [{label, pose, moves}], and which of them is chosen. */
+  get state() {
+    const objects = this.#objects.map(({ label, sweeps, moves }) => ({ label, pose: sweeps.moved(moves), moves }));
+    return { objects, chosen: this.#chosen };
+  }
+
+  /** Move the sliders of a link. */
+  async restore({ objects, chosen }) {
+    this.#chosen = Math.min(chosen, this.#objects.length - 1);
+    await Promise.all(objects.slice(0, this.#objects.length).map((kept, index) => this.#restoreOne(kept, index)));
+    this.#showObjects();
+    this.#showChosen(true);
+  }
+
+  get #one() {
+    return this.#objects[this.#chosen];
+  }
+
+  #object({ label, probability, pose, bitmap }) {
+    const picture = document.createElement("canvas");
+    const original = { bitmap, columns: 1, row: 0, rows: 1 };
+    drawPicture(picture, original, 0);
+    return { label, probability, picture, original, sweeps: new Sweeps(this.model, label, pose), moves: pose.map(() => 0) };
+  }
+
+  async #restoreOne({ label, moves }, index) {
+    const object = this.#objects[index];
+    if (object.label !== label || object.moves.length !== moves.length) return;
+    object.moves = [...moves];
+    drawPicture(object.picture, await object.sweeps.picture(object.moves), 0);
+  }
+
+  #ahead(dimension) {
+    const object = this.#one;
+    if (object) object.sweeps.ahead(dimension, object.moves).catch(() => {}); // said when the slider moves
+  }
+
+  async #move(dimension, move) {
+    const object = this.#one;
+    object.moves[dimension] = move;
+    this.sliders.update(dimension, object.sweeps.pose[dimension], move);
+    this.#numbers();
+    const strip = object.sweeps.ready(dimension, object.moves) ?? (await object.sweeps.ahead(dimension, object.moves));
+    if (object !== this.#one || object.moves[dimension] !== move) return; // a later move is shown instead
+    drawPicture(object.picture, strip, move + object.sweeps.range.steps);
+    this.#paint();
+    this.#endsLater();
+  }
+
+  #reset() {
+    const object = this.#one;
+    object.moves.fill(0);
+    drawPicture(object.picture, object.original, 0);
+    this.#showChosen(true);
+  }
+
+  #showObjects() {
+    const group = byId("objects");
+    if (this.#objects.length < 2) {
+      const { label } = this.#one;
+      group.replaceChildren(element("span", { class: "note" }, `of the ${label}`));
+      return;
+    }
+    group.replaceChildren(...this.#objects.map((object, index) => this.#objectChoice(object, index)));
+  }
+
+  #objectChoice({ label, probability }, index) {
+    const input = element("input", { type: "radio", name: "object", checked: index === this.#chosen });
+    input.setAttribute("aria-label", `${label}, probability ${probability.toFixed(2)}`);
+    input.addEventListener("change", () => {
+      this.#chosen = index;
+      this.#showChosen(true);
+    });
+    const swatch = element("span", { class: `swatch ${index ? "second" : "first"}` });
+    return element("label", { class: "object" }, input, swatch, `${label}`, element("span", { class: "note" }, probability.toFixed(2)));
+  }
+
+  #showChosen(isFinal) {
+    const object = this.#one;
+    this.sliders.show(object.sweeps.pose, object.moves);
+    this.#numbers();
+    this.#paint();
+    this.#onChoose(object.label);
+    clearTimeout(this.#endsTimer);
+    if (isFinal) this.#endsLater();
+  }
+
+  #numbers() {
+    const { sweeps, moves } = this.#one;
+    byId("reset").disabled = moves.every((move) => move === 0);
+    const shape = this.model.manifest.pose_shape;
+    if (shape.length > 1) drawMatrix(byId("matrix"), sweeps.moved(moves), shape[1]);
+  }
+
+  #paint() {
+    const pictures = this.#objects.map(({ picture }) => picture);
+    if (pictures.length > 1) addInColors(byId("decoded"), pictures);
+    else drawPicture(byId("decoded"), { bitmap: pictures[0], columns: 1, row: 0, rows: 1 }, 0);
+  }
+
+  #endsLater() {
+    clearTimeout(this.#endsTimer);
+    this.#endsTimer = setTimeout(async () => {
+      const object = this.#one;
+      const moves = [...object.moves];
+      const strips = await object.sweeps.ends(moves);
+      if (object === this.#one && moves.every((move, index) => move === object.moves[index]))
+        this.sliders.showEnds(strips);
+    }, ENDS_AFTER_MS);
+  }
+}

@@ -1,0 +1,98 @@
+// The models to choose from, of all that the service has loaded or can load.
+
+import * as api from "./api.js";
+import { byId, element } from "./dom.js";
+
+const CARDS = 6; // beyond that, a list
+const SERVED = new Set(["loaded", "available", "loading"]);
+
+export class Chooser {
+  #models = [];
+  #onChoose;
+  #turn = 0;
+
+  /** @param {(model: {name: string, version: number, manifest: object}) => void} onChoose */
+  constructor(onChoose) {
+    this.#onChoose = onChoose;
+  }
+
+  /** Ask for the models and choose the wanted one, else the default; waits until one is served. */
+  async start(wanted, version) {
+    while (!this.#models.length) {
+      const all = await api.models();
+      this.#models = all.filter((model) => model.versions.some(({ state }) => SERVED.has(state)));
+      if (!this.#models.length) await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+    const chosen = this.#named(wanted) ?? this.#models.find((model) => model.default) ?? this.#models[0];
+    const found = await Promise.all(this.#models.slice(0, CARDS).map((model) => described(model)));
+    this.#show(found, chosen.name);
+    await this.choose(chosen.name, version);
+  }
+
+  /** Choose a model, and a version if it is not the newest that is served. */
+  async choose(name, version) {
+    const turn = ++this.#turn;
+    const all = (await api.versions(name)).filter(({ state }) => SERVED.has(state));
+    const one = all.find((each) => each.version === version) ?? all[0];
+    if (turn !== this.#turn) return; // another one was chosen meanwhile
+    const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
+    if (input) input.checked = true;
+    this.#showVersions(name, all, one.version);
+    this.#onChoose({ name, version: one.version, manifest: one.manifest });
+  }
+
+  /** The first model whose manifest fits, or undefined. */
+  async find(fits) {
+    for (const model of this.#models) {
+      const { manifest } = await described(model);
+      if (manifest && fits(manifest)) return model.name;
+    }
+    return undefined;
+  }
+
+  #named(name) {
+    return this.#models.find((model) => model.name === name);
+  }
+
+  #show(found, chosen) {
+    const legend = byId("models").querySelector("legend");
+    const choices = this.#models.length > CARDS ? [this.#list(chosen)] : found.map((one) => this.#card(one));
+    byId("models").replaceChildren(legend, ...choices);
+  }
+
+  #card({ name, manifest }) {
+    const input = element("input", { type: "radio", name: "model", value: name });
+    input.addEventListener("change", () => this.choose(name));
+    return element("label", { class: "model" }, input, element("b", {}, name), element("small", {}, said(manifest)));
+  }
+
+  #list(chosen) {
+    const options = this.#models.map(({ name }) => element("option", { value: name, selected: name === chosen }, name));
+    const list = element("select", { "aria-label": "Model" }, ...options);
+    list.addEventListener("change", () => this.choose(list.value));
+    return list;
+  }
+
+  #showVersions(name, all, chosen) {
+    byId("models").querySelector("#versions")?.remove();
+    if (all.length < 2) return;
+    const options = all.map(({ version }) =>
+      element("option", { value: version, selected: version === chosen }, `version ${version}`),
+    );
+    const list = element("select", { id: "versions", "aria-label": `Version of ${name}` }, ...options);
+    list.addEventListener("change", () => this.choose(name, Number(list.value)));
+    byId("models").append(list);
+  }
+}
+
+async function described(model) {
+  const served = (await api.versions(model.name)).find(({ state }) => SERVED.has(state));
+  return { name: model.name, manifest: served?.manifest };
+}
+
+function said(manifest) {
+  if (!manifest) return "";
+  if (manifest.views === 2) return "stereo pairs";
+  if (manifest.objects_per_image > 1) return `${manifest.objects_per_image} overlapping objects`;
+  return `one of ${manifest.class_names.length} classes`;
+}

@@ -1,0 +1,19 @@
+// Elements of the page: found by id, or made.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with these properties (`class` and `aria-*` too) and children. */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made && name !== "list") made[name] = value;
+    else if (value !== null) made.setAttribute(name === "class" ? "class" : name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** A size in the page's pixels and a canvas's own, so that it is sharp on every screen. */
+export function context(canvas) {
+  return canvas.getContext("2d");
+}

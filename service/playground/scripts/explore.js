@@ -1,0 +1,165 @@
+// The view in which an image is classified, taken apart and decoded while it is drawn.
+
+import * as api from "./api.js";
+import { Bars } from "./bars.js";
+import { Capsule } from "./capsule.js";
+import { byId } from "./dom.js";
+import { takeFiles } from "./intake.js";
+import { Latest } from "./latest.js";
+import { hush } from "./notices.js";
+import { Pad } from "./pad.js";
+import { Pair } from "./pair.js";
+import { blank, fromBase64, show } from "./picture.js";
+import { samplesFor, showSamples } from "./samples.js";
+import { strokesToFile } from "./strokes.js";
+
+const FIT_MARGIN = 0.2; // around a drawing for models that take the whole picture: their digits leave as much
+
+export class Explore {
+  #looking = new Latest();
+  #asked = 0; // answers of an earlier question are not shown after a later one's
+  #answer = null;
+
+  constructor() {
+    this.bars = new Bars((label) => this.#chooseClass(label));
+    this.capsule = new Capsule((label) => this.bars.choose(label));
+    this.pad = new Pad((isFinal) => this.look(isFinal));
+    this.pair = new Pair((isFinal) => this.look(isFinal));
+    takeFiles((files) => this.#take(files));
+  }
+
+  /** The input of the model: the drawing area, or a pair of views. */
+  get #input() {
+    return this.model.manifest.views === 2 ? this.pair : this.pad;
+  }
+
+  /** What is on the screen, for links and snippets: the model, the answer and the files that were sent. */
+  get state() {
+    return { model: this.model, answer: this.#answer, ...this.capsule.state };
+  }
+
+  /** Show another model and what it makes of the image that is there. */
+  async setModel(model) {
+    this.model = model;
+    const { manifest } = model;
+    byId("draw").hidden = manifest.views === 2;
+    byId("pair").hidden = manifest.views !== 2;
+    byId("pad-hint").textContent = hint(manifest);
+    this.bars.setModel(manifest);
+    this.capsule.setModel(model);
+    this.#forget();
+    showSamples(byId("samples"), await samplesFor(manifest), (strokes) => this.pad.setStrokes(strokes));
+    if (manifest.views === 2) await this.pair.start();
+    this.look(true);
+  }
+
+  /** Ask what the network makes of the image; while somebody draws, one question at a time. */
+  look(isFinal) {
+    if (!this.model) return this.#looking.cancel();
+    if (this.#input.isEmpty) {
+      this.#looking.cancel();
+      return this.#forget();
+    }
+    this.#looking.ask((signal) => this.#look(isFinal, signal), isFinal);
+  }
+
+  /** Wait until the answer to what is on the screen is shown. */
+  async settled() {
+    await new Promise((resolve) => {
+      const wait = () => (this.#answer?.isFinal ? resolve() : setTimeout(wait, 20));
+      wait();
+    });
+  }
+
+  async #look(isFinal, signal) {
+    const turn = ++this.#asked;
+    if (isFinal && this.#answer) this.#answer.isFinal = false;
+    const { name, version, manifest } = this.model;
+    const files = await this.#files();
+    const several = manifest.objects_per_image > 1 && manifest.graphs.decoder;
+    const query = { model: name, version, model_input: true, reconstruction: manifest.graphs.decoder && !several };
+    const [answer, apart] = await Promise.all([
+      api.classify(files, query, signal),
+      several ? api.segment(files, { model: name, version }, signal) : null,
+    ]);
+    if (turn !== this.#asked || signal.aborted) return;
+    hush();
+    await this.#show(answer.results[0], apart?.results[0], isFinal, files);
+  }
+
+  async #show(result, apart, isFinal, files) {
+    show(byId("seen"), await fromBase64(result.model_input));
+    this.bars.show(result);
+    this.#say(result, isFinal);
+    this.#answer = { result, files, isFinal: false };
+    const objects = apart ? apart.objects : [result.classes[0]];
+    const pictures = apart ? apart.objects.map(({ reconstruction }) => reconstruction) : [result.reconstruction];
+    if (result.blank || !pictures[0]) this.capsule.clear();
+    else {
+      const bitmaps = await Promise.all(pictures.map(fromBase64));
+      this.capsule.show(objects.map((object, index) => ({ ...object, bitmap: bitmaps[index] })), isFinal);
+    }
+    this.#answer.isFinal = isFinal;
+  }
+
+  #say(result, isFinal) {
+    const sure = result.confident === false ? ", not confident" : "";
+    const text = result.blank ? "nothing" : result.labels.join(" and ");
+    byId("best").textContent = result.blank ? "—" : result.labels.join(" + ");
+    const { height, width, views } = { ...this.model.manifest.preprocessing, views: this.model.manifest.views };
+    byId("seen-note").textContent = result.blank
+      ? "Nothing is to be seen here."
+      : `${views === 2 ? "Two views of " : ""}${width} × ${height} pixels, ${seenRule(this.model.manifest)}`;
+    byId("seen").setAttribute("aria-label", `The model's input, ${width} by ${height} pixels`);
+    byId("capsule-note").textContent = capsuleNote(this.model.manifest);
+    const probability = result.classes[0].probability.toFixed(2);
+    if (isFinal) byId("spoken").textContent = `It sees ${text}, probability ${probability}${sure}`;
+  }
+
+  #forget() {
+    this.#asked++;
+    this.#answer = null;
+    this.bars.clear();
+    this.capsule.clear();
+    blank(byId("seen"));
+    byId("seen").setAttribute("aria-label", "Nothing yet");
+    byId("best").textContent = "";
+    byId("seen-note").textContent = "";
+    byId("spoken").textContent = "";
+  }
+
+  #chooseClass(label) {
+    const found = this.#answer?.result.classes.find((one) => one.label === label);
+    if (found && this.model.manifest.graphs.decoder) this.capsule.choose(found);
+  }
+
+  async #files() {
+    const { pad } = this;
+    if (this.#input === this.pair) return this.pair.files();
+    if (pad.image) return [pad.image];
+    const margin = this.model.manifest.preprocessing.placement === "digit" ? 0 : FIT_MARGIN;
+    return [await strokesToFile(pad.strokes, margin)];
+  }
+
+  #take(files) {
+    if (this.#input === this.pair) this.pair.setFiles(files);
+    else this.pad.setImage(files[0]);
+  }
+}
+
+function hint(manifest) {
+  if (manifest.preprocessing.placement !== "digit" && manifest.objects_per_image < 2) return "Open or drop an image";
+  return manifest.objects_per_image > 1 ? "Draw two digits over one another" : "Draw a digit here";
+}
+
+function seenRule({ preprocessing }) {
+  if (preprocessing.placement === "digit") return "the ink found, scaled and centered";
+  if (preprocessing.placement === "centre-crop") return "cut from the middle";
+  return "the whole picture fitted";
+}
+
+function capsuleNote({ pose_shape: shape }) {
+  const size = shape.reduce((a, b) => a * b);
+  const kind = shape.length > 1 ? `a matrix of ${shape.join(" × ")} numbers` : `${size} numbers`;
+  return `A capsule is ${kind} that say how the object looks. Move one of them: the picture follows.`;
+}

@@ -1,0 +1,27 @@
+// A pose that is a matrix, as a heat map: orange above zero, blue below.
+
+const WARM = "235, 122, 40";
+const COLD = "58, 134, 214";
+
+/**
+ * Draw a matrix with its numbers.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {number[]} values row by row
+ * @param {number} columns
+ */
+export function drawMatrix(canvas, values, columns) {
+  const drawing = canvas.getContext("2d");
+  const cell = canvas.width / columns;
+  const largest = Math.max(...values.map(Math.abs), 1e-6);
+  const style = getComputedStyle(canvas);
+  drawing.clearRect(0, 0, canvas.width, canvas.height);
+  Object.assign(drawing, { textAlign: "center", textBaseline: "middle", font: `${cell * 0.24}px ${style.fontFamily}` });
+  values.forEach((value, index) => {
+    const [x, y] = [(index % columns) * cell, Math.floor(index / columns) * cell];
+    drawing.fillStyle = `rgba(${value < 0 ? COLD : WARM}, ${(0.85 * Math.abs(value)) / largest})`;
+    drawing.fillRect(x + 1, y + 1, cell - 2, cell - 2);
+    drawing.fillStyle = style.color;
+    drawing.fillText(value.toFixed(2).replace("-", "−"), x + cell / 2, y + cell / 2);
+  });
+}

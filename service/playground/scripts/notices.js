@@ -1,0 +1,52 @@
+// The line under the header: errors of the service in its words, a busy or lost service, and the dialog for a key.
+
+import { byId } from "./dom.js";
+import { connection, ServiceError, useKey } from "./transport.js";
+
+const SAID = {
+  busy: "The service is busy. Trying again …",
+  lost: "The connection to the service is lost. Trying again …",
+};
+let state = "well";
+
+/** Begin to watch the connection. */
+export function watchConnection() {
+  for (const name of ["busy", "lost", "well"]) connection.addEventListener(name, () => enter(name));
+  connection.addEventListener("key", ({ detail }) => askForKey(detail.refused));
+  byId("key-dialog").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
+  byId("key-form").addEventListener("submit", () => useKey(byId("key").value.trim()));
+  addEventListener("unhandledrejection", (event) => {
+    if (!(event.reason instanceof ServiceError)) return;
+    event.preventDefault();
+    tell(sentence(event.reason));
+  });
+}
+
+/** Show this line until `hush`. */
+export function tell(text) {
+  byId("notice").textContent = text;
+  byId("notice").hidden = false;
+}
+
+/** Take the line away, unless the connection is what it is about. */
+export function hush() {
+  if (state === "well") byId("notice").hidden = true;
+}
+
+/** An error of the service as a sentence. */
+export function sentence(error) {
+  return error.title && !error.message.startsWith(error.title) ? `${error.title}: ${error.message}` : error.message;
+}
+
+function enter(next) {
+  if (next === state) return;
+  state = next;
+  if (next === "well") hush();
+  else tell(SAID[next]);
+}
+
+function askForKey(refused) {
+  byId("key").value = "";
+  byId("key-refused").hidden = !refused;
+  byId("key-dialog").showModal();
+}

@@ -1,0 +1,188 @@
+// The drawing area: pen strokes by mouse, touch, pen or keys, or one image; with undo.
+
+import { byId, context } from "./dom.js";
+import { ink, PEN } from "./strokes.js";
+
+const KEY_STEP = 0.04; // of the area's side
+const MIN_MOVE = 0.006;
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+export class Pad {
+  #canvas = byId("pad");
+  #content = { strokes: [], image: null, bitmap: null };
+  #history = [];
+  #drawing = null; // the stroke under the pen
+  #cursor = null; // of the keyboard: where it is, and whether it draws
+  #onChange;
+
+  /** @param {(isFinal: boolean) => void} onChange called while drawing, and finally when the pen is lifted */
+  constructor(onChange) {
+    this.#onChange = onChange;
+    const canvas = this.#canvas;
+    canvas.addEventListener("pointerdown", (event) => this.#down(event));
+    canvas.addEventListener("pointermove", (event) => this.#move(event));
+    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => this.#lift());
+    canvas.addEventListener("keydown", (event) => this.#key(event));
+    canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && this.#showCursor());
+    canvas.addEventListener("blur", () => this.#hideCursor());
+    byId("undo").addEventListener("click", () => this.undo());
+    byId("clear").addEventListener("click", () => this.clear());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
+  }
+
+  /** The strokes, if nothing else is on the pad. */
+  get strokes() {
+    return this.#content.strokes;
+  }
+
+  /** The image's file, if one is on the pad. */
+  get image() {
+    return this.#content.image;
+  }
+
+  get isEmpty() {
+    return !this.#content.image && !this.#content.strokes.length;
+  }
+
+  /** Show these strokes. */
+  setStrokes(strokes) {
+    this.#replace({ strokes, image: null, bitmap: null }, true);
+  }
+
+  /** Show an image; formats that the browser cannot show are sent to the service all the same. */
+  async setImage(file) {
+    const bitmap = await createImageBitmap(file).catch(() => null);
+    this.#replace({ strokes: [], image: file, bitmap }, true);
+  }
+
+  undo() {
+    if (!this.#history.length) return;
+    this.#content = this.#history.pop();
+    this.#changed(true);
+  }
+
+  clear() {
+    if (!this.isEmpty) this.#replace({ strokes: [], image: null, bitmap: null }, true);
+  }
+
+  #replace(content, isFinal) {
+    this.#history.push(this.#content);
+    this.#content = content;
+    this.#changed(isFinal);
+  }
+
+  #changed(isFinal) {
+    byId("undo").disabled = !this.#history.length;
+    byId("clear").disabled = this.isEmpty;
+    byId("pad-hint").hidden = !this.isEmpty;
+    this.#paint();
+    this.#onChange(isFinal);
+  }
+
+  #down(event) {
+    if (event.button !== 0 || this.#drawing) return;
+    this.#hideCursor();
+    this.#canvas.setPointerCapture(event.pointerId);
+    this.#begin(this.#place(event));
+  }
+
+  #begin(point) {
+    this.#drawing = [point];
+    this.#replace({ strokes: [...this.#content.strokes, this.#drawing], image: null, bitmap: null }, false);
+  }
+
+  #move(event) {
+    if (!this.#drawing || !this.#canvas.hasPointerCapture(event.pointerId)) return;
+    const events = event.getCoalescedEvents?.() ?? [];
+    for (const each of events.length ? events : [event]) this.#extend(this.#place(each));
+  }
+
+  #extend(point) {
+    const [x, y] = this.#drawing.at(-1);
+    if (Math.hypot(point[0] - x, point[1] - y) < MIN_MOVE) return;
+    this.#drawing.push(point);
+    this.#changed(false);
+  }
+
+  #lift() {
+    if (!this.#drawing) return;
+    this.#drawing = null;
+    this.#changed(true);
+  }
+
+  #place({ clientX, clientY }) {
+    const box = this.#canvas.getBoundingClientRect();
+    return [(clientX - box.left) / box.width, (clientY - box.top) / box.height];
+  }
+
+  #key(event) {
+    const arrow = ARROWS[event.key];
+    if (arrow) this.#walk(arrow);
+    else if (event.key === " ") this.#toggle();
+    else if (event.key === "Backspace") this.undo();
+    else if (event.key === "Delete") this.clear();
+    else return;
+    event.preventDefault();
+  }
+
+  #walk([right, down]) {
+    const [x, y] = (this.#cursor ??= [0.5, 0.5]);
+    const within = (at) => Math.min(1 - PEN / 2, Math.max(PEN / 2, at));
+    this.#cursor = [within(x + right * KEY_STEP), within(y + down * KEY_STEP)];
+    if (this.#drawing) this.#extend(this.#cursor);
+    else this.#paint();
+  }
+
+  #toggle() {
+    this.#cursor ??= [0.5, 0.5];
+    if (this.#drawing) this.#lift();
+    else this.#begin(this.#cursor);
+  }
+
+  #showCursor() {
+    this.#cursor ??= [0.5, 0.5];
+    this.#paint();
+  }
+
+  #hideCursor() {
+    if (!this.#cursor) return;
+    this.#lift();
+    this.#cursor = null;
+    this.#paint();
+  }
+
+  #paint() {
+    const [canvas, drawing] = [this.#canvas, context(this.#canvas)];
+    const side = canvas.width;
+    const style = getComputedStyle(canvas);
+    drawing.clearRect(0, 0, side, side);
+    const { bitmap, image, strokes } = this.#content;
+    if (bitmap) paintInside(drawing, bitmap, side);
+    else if (image) write(drawing, image.name, side, style);
+    ink(drawing, strokes, { side, color: style.color });
+    if (this.#cursor) this.#paintCursor(drawing, side, style);
+  }
+
+  #paintCursor(drawing, side, style) {
+    const [x, y] = this.#cursor;
+    drawing.beginPath();
+    drawing.arc(x * side, y * side, (PEN * side) / 2, 0, 2 * Math.PI);
+    drawing.lineWidth = 4;
+    drawing.strokeStyle = style.getPropertyValue("--mark");
+    drawing.stroke();
+  }
+}
+
+function paintInside(drawing, bitmap, side) {
+  const scale = Math.min(side / bitmap.width, side / bitmap.height);
+  const [width, height] = [bitmap.width * scale, bitmap.height * scale];
+  drawing.imageSmoothingEnabled = scale < 4;
+  drawing.drawImage(bitmap, (side - width) / 2, (side - height) / 2, width, height);
+}
+
+function write(drawing, text, side, style) {
+  drawing.fillStyle = style.color;
+  drawing.font = `${side / 20}px ${style.fontFamily}`;
+  drawing.textAlign = "center";
+  drawing.fillText(text, side / 2, side / 2, side * 0.9);
+}

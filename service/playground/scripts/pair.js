@@ -1,0 +1,127 @@
+// A pair of views for stereo models: a toy to turn, from strips of rendered pictures, or two files.
+
+import { byId, element } from "./dom.js";
+import { toFile } from "./picture.js";
+
+const TOYS = ["animal", "human", "airplane", "truck", "car"];
+const [AZIMUTHS, AZIMUTH_STEP] = [18, 20]; // positions, degrees
+const ELEVATIONS = [35, 50, 65]; // degrees
+const SIDE = 96; // pixels of a view
+const DRAG_PIXELS = 18; // of the pointer for one position
+
+export class Pair {
+  #strips = new Map(); // by toy
+  #toy = TOYS[3];
+  #own = null; // files of the user
+  #onChange;
+
+  /** @param {(isFinal: boolean) => void} onChange */
+  constructor(onChange) {
+    this.#onChange = onChange;
+    for (const name of ["azimuth", "elevation"]) {
+      byId(name).addEventListener("input", () => this.#turned(false));
+      byId(name).addEventListener("change", () => this.#turned(true));
+    }
+    this.#dragging(document.querySelector("#pair .views"));
+  }
+
+  get isEmpty() {
+    return !this.#own && !this.#strips.size;
+  }
+
+  /** The left and the right view as files. */
+  async files() {
+    return this.#own ?? Promise.all([byId("left"), byId("right")].map(toFile));
+  }
+
+  /** Where the toy stands, for a link; null for the user's own files. */
+  get position() {
+    return this.#own ? null : { toy: this.#toy, azimuth: Number(byId("azimuth").value), elevation: Number(byId("elevation").value) };
+  }
+
+  /** Turn a toy as in a link. */
+  setPosition({ toy, azimuth, elevation }) {
+    if (!this.#strips.has(toy)) return;
+    byId("azimuth").value = azimuth;
+    byId("elevation").value = elevation;
+    this.#choose(toy);
+  }
+
+  /** Load the toys and show one. */
+  async start() {
+    if (this.#strips.size) return;
+    const bitmaps = await Promise.all(TOYS.map(load));
+    TOYS.forEach((toy, index) => this.#strips.set(toy, bitmaps[index]));
+    const legend = byId("toys").querySelector("legend");
+    byId("toys").replaceChildren(legend, ...TOYS.map((toy) => this.#choice(toy)));
+    this.#choose(this.#toy);
+  }
+
+  /** Show two files of the user, the left view first. */
+  async setFiles(files) {
+    this.#own = files.slice(0, 2);
+    const bitmaps = await Promise.all(this.#own.map((file) => createImageBitmap(file).catch(() => null)));
+    for (const [index, id] of ["left", "right"].entries()) {
+      const drawing = byId(id).getContext("2d");
+      drawing.clearRect(0, 0, SIDE, SIDE);
+      if (bitmaps[index]) drawing.drawImage(bitmaps[index], 0, 0, SIDE, SIDE);
+    }
+    this.#onChange(true);
+  }
+
+  #choice(toy) {
+    const canvas = element("canvas", { width: SIDE, height: SIDE });
+    canvas.getContext("2d").drawImage(this.#strips.get(toy), 3 * SIDE, 2 * SIDE, SIDE, SIDE, 0, 0, SIDE, SIDE);
+    const input = element("input", { type: "radio", name: "toy", value: toy });
+    input.addEventListener("change", () => this.#choose(toy));
+    return element("label", { class: "toy" }, input, canvas, toy);
+  }
+
+  #choose(toy) {
+    this.#toy = toy;
+    byId("toys").querySelector(`[value="${toy}"]`).checked = true;
+    this.#turned(true);
+  }
+
+  #turned(isFinal) {
+    this.#own = null;
+    const [column, row] = [Number(byId("azimuth").value), Number(byId("elevation").value)];
+    byId("azimuth-value").textContent = `${column * AZIMUTH_STEP}°`;
+    byId("elevation-value").textContent = `${ELEVATIONS[row]}°`;
+    byId("azimuth").setAttribute("aria-valuetext", `${column * AZIMUTH_STEP} degrees`);
+    byId("elevation").setAttribute("aria-valuetext", `${ELEVATIONS[row]} degrees`);
+    for (const [view, id] of ["left", "right"].entries()) {
+      const place = [column * SIDE, (2 * row + view) * SIDE, SIDE, SIDE];
+      byId(id).getContext("2d").drawImage(this.#strips.get(this.#toy), ...place, 0, 0, SIDE, SIDE);
+    }
+    this.#onChange(isFinal);
+  }
+
+  #dragging(views) {
+    let from = null;
+    views.addEventListener("pointerdown", (event) => {
+      views.setPointerCapture(event.pointerId);
+      from = { x: event.clientX, y: event.clientY, azimuth: Number(byId("azimuth").value), elevation: Number(byId("elevation").value) };
+    });
+    views.addEventListener("pointermove", (event) => {
+      if (!from) return;
+      const across = Math.round((event.clientX - from.x) / DRAG_PIXELS);
+      const down = Math.round((event.clientY - from.y) / (2 * DRAG_PIXELS));
+      const azimuth = (((from.azimuth - across) % AZIMUTHS) + AZIMUTHS) % AZIMUTHS;
+      byId("elevation").value = from.elevation + down;
+      if (Number(byId("azimuth").value) === azimuth && !down) return;
+      byId("azimuth").value = azimuth;
+      this.#turned(false);
+    });
+    for (const end of ["pointerup", "pointercancel"])
+      views.addEventListener(end, () => {
+        if (from) this.#turned(true);
+        from = null;
+      });
+  }
+}
+
+async function load(toy) {
+  const answer = await fetch(new URL(`../samples/${toy}.webp`, import.meta.url));
+  return createImageBitmap(await answer.blob());
+}

@@ -1,0 +1,49 @@
+// Samples for the drawing area: digits as pen strokes, each one a button.
+
+import { element } from "./dom.js";
+import { ink, unpackStrokes } from "./strokes.js";
+
+const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
+const SIZE_IN_PAIR = 0.82;
+const PAIRS = [[3, 8], [1, 7], [2, 5], [0, 4], [6, 9], [8, 1], [5, 0], [4, 3], [9, 2], [7, 6]];
+
+let digits = null;
+
+/** The strokes of the ten digits. */
+export async function digitStrokes() {
+  digits ??= fetch(new URL("../samples/digits.json", import.meta.url)).then((answer) => answer.json());
+  return (await digits).map(unpackStrokes);
+}
+
+/** Samples that suit a model: [{name, strokes}]; none for models of other things than digits. */
+export async function samplesFor(manifest) {
+  const names = manifest.class_names;
+  if (names.length !== 10 || names.some((name, index) => name !== String(index))) return [];
+  const strokes = await digitStrokes();
+  if (manifest.objects_per_image < 2) return strokes.map((one, digit) => ({ name: String(digit), strokes: one }));
+  return PAIRS.map(([first, second]) => ({
+    name: `${first} and ${second}`,
+    strokes: [...moved(strokes[first], -APART / 2), ...moved(strokes[second], APART / 2)],
+  }));
+}
+
+/** Fill the group with a button for each sample. */
+export function showSamples(group, samples, onChoose) {
+  group.hidden = !samples.length;
+  group.replaceChildren(...samples.map((sample) => button(sample, onChoose)));
+}
+
+function button({ name, strokes }, onChoose) {
+  const canvas = element("canvas", { width: 72, height: 72 });
+  const made = element("button", { class: "sample", title: name, "aria-label": `Sample: ${name}` }, canvas);
+  made.addEventListener("click", () => onChoose(strokes));
+  requestAnimationFrame(() =>
+    ink(canvas.getContext("2d"), strokes, { side: 72, color: getComputedStyle(made).color }),
+  );
+  return made;
+}
+
+function moved(strokes, by) {
+  const place = (at) => 0.5 + (at - 0.5) * SIZE_IN_PAIR + by / 2;
+  return strokes.map((stroke) => stroke.map(([x, y]) => [place(x), place(y)]));
+}

@@ -1,0 +1,99 @@
+// Requests to the service: the key, patience with a busy service, and a connection that comes back.
+
+const KEY = "capsnet-api-key"; // in sessionStorage: for this tab only
+const LOST_WAIT_MS = 1000;
+const BUSY_SAID_AFTER = 3; // tries
+
+/** An error of the service, in its own words (RFC 9457). */
+export class ServiceError extends Error {
+  constructor(status, problem) {
+    super(problem.detail || problem.title || `The service answered ${status}`);
+    this.name = "ServiceError";
+    this.status = status;
+    this.type = problem.type || "about:blank";
+    this.title = problem.title || "";
+  }
+}
+
+/** What the page says about the connection: events "lost", "busy", "well" and "key" (with `refused`). */
+export const connection = new EventTarget();
+
+let awaitedKey = null;
+
+/** Whether requests bring an API key. */
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+/** Use this key from now on; requests that waited for one go on. */
+export function useKey(key) {
+  sessionStorage.setItem(KEY, key);
+  awaitedKey?.resolve();
+  awaitedKey = null;
+}
+
+/**
+ * The answer to a request; waits while the service is busy or away, and for a key if it wants one.
+ *
+ * @param {string} path relative to the page, such as "classify?top_k=2"
+ * @param {RequestInit} options of fetch; a signal ends the waiting
+ * @throws {ServiceError} the service refuses the request
+ */
+export async function request(path, options = {}) {
+  for (let tries = 1; ; tries++) {
+    const answer = await send(path, options);
+    if (answer === null) await pause(LOST_WAIT_MS, options.signal);
+    else if (answer.status === 401) await keyFor(options);
+    else if (answer.status === 503) {
+      if (tries >= BUSY_SAID_AFTER) say("busy");
+      await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
+    } else {
+      say("well");
+      if (answer.ok) return answer;
+      throw new ServiceError(answer.status, await problemOf(answer));
+    }
+  }
+}
+
+async function send(path, options) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
+  try {
+    return await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    say("lost");
+    return null;
+  }
+}
+
+function keyFor(options) {
+  const refused = hasKey() && !awaitedKey;
+  if (refused) sessionStorage.removeItem(KEY);
+  if (!awaitedKey) {
+    awaitedKey = Promise.withResolvers();
+    connection.dispatchEvent(new CustomEvent("key", { detail: { refused } }));
+  }
+  return Promise.race([awaitedKey.promise, aborted(options.signal)]);
+}
+
+function say(state) {
+  connection.dispatchEvent(new CustomEvent(state));
+}
+
+async function problemOf(answer) {
+  try {
+    return await answer.json();
+  } catch {
+    return {};
+  }
+}
+
+function pause(ms, signal) {
+  return Promise.race([new Promise((resolve) => setTimeout(resolve, ms)), aborted(signal)]);
+}
+
+function aborted(signal) {
+  return new Promise((_, reject) => {
+    if (signal?.aborted) reject(signal.reason);
+    signal?.addEventListener("abort", () => reject(signal.reason), { once: true });
+  });
+}

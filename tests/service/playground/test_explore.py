@@ -1,0 +1,139 @@
+"""The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.pen import draw
+
+PICTURE = "canvas => canvas.toDataURL()"
+SUMS = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
+    .reduce((sums, level, index) => { sums[index % 4] += level; return sums; }, [0, 0, 0, 0])"""
+CHANGED = "([canvas, before]) => document.querySelector(canvas).toDataURL() !== before"
+
+
+def picture(page: Page, canvas: str) -> str:
+    """A canvas as a PNG file."""
+    return page.locator(canvas).evaluate(PICTURE)
+
+
+def sums(page: Page, canvas: str) -> list[int]:
+    """Of the red, green, blue and alpha levels of a canvas."""
+    return page.locator(canvas).evaluate(SUMS)
+
+
+def answer(page: Page) -> str:
+    """What the page says once the last stroke is answered."""
+    expect(page.locator("#spoken")).to_contain_text("It sees")
+    return page.inner_text("#best")
+
+
+def choose_model(page: Page, name: str) -> None:
+    page.check(f'input[value="{name}"]')
+
+
+def test_at_least_nine_of_ten_drawn_digits_are_named_rightly(page):
+    named = []
+    for digit in range(10):
+        draw(page, digit)
+        named.append(answer(page) == str(digit))
+        page.click("#clear")
+        expect(page.locator("#best")).to_be_empty()
+    assert sum(named) >= 9, named
+
+
+def test_the_answer_comes_while_the_digit_is_drawn_and_shows_what_the_network_sees(page):
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    page.mouse.down()
+    for step in range(20):
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30 + step * 10)
+    expect(page.locator("#best")).to_have_text("1")
+    expect(page.locator("#spoken")).to_be_empty()  # spoken once, at the end
+    page.mouse.up()
+    expect(page.locator("#spoken")).to_contain_text("It sees 1")
+    assert sums(page, "#seen")[0] > 5000
+    assert "28 × 28" in page.inner_text("#seen-note")
+    assert page.locator(".threshold").count() == 10
+
+
+def test_undo_takes_the_last_stroke_back_and_clear_everything(page):
+    draw(page, 1)
+    first = answer(page)
+    empty_elsewhere = picture(page, "#pad")
+    draw(page, 1, middle=(0.2, 0.5))
+    page.click("#undo")
+    assert picture(page, "#pad") == empty_elsewhere
+    expect(page.locator("#best")).to_have_text(first)
+    page.click("#clear")
+    expect(page.locator("#capsule")).to_be_hidden()
+    assert not any(sums(page, "#pad"))
+    assert page.is_disabled("#clear")
+
+
+def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    before = picture(page, "#decoded")
+    slider = page.get_by_label("Dimension 3", exact=True)
+    slider.focus()
+    for _ in range(15):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".slider.moved")).to_have_count(1)
+    expect(page.locator("#reset")).to_be_enabled()
+    page.wait_for_function(CHANGED, arg=["#decoded", before])
+    page.click("#reset")
+    assert picture(page, "#decoded") == before
+    assert slider.input_value() == "0"
+
+
+def test_a_slider_asks_once_however_far_it_moves(page):
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    page.wait_for_timeout(600)  # the ends of the sliders have come
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    slider = page.get_by_label("Dimension 5", exact=True)
+    with page.expect_response(re.compile("reconstruct")):
+        slider.focus()
+    for _ in range(25):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(100)
+    assert len([url for url in asked if "reconstruct" in url]) == 1
+
+
+def test_another_class_may_be_decoded(page):
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    page.check('#bars input[value="2"]')
+    expect(page.locator("#objects")).to_have_text("of the 2")
+
+
+@pytest.mark.parametrize("sample", ["3 and 8", "2 and 5"])
+def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page, sample):
+    choose_model(page, "capsnet-multimnist")
+    page.click(f'[aria-label="Sample: {sample}"]')
+    expect(page.locator("#objects input")).to_have_count(2)
+    assert sorted(answer(page).split(" + ")) == sorted(sample.split(" and "))
+    red, _, blue, _ = sums(page, "#decoded")
+    assert min(red, blue) > 5000
+    page.locator("#objects input").nth(1).check()
+    page.get_by_label("Dimension 1", exact=True).focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#reset")).to_be_enabled()
+    page.locator("#objects input").nth(0).check()
+    assert page.is_disabled("#reset"), "the other digit has not moved"
+
+
+def test_a_toy_is_named_while_it_turns_and_its_pose_is_a_matrix(page):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    before = picture(page, "#matrix")
+    page.get_by_label("Azimuth").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#azimuth-value")).to_have_text("140°")
+    page.wait_for_function(CHANGED, arg=["#matrix", before])
+    assert page.locator("#matrix").is_visible()
