@@ -98,8 +98,9 @@ class Anything(dict[str, str]):
 
 
 def test_the_documentation_opens_without_a_key(process):
-    assert process.stranger.get("/").status_code == 200
-    for path in ("/docs", "/playground/scripts/app.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/openapi.json"):
+    for path in ("/", "/playground/scripts/app.js"):
+        assert process.stranger.get(path).status_code == 200
+    for path in ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/openapi.json"):
         assert process.stranger.get(path).status_code == 200
 
 
