@@ -235,7 +235,13 @@ def test_the_official_matrix_capsules_differ_in_routing_margins_and_rate_alone()
     assert official == dataclasses.replace(
         paper,
         preset="matrix-smallnorb-official",
-        model=dataclasses.replace(paper.model, official_routing=True, activation_logit_sd=None),
+        model=dataclasses.replace(
+            paper.model,
+            official_routing=True,
+            activation_logit_sd=None,
+            density_exponent=1.0,
+            matrix_noise=0.03,
+        ),
         loss=dataclasses.replace(paper.loss, **margins),
         optimizer=dataclasses.replace(paper.optimizer, learning_rate=0.01),
     )
