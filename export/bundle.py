@@ -26,6 +26,7 @@ from export.contract.manifest import (
     sha256_of,
 )
 from export.evaluate import evaluate_encoder
+from export.explain.add import add_explain
 from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
@@ -97,6 +98,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
 
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
+        ExplainError: the explain graph gives another answer than the encoder; nothing is published.
         ValueError: `out` is not a model name, or the run is not one.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
     """
@@ -110,6 +112,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
         manifest = _manifest(folder, name, exported, earlier_versions=len(versions(out)))
         (folder / CARD_FILE).write_text(model_card(manifest))
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+        add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
 

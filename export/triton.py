@@ -6,8 +6,9 @@
 | `<model>-mask` | probabilities to the mask that keeps the most probable class alone |
 | `<model>-decoder` | the decoder: poses and mask to the reconstruction |
 | `<model>-reconstruct` | an ensemble of them: pixels to probabilities, poses and reconstruction |
+| `<model>-explain` | the explain graph: pixels to what routing does in every iteration |
 
-The bundle's version is the version of all four. Triton reads one configuration per model, whatever the
+The bundle's version is the version of all of them. Triton reads one configuration per model, whatever the
 version, so every version of a model must take and give the same tensors. Graphs are served in all versions
 that the repository holds. The ensemble is served in one, the newest, and names that version in each of its
 steps: it never joins the encoder of one bundle with the decoder of another.
@@ -29,7 +30,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from export.contract.graph_file import check_self_contained
+from export.contract.explain_outputs import explain_outputs
+from export.contract.graph_file import check_self_contained, check_weights_within
 from export.contract.manifest import (
     VERSION,
     BundleError,
@@ -39,6 +41,7 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
+from export.explain.shared_weights import hold_weights
 from export.triton_config import (
     LABELS,
     WRITTEN_BY,
@@ -141,6 +144,13 @@ def read_bundle(path: Path) -> Bundle:
     graphs: dict[str, bytes] = {}
     for role, graph in manifest.graphs.items():
         graphs[role] = read_checked(path, graph)
+    if "explain" in graphs:  # as a Triton model it stands alone
+        lender = manifest.graphs["encoder"].file
+        check_weights_within(
+            graphs["explain"], manifest.graphs["explain"].file, lender, len(graphs["encoder"])
+        )
+        graphs["explain"] = hold_weights(graphs["explain"], graphs["encoder"])
+    for role, graph in manifest.graphs.items():
         _check_graph(graphs[role], graph)
         _check_tensors(role, graph, manifest)
     return Bundle(int(folder), manifest, graphs)
@@ -162,6 +172,10 @@ def describe_models(
     encoder = graphs["encoder"]
     config = graph_config(name, encoder.inputs, encoder.outputs, device, max_batch)
     models = [Model(name, {CONFIG: config, **labels}, {GRAPH: bundle.graphs["encoder"]})]
+    if "explain" in graphs:
+        explain = graphs["explain"]
+        config = graph_config(f"{name}-explain", explain.inputs, explain.outputs, device, max_batch)
+        models.append(Model(f"{name}-explain", {CONFIG: config, **labels}, {GRAPH: bundle.graphs["explain"]}))
     if "decoder" not in graphs or ensemble_version is None:
         return models
 
@@ -237,8 +251,15 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
 def _check_tensors(role: str, graph: Graph, manifest: Manifest) -> None:
     """The graph has the tensors that the ensemble joins, and only their batch axis is free."""
     names = {tensor.name for tensor in graph.inputs}, {tensor.name for tensor in graph.outputs}
-    if names != NAMES[role]:
-        raise BundleError(f"manifest: the {role} has the inputs and outputs {names}, expected {NAMES[role]}")
+    if role == "explain":
+        inputs, outputs = NAMES["encoder"]
+        expected_names = inputs, outputs | explain_outputs(manifest).keys()
+    else:
+        expected_names = NAMES[role]
+    if names != expected_names:
+        raise BundleError(
+            f"manifest: the {role} has the inputs and outputs {names}, expected {expected_names}"
+        )
     classes = len(manifest.class_names)
     for tensor in (*graph.inputs, *graph.outputs):
         batch, *sizes = tensor.shape or (1,)

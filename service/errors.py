@@ -10,6 +10,7 @@ The `type` of a problem is stable; programs may rely on it. Each class says when
 | 404    | /problems/unknown-model, administration-off, not-found (no route)                            |
 | 405    | /problems/method-not-allowed                                                                 |
 | 408    | /problems/slow-body (with Connection: close)                                                 |
+| 409    | /problems/no-explain-graph                                                                   |
 | 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
 | 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
@@ -90,6 +91,12 @@ class SlowBodyError(ServiceError):
     headers: ClassVar[Mapping[str, str]] = {
         "Connection": "close"
     }  # the rest of it would be read as a request
+
+
+class NoExplainGraphError(ServiceError):
+    """A request for an explanation by a model whose bundle has no explain graph, or none that still loads."""
+
+    status, slug, title = 409, "no-explain-graph", "The bundle has no explain graph"
 
 
 class BodyTooLargeError(ServiceError):

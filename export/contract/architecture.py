@@ -6,6 +6,10 @@ from export.contract.manifest import Manifest
 
 PRIMARY_STRIDE = 2  # of PrimaryCapsules' convolution (Sec. 4, Sabour et al. 2017); that of Conv1 is 1
 SQUASH_EPSILON = 1e-7  # in the squash, below the root
+# Of matrix capsules (Sec. 4, Hinton et al. 2018): the convolution, then the two convolutional capsule layers.
+CONV_KERNEL, CONV_STRIDE = 5, 2
+CAPSULE_KERNEL = 3
+CAPSULE_STRIDES = (2, 1)
 
 
 class _Facts(BaseModel):

@@ -1,11 +1,13 @@
 """Which tensors of an ONNX file keep their values elsewhere, told from its bytes.
 
 A tensor may say that its values lie in any file that the process can read, or at an address in its memory. No
-bundle may have such a tensor; graphs that the service derives have them, to map their weights. The bytes are
-read as protobuf encodes them, because importing onnx takes memory that a service would have to keep, and
-because searching them for a name finds only one of the ways to write it.
+bundle may have such a tensor, but for the explain graph, whose weights lie in the encoder's file; graphs that
+the service derives have them, to map their weights. The bytes are read as protobuf encodes them, because
+importing onnx takes memory that a service would have to keep, and because searching them for a name finds
+only one of the ways to write it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -55,6 +57,11 @@ class FarTensor(NamedTuple):
     file: str
     offset: int
 
+    @property
+    def end(self) -> int:
+        """Behind the last value, in bytes, if they are float32."""
+        return self.offset + 4 * math.prod(self.shape)
+
 
 def check_self_contained(content: bytes, file: str) -> None:
     """All values of the graph's tensors are in its file.
@@ -66,14 +73,42 @@ def check_self_contained(content: bytes, file: str) -> None:
     Raises:
         BundleError: a tensor keeps its values elsewhere, or the bytes are no protobuf message.
     """
+    if any(_notes_elsewhere(content, file)):
+        raise BundleError(f"{file} keeps tensors in other files (external data); export it as one file")
+
+
+def check_weights_within(content: bytes, file: str, lender: str, lender_bytes: int) -> None:
+    """Values of the graph's tensors are in its file, or are float32 weights in one other file.
+
+    Args:
+        content: the file's bytes.
+        file: its name, for the error.
+        lender: name of the other file.
+        lender_bytes: its size.
+
+    Raises:
+        BundleError: a tensor keeps its values elsewhere, or the bytes are no protobuf message.
+    """
+    weights = list(far_tensors(content, file))
+    # As many as there are notes: no tensor of a node, no second note that takes back the first.
+    are_all = len(weights) == sum(1 for _ in _notes_elsewhere(content, file))
+    if not are_all or not all(
+        weight.data_type == FLOAT32
+        and weight.file == lender
+        and 0 <= weight.offset <= weight.end <= lender_bytes
+        for weight in weights
+    ):
+        raise BundleError(f"{file} keeps tensors elsewhere than in {lender}")
+
+
+def _notes_elsewhere(content: bytes, file: str) -> Iterator[bool]:
+    """True for each note of a tensor, wherever it is, that its values are in another file."""
     messages: list[tuple[Kind, memoryview]] = [("model", memoryview(content))]
     while messages:
         kind, message = messages.pop()
         for number, value in _fields(message, file):
             if kind == "tensor" and number == DATA_LOCATION and value != 0:
-                raise BundleError(
-                    f"{file} keeps tensors in other files (external data); export it as one file"
-                )
+                yield True
             inner = HOLDERS[kind].get(number)
             if inner and isinstance(value, memoryview):
                 messages.append((inner, value))
@@ -97,13 +132,17 @@ def far_tensors(content: bytes, file: str) -> Iterator[FarTensor]:
             if not numbers.get(DATA_LOCATION):
                 continue
             where = dict(_entry(entry, file) for entry in _messages(tensor, EXTERNAL_DATA, file))
-            yield FarTensor(
-                name="".join(str(name, "utf-8") for name in _messages(tensor, NAME, file)),
-                data_type=numbers[DATA_TYPE],
-                shape=tuple(_shape(fields, file)),
-                file=where["location"],
-                offset=int(where.get("offset", "0")),
-            )
+            name = "".join(str(name, "utf-8") for name in _messages(tensor, NAME, file))
+            try:
+                yield FarTensor(
+                    name=name,
+                    data_type=numbers[DATA_TYPE],
+                    shape=tuple(_shape(fields, file)),
+                    file=where["location"],
+                    offset=int(where.get("offset", "0")),
+                )
+            except (KeyError, ValueError):
+                raise BundleError(f"{file} does not say where the values of {name[:80]!r} are") from None
 
 
 def _messages(message: memoryview, number: int, file: str) -> Iterator[memoryview]:

@@ -48,6 +48,7 @@ def model_name(name: str) -> str:
 FileName = Annotated[str, AfterValidator(_plain_file_name)]
 ModelName = Annotated[str, AfterValidator(model_name)]
 Architecture = Literal["capsnet", "matrix-capsnet"]
+Role = Literal["encoder", "decoder", "explain"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -180,6 +181,8 @@ class Manifest(_Fact):
             `matrix-capsnet` has an activation beside its pose.
         pose_shape: of one class's pose, [16] or [4, 4]; the graphs have it flat, row-major.
         views: pictures of one object that make one input: 2 for a stereo pair.
+        graphs: the encoder, and maybe a decoder and the graph that shows the encoder's routing, which reads
+            its weights from the encoder's file.
         confidence: None where nothing was held out to measure it on.
     """
 
@@ -192,7 +195,7 @@ class Manifest(_Fact):
     objects_per_image: int = Field(default=1, ge=1)
     pose_shape: tuple[int, ...]
     views: Literal[1, 2] = 1
-    graphs: dict[Literal["encoder", "decoder"], Graph]
+    graphs: dict[Role, Graph]
     samples: File
     preprocessing: Preprocessing
     opset: int
@@ -208,7 +211,8 @@ class Manifest(_Fact):
         facts = self.model_dump(
             mode="json",
             include=ANSWERS_DEPEND_ON,
-            exclude={"graphs": {"__all__": {"weight_factors"}}},
+            # The explain graph is made of the encoder's, and has no weights of its own.
+            exclude={"graphs": {"__all__": {"weight_factors"}, "explain": True}},
             exclude_defaults=True,
         )
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.explain_outputs import explain_outputs
 from export.contract.manifest import BundleError, Manifest
 from service.inference.engine import Engine
 from service.inference.half_encoder import check_classes
@@ -27,8 +28,11 @@ def check_contract(manifest: Manifest) -> None:
     facts, classes = manifest.preprocessing, len(manifest.class_names)
     picture = (None, facts.height, facts.width, facts.channels)
     poses = (None, classes, math.prod(manifest.pose_shape))
+    answer = {"probabilities": (None, classes), "poses": poses}
+    shown = explain_outputs(manifest) if "explain" in manifest.graphs else {}
     expected: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
-        "encoder": ({"pixels": picture}, {"probabilities": (None, classes), "poses": poses}),
+        "encoder": ({"pixels": picture}, answer),
+        "explain": ({"pixels": picture}, answer | {name: (None, *shape) for name, shape in shown.items()}),
         "decoder": ({"poses": poses, "mask": (None, classes)}, {"reconstruction": picture}),
     }
     for role, graph in manifest.graphs.items():

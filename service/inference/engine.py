@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
 from service.inference.arena import shrink_arena
+from service.inference.explain_session import ExplainSession
 from service.inference.gpu_session import GpuSession
 from service.inference.providers import UsedDevice
 from service.inference.session_pool import SessionPool
@@ -21,7 +22,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded bundle. `encode` and `decode` block.
+    """A loaded bundle. `encode`, `decode` and `explain` block.
 
     Attributes:
         device: the device in use.
@@ -30,6 +31,7 @@ class Engine:
         encoder: the sessions of the encoder.
         decoder: the session of the decoder, if the bundle has one.
         precision: of the encoder's products.
+        explainer: the explain graph, if the bundle has one.
     """
 
     manifest: Manifest
@@ -39,6 +41,7 @@ class Engine:
     encoder: SessionPool
     decoder: Session | None
     precision: Precision = "float32"
+    explainer: ExplainSession | None = None
 
     def encode(self, pixels: Floats, *, exclusive: bool = True) -> tuple[Floats, Floats]:
         """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D].
@@ -63,6 +66,19 @@ class Engine:
             raise RuntimeError(f"{self.manifest.model} has no decoder")
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
+
+    def explain(self, pixels: Floats, *, exclusive: bool = True) -> tuple[Floats, ...]:
+        """Pixels [N, H, W, C] in 0-1 to the outputs of the explain graph, in the manifest's order.
+
+        Exclusive or not, it runs with one worker's share of the cores.
+
+        Raises:
+            RuntimeError: the bundle has no explain graph; ask `explainer` first.
+            NoExplainGraphError: the bundle's files have changed since it was loaded.
+        """
+        if self.explainer is None:
+            raise RuntimeError(f"{self.manifest.model} has no explain graph")
+        return self.explainer.run(pixels)
 
     def release_memory(self) -> None:
         """Free the scratch memory that engines on the CPU share. Blocks, for a run of one image."""

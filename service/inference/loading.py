@@ -4,17 +4,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.contract.graph_file import check_self_contained
-from export.contract.manifest import BundleError, Graph, Manifest, read_checked, read_manifest
+from export.contract.graph_file import check_self_contained, check_weights_within
+from export.contract.manifest import BundleError, Manifest, Role, read_checked, read_manifest
 from export.optimize.plan import MAX_WORKERS
 from service.inference.checks import check_contract, check_half, check_samples
 from service.inference.engine import Engine
+from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import halved
 from service.inference.providers import DeviceError, EngineOptions, UsedDevice, candidates, usable_cpus
 from service.inference.samples import read_samples
@@ -22,7 +22,6 @@ from service.inference.session_pool import open_on_cpu, pool_of_one
 from service.inference.sessions import open_session
 
 Floats = NDArray[np.float32]
-Role = Literal["encoder", "decoder"]
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +39,19 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
         DeviceError: an explicit device is not available.
     """
     manifest = _read_manifest_of(bundle, model)
-    graphs = {role: _read_graph(bundle, graph) for role, graph in manifest.graphs.items()}
+    graphs = _read_graphs(bundle, manifest)
     samples = read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
     last_error: DeviceError | None = None
     for device in candidates(options.device, ort.get_available_providers(), options.precision):
         try:
-            return _open_checked(graphs, samples, manifest, device, options)
+            engine = _open_checked(graphs, samples, manifest, device, options)
         except DeviceError as error:
             if options.device != "auto":
                 raise
             last_error = error
             log.warning("%s; trying the next best device", error)
+        else:
+            return _with_explainer(engine, bundle, graphs, options)
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
 
 
@@ -61,8 +62,7 @@ def check_bundle(bundle: Path, model: str) -> Manifest:
         BundleError: the bundle is not what its manifest says, or cannot be served.
     """
     manifest = _read_manifest_of(bundle, model)
-    for graph in manifest.graphs.values():
-        _read_graph(bundle, graph)
+    _read_graphs(bundle, manifest)
     read_checked(bundle, manifest.samples)
     return manifest
 
@@ -123,6 +123,16 @@ def _open(
     return replace(engine, decoder=decoder)
 
 
+def _with_explainer(
+    engine: Engine, bundle: Path, graphs: Mapping[Role, bytes], options: EngineOptions
+) -> Engine:
+    """The engine with the explain graph, if there is one."""
+    if "explain" not in graphs:
+        return engine
+    threads = (options.threads or usable_cpus()) // MAX_WORKERS or 1
+    return replace(engine, explainer=ExplainSession(bundle, engine.manifest, graphs["explain"], threads))
+
+
 def _read_manifest_of(bundle: Path, model: str) -> Manifest:
     manifest = read_manifest(bundle)
     if manifest.model != model:
@@ -131,7 +141,13 @@ def _read_manifest_of(bundle: Path, model: str) -> Manifest:
     return manifest
 
 
-def _read_graph(bundle: Path, graph: Graph) -> bytes:
-    content = read_checked(bundle, graph)
-    check_self_contained(content, graph.file)
-    return content
+def _read_graphs(bundle: Path, manifest: Manifest) -> dict[Role, bytes]:
+    """The graphs' bytes; nothing in them reads other files, but for weights of the encoder's."""
+    contents = {role: read_checked(bundle, graph) for role, graph in manifest.graphs.items()}
+    for role, content in contents.items():
+        file, lender = manifest.graphs[role].file, manifest.graphs["encoder"].file
+        if role == "explain":
+            check_weights_within(content, file, lender, len(contents["encoder"]))
+        else:
+            check_self_contained(content, file)
+    return contents

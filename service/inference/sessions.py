@@ -77,7 +77,7 @@ def create_session(
             f"device {device} cannot be used: ONNX Runtime chose {session.get_providers()[0]} for "
             f"{graph.file}; its messages above name the library or driver that is missing"
         )
-    _check_interface(session, graph)
+    check_interface(session, graph)
     return session
 
 
@@ -101,7 +101,7 @@ def open_derived(
         session = MappedSession(file, options, mapped(file))
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise BundleError(f"{file.name} cannot be loaded: {first_line(error)}") from error
-    _check_interface(session, graph)
+    check_interface(session, graph)
     return session
 
 
@@ -114,7 +114,12 @@ def _can_be_read(content: bytes) -> bool:
     return True
 
 
-def _check_interface(session: ort.InferenceSession, graph: Graph) -> None:
+def check_interface(session: ort.InferenceSession, graph: Graph) -> None:
+    """The session has the inputs and outputs that the manifest lists.
+
+    Raises:
+        BundleError: it has others.
+    """
     sides = (("input", session.get_inputs(), graph.inputs), ("output", session.get_outputs(), graph.outputs))
     for side, nodes, tensors in sides:
         found = [(n.name, n.type, tuple(d if isinstance(d, int) else None for d in n.shape)) for n in nodes]

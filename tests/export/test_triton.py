@@ -53,6 +53,30 @@ def test_the_ensemble_gives_what_the_service_gives(tmp_path: Path):
         np.testing.assert_allclose(found[name], values, atol=TOLERANCE["cpu"], err_msg=name)
 
 
+def test_the_explain_graph_is_a_model_that_holds_its_weights(tmp_path: Path):
+    """Triton has a folder for each model; the encoder's file is not in it."""
+    write_repository(SHIPPED, tmp_path / "triton", "cpu", 32)
+    name = "capsnet-mnist-explain"
+    config, folder = read_config(tmp_path / "triton" / name), tmp_path / "triton" / name / SHIPPED.name
+    assert [path.name for path in folder.iterdir()] == ["model.onnx"]
+    pixels = np.load(SHIPPED / "samples.npz")["pixels"]
+    session = ort.InferenceSession((folder / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, session.run(names, {"pixels": pixels}), strict=True))
+    assert dims(config.output) == {name: list(values.shape[1:]) for name, values in found.items()}
+    expected = service_answers(SHIPPED, pixels)
+    np.testing.assert_allclose(found["capsules"][:, -1], expected["poses"], atol=TOLERANCE["cpu"])
+
+
+def test_an_explain_graph_that_reads_another_file_is_refused(tmp_path: Path):
+    bundle = tmp_path / SHIPPED.parent.name / "1"
+    shutil.copytree(SHIPPED, bundle)
+    changed = (bundle / "explain.onnx").read_bytes().replace(b"encoder.onnx", b"decoder.onnx")
+    replace_file(bundle, "explain", changed)
+    with pytest.raises(BundleError, match=r"explain\.onnx keeps tensors elsewhere than in encoder\.onnx"):
+        read_bundle(bundle)
+
+
 @pytest.mark.parametrize("images", [1, 3, 32])
 def test_the_ensemble_takes_every_batch_up_to_its_largest(repository: Path, images: int):
     pixels = noise(images)

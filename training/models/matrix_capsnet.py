@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from export.contract.architecture import CAPSULE_KERNEL, CAPSULE_STRIDES, CONV_KERNEL, CONV_STRIDE
 from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
 from training.models.convolution import Convolution
@@ -31,10 +32,6 @@ from training.models.matrix_capsules import (
     PrimaryMatrixCapsules,
 )
 from training.models.standardize import as_shown
-
-CONV_KERNEL, CONV_STRIDE = 5, 2
-CAPSULE_KERNEL = 3
-CAPSULE_STRIDES = (2, 1)
 
 
 class MatrixCapsNet(nn.Module):

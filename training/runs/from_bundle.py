@@ -76,9 +76,10 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
     config = _trained_with(bundle, manifest).model
     assert isinstance(config, CapsNetConfig)
     held: dict[str, Tensor] = {}
-    for role, graph in manifest.graphs.items():
-        model = onnx.load_model_from_string(read_checked(bundle, graph))
-        prefix = "decoder." if role == "decoder" else ""
+    for role, prefix in {"encoder": "", "decoder": "decoder."}.items():
+        if role not in manifest.graphs:
+            continue
+        model = onnx.load_model_from_string(read_checked(bundle, manifest.graphs[role]))
         for tensor in model.graph.initializer:
             held[prefix + tensor.name] = torch.from_numpy(numpy_helper.to_array(tensor).copy())
     with torch.device("meta"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.contract.graph_file import HOLDERS, check_self_contained
+from export.contract.graph_file import HOLDERS, check_self_contained, check_weights_within
 from export.contract.manifest import BundleError, newest_version
 from tests.support.tiny_bundle import decoder_model, encoder_model
 
@@ -129,6 +129,64 @@ def test_a_tensor_kept_elsewhere_is_found_however_it_is_encoded(tensor):
 @pytest.mark.parametrize("file", ["encoder.onnx", "decoder.onnx"])
 def test_shipped_graphs_hold_all_that_is_theirs(model, file):
     check_self_contained((newest_version(Path("models") / model) / file).read_bytes(), file)
+
+
+@pytest.mark.parametrize("model", ["capsnet-mnist", "capsnet-multimnist", "matrix-capsnet-toys"])
+def test_shipped_explain_graphs_read_weights_of_their_encoder_alone(model):
+    bundle = newest_version(Path("models") / model)
+    content, size = (bundle / "explain.onnx").read_bytes(), (bundle / "encoder.onnx").stat().st_size
+    check_weights_within(content, "explain.onnx", FILE, size)
+    with pytest.raises(BundleError, match=r"explain\.onnx keeps tensors in other files"):
+        check_self_contained(content, "explain.onnx")
+
+
+def borrowed(
+    location: str = FILE, offset: str = "8", kind: int = TensorProto.FLOAT, dims: tuple[int, ...] = (3, 4)
+) -> onnx.ModelProto:
+    """A graph whose weights are in another file."""
+    model, tensor = onnx.ModelProto(), TensorProto(name="weights", data_type=kind, dims=dims)
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="offset", value=offset)
+    tensor.data_location = TensorProto.EXTERNAL
+    model.graph.initializer.append(tensor)
+    return model
+
+
+def test_weights_may_end_where_the_other_file_ends():
+    check_weights_within(borrowed().SerializeToString(), "explain.onnx", FILE, 8 + 48)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        borrowed(location="/etc/passwd"),
+        borrowed(location="decoder.onnx"),
+        borrowed(location="../1/encoder.onnx"),
+        borrowed(offset="9"),  # 1 byte too far
+        borrowed(offset="-8"),
+        borrowed(dims=(-3, 4)),
+        borrowed(kind=TensorProto.INT64),
+        in_a_constant(),
+        in_a_branch(),
+    ],
+    ids=str,
+)
+def test_weights_anywhere_else_are_refused(model):
+    with pytest.raises(BundleError, match=r"explain\.onnx keeps tensors elsewhere than in encoder\.onnx"):
+        check_weights_within(model.SerializeToString(), "explain.onnx", FILE, 8 + 48)
+
+
+def test_a_note_that_a_second_one_takes_back_is_refused():
+    """Readers may take either."""
+    content = with_tensor(b"\x70\x01\x70\x00")
+    with pytest.raises(BundleError, match="elsewhere"):
+        check_weights_within(content, "explain.onnx", FILE, 100)
+
+
+@pytest.mark.parametrize("offset", ["", "eight"])
+def test_weights_without_a_place_are_refused(offset):
+    with pytest.raises(BundleError, match="does not say where the values of 'weights' are"):
+        check_weights_within(borrowed(offset=offset).SerializeToString(), "explain.onnx", FILE, 100)
 
 
 def test_weights_and_names_that_look_like_a_place_are_none():

@@ -1,0 +1,1 @@
+"""The explain graph: the encoder, and what its routing does in every iteration. No torch here."""

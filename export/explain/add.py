@@ -1,0 +1,157 @@
+"""Add the explain graph to a bundle that is published, or about to be."""
+
+# N samples, J classes, D numbers of a pose
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.contract.manifest import (
+    MANIFEST_FILE,
+    Graph,
+    Tensor,
+    read_checked,
+    read_manifest,
+)
+from export.explain.graph import explain_graph
+from export.explain.shared_weights import share_weights
+
+FILE = "explain.onnx"
+TOLERANCE = 1e-5  # by which the last iteration may differ from the encoder's answer
+BATCH_SIZES = (1, 3, 8)
+SHARES = {"couplings", "assignments", "activations", "activities", "entropy"}  # outputs from 0 to 1
+
+
+@dataclass(frozen=True)
+class Added:
+    """An explain graph that is in its bundle now.
+
+    Attributes:
+        path: of the graph.
+        bytes: of its file, which holds none of the encoder's weights.
+        error: the largest difference of the last iteration from the encoder's answer to the samples.
+    """
+
+    path: Path
+    bytes: int
+    error: float
+
+
+class ExplainError(ValueError):
+    """The last iteration of the explain graph differs from the encoder's answer."""
+
+
+def add_explain(bundle: Path) -> Added:
+    """Write the explain graph into a bundle's folder, and then the manifest that lists it.
+
+    The bundle's other files stay as they are, and so do its digest and its answers. Both files are renamed
+    into place, so that a service that looks meanwhile finds a bundle without the graph or one with it.
+
+    Raises:
+        BundleError: the bundle is not what its manifest says, or its encoder cannot be explained.
+        ExplainError: the graph does not give the encoder's answer; nothing has been written.
+        OSError: a file cannot be written.
+    """
+    manifest = read_manifest(bundle)
+    lent = manifest.graphs["encoder"]
+    encoder = read_checked(bundle, lent)
+    made = explain_graph(onnx.load_model_from_string(encoder), manifest)
+    pixels = _sample_pixels(read_checked(bundle, manifest.samples))
+    error = check_last_iteration(encoder, made.SerializeToString(), pixels)
+    content = share_weights(made, encoder, lent.file).SerializeToString()
+    _replace(bundle / FILE, content)
+    graphs = {**manifest.graphs, "explain": _describe(content, made, lent)}
+    changed = manifest.model_copy(update={"graphs": graphs})
+    # Facts that the manifest left to their defaults stay unsaid.
+    _replace(bundle / MANIFEST_FILE, (changed.model_dump_json(indent=2, exclude_unset=True) + "\n").encode())
+    return Added(bundle / FILE, len(content), error)
+
+
+def check_last_iteration(encoder: bytes, explain: bytes, pixels: NDArray[np.float32]) -> float:
+    """Compare the last iteration with the encoder's answer, in batches of several sizes.
+
+    Args:
+        encoder: the graph.
+        explain: the graph made of it, its weights in it.
+        pixels: images, [N, H, W, C] in 0-1.
+
+    Returns:
+        The largest difference.
+
+    Raises:
+        ExplainError: it is more than TOLERANCE; says of which output.
+    """
+    largest = 0.0
+    for name, found, expected in _last_iterations(encoder, explain, pixels):
+        difference = float(np.abs(found - expected).max())
+        if not difference <= TOLERANCE:  # also when it is NaN
+            raise ExplainError(
+                f"the last iteration's {name} differ by {difference:.2g} from the encoder's; at most "
+                f"{TOLERANCE:g} is allowed"
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def _last_iterations(
+    encoder: bytes, explain: bytes, pixels: NDArray[np.float32]
+) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
+    """Name of the encoder's output, the explain graph's last iteration of it, and the encoder's."""
+    of_encoder, of_explain = (
+        ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (encoder, explain)
+    )
+    names = ["probabilities", "poses"]
+    for size in BATCH_SIZES:
+        feeds = {"pixels": pixels[:size]}
+        probabilities, poses = of_encoder.run(names, feeds)
+        last = of_explain.run([*names, "activations", "capsules"], feeds)
+        yield "probabilities", last[0], probabilities
+        yield "poses", last[1], poses
+        yield "probabilities", last[2][:, -1], probabilities
+        yield "poses", last[3][:, -1], poses
+
+
+def _sample_pixels(content: bytes) -> NDArray[np.float32]:
+    with np.load(BytesIO(content), allow_pickle=False) as samples:
+        pixels: NDArray[np.float32] = samples["pixels"]
+    return pixels
+
+
+def _describe(content: bytes, model: onnx.ModelProto, encoder: Graph) -> Graph:
+    """The graph as the manifest lists it, of which the encoder knows inputs and outputs already."""
+    known = {tensor.name: tensor for tensor in encoder.outputs}
+    ranges = {"capsules": known["poses"].range}
+    outputs = []
+    for value in model.graph.output:
+        shape = tuple(None if size.dim_param else size.dim_value for size in value.type.tensor_type.shape.dim)
+        is_share = value.name.rpartition(".")[2] in SHARES
+        between = (0.0, 1.0) if is_share else ranges.get(value.name)
+        described = Tensor(name=value.name, shape=shape, dtype="float32", range=between)
+        outputs.append(known.get(value.name, described))
+    return Graph(
+        file=FILE,
+        sha256=hashlib.sha256(content).hexdigest(),
+        inputs=encoder.inputs,
+        outputs=tuple(outputs),
+    )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file at once: whoever reads it finds what was there before, or all of this."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

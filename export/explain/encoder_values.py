@@ -1,0 +1,73 @@
+"""The values of an encoder's graph by the names that export gave them, such as `class_caps/routing/v_2`."""
+
+import onnx
+
+from export.contract.manifest import BundleError
+from export.optimize.nodes import Nodes
+
+
+class EncoderValues:
+    """Finds values of an encoder.
+
+    Args:
+        model: the encoder, as capsnet-export writes it, with the shapes of its values.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._makers = {name: node for node in model.graph.node for name in node.output}
+        self._shapes = {
+            value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
+            for value in (*model.graph.value_info, *model.graph.output)
+        }
+
+    def named(self, name: str) -> str:
+        """The name itself, if there is such a value.
+
+        Raises:
+            BundleError: there is none.
+        """
+        if name not in self._makers:
+            raise BundleError(f"the encoder has no value {name}; export its run anew to explain it")
+        return name
+
+    def in_iterations(self, path: str) -> list[str]:
+        """The value of each iteration of a loop; export numbers them from 1 if there are several.
+
+        Raises:
+            BundleError: there is none.
+        """
+        found: list[str] = []
+        while (name := f"{path}_{len(found) + 1}") in self._makers:
+            found.append(name)
+        return found or [self.named(path)]
+
+    def maker(self, name: str) -> onnx.NodeProto:
+        """The node that computes a value."""
+        return self._makers[self.named(name)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The sizes of a value; the batch's is 0."""
+        return self._shapes[self.named(name)]
+
+    def readers(self, name: str, operator: str, place: int) -> list[onnx.NodeProto]:
+        """The nodes of this operator whose input at this place is the value, in their order."""
+        return [
+            node
+            for node in self._makers.values()
+            if node.op_type == operator and len(node.input) > place and node.input[place] == name
+        ]
+
+
+def stacked(nodes: Nodes, values: list[str], shape: tuple[int, ...], name: str) -> str:
+    """Values of several iterations, each [N, *shape] in some form, as one, [N, iterations, *shape]."""
+    each = [
+        nodes.reshape(value, [-1, 1, *shape], f"{name}/iteration_{place}")
+        for place, value in enumerate(values, 1)
+    ]
+    return nodes.add("Concat", *each, name=name, axis=1)
+
+
+def of_each_image(nodes: Nodes, constant: str, like: str, name: str) -> str:
+    """A constant once for each image: in the shape of another value, whose numbers are finite."""
+    nothing = nodes.add("Mul", like, nodes.number(f"{name}/0", 0.0), name=f"{name}/nothing")
+    return nodes.add("Add", constant, nothing, name=name)

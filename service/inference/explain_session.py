@@ -1,0 +1,87 @@
+"""The explain graph of a loaded bundle: opened when a request first needs it, always on the CPU.
+
+It computes with the encoder's weights, and few requests run it: so they are loaded a second time only once it
+is needed, which takes a tenth of a second. The encoder's file must still be the same then.
+"""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.contract.graph_file import far_tensors
+from export.contract.manifest import Manifest, read_checked
+from export.optimize.choice import cpu_options
+from service.errors import NoExplainGraphError
+from service.inference.arena import share_arena
+from service.inference.samples import first_line
+from service.inference.sessions import check_interface
+
+# N images, H rows, W columns, C channels
+
+Floats = NDArray[np.float32]
+
+
+class ExplainSession:
+    """A session that is not open before its first run. Threads may share it.
+
+    Args:
+        bundle: the bundle's folder.
+        manifest: of the bundle.
+        content: the explain graph, which has been checked.
+        threads: that compute.
+    """
+
+    def __init__(self, bundle: Path, manifest: Manifest, content: bytes, threads: int) -> None:
+        self._bundle = bundle
+        self._manifest = manifest
+        self._content = content
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._session: ort.InferenceSession | None = None
+        self._weights: list[ort.OrtValue] = []  # which the session reads but does not own
+        self.names = [tensor.name for tensor in manifest.graphs["explain"].outputs]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its weights are in memory."""
+        return self._session is not None
+
+    def run(self, pixels: Floats) -> tuple[Floats, ...]:
+        """Pixels [N, H, W, C] in 0-1 to the graph's outputs in the order of `names`, [N, ...] each. Blocks.
+
+        Raises:
+            NoExplainGraphError: the bundle's files have changed since it was loaded.
+        """
+        with self._lock:
+            self._session = self._session or self._open()
+        return tuple(self._session.run(self.names, {"pixels": pixels}))
+
+    def _open(self) -> ort.InferenceSession:
+        graph, encoder = self._manifest.graphs["explain"], self._manifest.graphs["encoder"]
+        options = cpu_options(self._threads)
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        share_arena(options)
+        try:
+            names, self._weights = _weights(self._content, read_checked(self._bundle, encoder))
+            options.add_external_initializers(names, self._weights)
+            session = ort.InferenceSession(self._content, options, providers=["CPUExecutionProvider"])
+            check_interface(session, graph)
+        except Exception as error:  # ONNX Runtime's errors share no base class
+            raise NoExplainGraphError(
+                f"{graph.file} of {self._manifest.model} cannot be loaded any more: {first_line(error)}"
+            ) from error
+        return session
+
+
+def _weights(content: bytes, lender: bytes) -> tuple[list[str], list[ort.OrtValue]]:
+    """The names and values of the weights that a graph reads from another file."""
+    tensors = list(far_tensors(content, "explain graph"))
+    values = [
+        # A copy, which begins where the processor can read floats.
+        np.frombuffer(lender[tensor.offset : tensor.end], np.float32).reshape(tensor.shape).copy()
+        for tensor in tensors
+    ]
+    return [tensor.name for tensor in tensors], [ort.OrtValue.ortvalue_from_numpy(value) for value in values]
