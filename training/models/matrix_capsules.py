@@ -152,14 +152,16 @@ class MatrixCapsules(nn.Module):
         from training.models.cpu import fused_em  # numba takes a second to import
 
         fields, routing, types = self.fields, self.routing, children.poses.shape[2]
-        child = fields.inside[:, :, None] * types + torch.arange(types)  # [P, K, I], numbers below S * I
+        each = torch.arange(types)
         means, log_activations = fused_em.route(
-            poses=fields.seen(children.poses).transpose(2, 3),  # [B, P, 16, N]
-            activations=fields.seen(children.activations),  # [B, P, N]
-            matrices=self.matrices().flatten(0, 1).flatten(2).permute(1, 2, 0),  # [J, 16, N]
-            offsets=self.offsets.T.contiguous(),  # [16, N]
-            child=child.flatten(1),  # [P, N]
-            assignments=routing.initial_assignments(fields, types),  # [P, N]
+            poses=children.poses.flatten(1, 2),  # [B, C, 16]
+            activations=children.activations.flatten(1),  # [B, C]
+            matrices=self.matrices().flatten(0, 1).flatten(2).transpose(0, 1),  # [J, N, 16]
+            offsets=self.offsets,  # [N, 16]
+            child=(fields.inside[:, :, None] * types + each).flatten(1),  # [P, N]
+            places=(fields.reached[:, None] * types + each[:, None]).flatten(0, 1),  # [C, Q]
+            counts=fields.counts.repeat_interleave(types),  # [C]
+            shares=routing.initial_assignments(fields, types),  # [P, N]
             beta_u=routing.beta_u,
             budget=routing.budget(),
             inverse_temperatures=routing.inverse_temperatures(),

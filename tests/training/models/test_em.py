@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from training.models.cpu.lanes import LANES
 from training.models.em import (
     OFFICIAL,
     OFFICIAL_OF_CLASSES,
@@ -274,8 +275,8 @@ def test_activations_that_are_nearly_1_still_have_gradients():
     torch.testing.assert_close(*gradients.values(), rtol=1e-3, atol=0)
 
 
-def test_every_thread_counts():
-    routed, capsules = layer(), children(5)
+def test_any_number_of_threads_gives_the_same_to_the_bit():
+    routed, capsules = layer(), children(2 * LANES + 5)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -288,7 +289,18 @@ def test_every_thread_counts():
         torch.set_num_threads(before)
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
-            torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-5)
+            assert torch.equal(one, same)
+
+
+@pytest.mark.parametrize("count", [1, LANES, LANES + 1])
+def test_gradients_are_right_however_many_examples_fill_the_lanes(count):
+    routed, capsules = layer(), Capsules(*(part.requires_grad_() for part in children(count)))
+    wanted, gradients = [*capsules, *routed.parameters()], []
+    for found in by_both(routed, capsules).values():
+        loss = found.poses.square().sum() + found.activations.sum()
+        gradients.append(torch.autograd.grad(loss, wanted))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * other.abs().max().item())
 
 
 def zero_activations(capsules):
@@ -337,7 +349,7 @@ def test_nothing_is_larger_than_the_votes():
             made.extend(each.numel() for each in several if isinstance(each, torch.Tensor))
             return found
 
-    routed, capsules = layer(), Capsules(*(part.requires_grad_() for part in children(8)))
+    routed, capsules = layer(), Capsules(*(part.requires_grad_() for part in children(16)))
     votes = routed.votes(capsules.poses).numel()
     made: list[int] = []
     with Sizes():
@@ -347,8 +359,9 @@ def test_nothing_is_larger_than_the_votes():
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         routed(capsules)
-    poses, assignments = votes // PARENTS, votes * routed.routing.iterations // 16
-    assert sorted(kept)[-2:] == [assignments, poses]
+    iterations, children_of_a_parent = routed.routing.iterations, KERNEL**2 * TYPES
+    gaussians, assignments = iterations * votes // children_of_a_parent, (iterations - 1) * votes // 16
+    assert sorted(kept)[-3:] == [assignments, gaussians, gaussians]
 
 
 def test_what_compiled_routing_keeps_is_let_go_by_the_backward_pass():

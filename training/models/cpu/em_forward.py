@@ -1,0 +1,177 @@
+"""EM routing of 16 examples, compiled; `fused_em.py` has the mathematics."""
+
+# L = 16 examples, one in each lane, C children in all, P parent positions, J parent types, N children of a
+# parent, Q parent positions that a child reaches at most, 16 pose elements, T iterations
+
+from typing import Any
+
+import numpy as np
+
+from training.models.cpu.lanes import (
+    ELEMENTS,
+    compiled,
+    dot,
+    every,
+    exp,
+    kernel,
+    larger,
+    load,
+    log,
+    log_of_one_plus,
+    no_pose,
+    product,
+    store,
+)
+
+LEAST = -1e30  # below all logarithms; finite, so that nothing becomes NaN
+
+
+@kernel
+def forward(  # arrays that a compiled function cannot take as one
+    inverse_temperatures: Any,  # [T], lambda
+    settings: Any,  # floors of the mass and of the variance, eta
+    poses: Any,  # [C, 16, L]
+    activations: Any,  # [C, L]
+    matrices: Any,  # [J, N, 16]
+    offsets: Any,  # [N, 16, L]
+    child: Any,  # [P, N], its number
+    places: Any,  # [C, Q], where a child is seen: p * N + n
+    counts: Any,  # [C], in how many places
+    shares: Any,  # [P, N], the first assignments
+    beta_u: Any,  # [J]
+    budget: Any,  # [J]
+    assignments: Any,  # [T - 1, P, J, N, L], filled: those after the first
+    means: Any,  # [T, P, J, 16, L], filled
+    precisions: Any,  # [T, P, J, 16, L], filled: q
+    half_logs: Any,  # [T, P, J, L], filled: logs
+    totals: Any,  # [T, P, J, L], filled
+    complements: Any,  # [T, P, J, L], filled: 1 - a
+    log_activations: Any,  # [P, J, L], filled: those of the last iteration
+) -> None:
+    """Route 16 examples, and keep what the way back needs."""
+    iterations, positions, types = len(means), len(child), len(matrices)
+    mass = np.empty((child.shape[1], poses.shape[2]), np.float32)
+    for t in range(iterations):
+        for p in range(positions):
+            for j in range(types):
+                total = weigh(t, p, j, shares, assignments, activations, child[p], mass)
+                mean, precision = means[t, p, j], precisions[t, p, j]
+                logs = fit(settings, poses, matrices[j], offsets, child[p], mass, total, mean, precision)
+                cost = (every(ELEMENTS * beta_u[j]) + logs) * total
+                z = every(inverse_temperatures[t]) * (every(budget[j]) - cost)
+                log_activation = log_sigmoid(z)
+                store(half_logs[t, p, j], logs)
+                store(totals[t, p, j], total)
+                store(complements[t, p, j], exp(log_activation - z))  # exact where a is near 1
+                store(log_activations[p, j], log_activation)
+                if t + 1 < iterations:
+                    eta, joint = every(settings[2]), assignments[t, p, j]
+                    likely = log_activation - eta * logs
+                    judge(poses, matrices[j], offsets, child[p], mean, precision, eta, likely, joint)
+        if t + 1 < iterations:
+            for c in range(len(poses)):
+                assign(places[c, : counts[c]], assignments[t])
+
+
+@compiled
+def assigned(t: Any, p: Any, j: Any, n: Any, shares: Any, assignments: Any) -> Any:
+    """R of one child in an iteration."""
+    return every(shares[p, n]) if t == 0 else load(assignments[t - 1, p, j, n])
+
+
+@compiled
+def weigh(
+    t: Any, p: Any, j: Any, shares: Any, assignments: Any, activations: Any, child: Any, mass: Any
+) -> Any:
+    """Fill in what is assigned of each child, [N, L]; the sum."""
+    total = every(0)
+    for n in range(len(mass)):
+        of_child = assigned(t, p, j, n, shares, assignments) * load(activations[child[n]])
+        store(mass[n], of_child)
+        total += of_child
+    return total
+
+
+@compiled
+def vote(pose: Any, matrix: Any, offset: Any) -> Any:
+    """Pose [16, L] times matrix [16] plus offset [16, L]."""
+    return product(load(pose), matrix) + load(offset)
+
+
+@compiled
+def fit(
+    settings: Any,
+    poses: Any,
+    matrices: Any,  # [N, 16]
+    offsets: Any,
+    child: Any,  # [N]
+    mass: Any,  # [N, L]
+    total: Any,
+    mean: Any,  # [16, L], filled
+    precision: Any,  # [16, L], filled
+) -> Any:
+    """M-step: a parent's Gaussian; half of the sum of its variances' logarithms."""
+    inverse = every(1) / (total + every(settings[0]))
+    first, second = no_pose(), no_pose()
+    for n in range(len(mass)):
+        first += load(mass[n]) * vote(poses[child[n]], matrices[n], offsets[n])
+    center = first * inverse
+    for n in range(len(mass)):
+        difference = vote(poses[child[n]], matrices[n], offsets[n]) - center
+        second += load(mass[n]) * difference * difference
+    store(mean, center)
+    store(precision, second * inverse + every(settings[1]))
+    logs = every(0)
+    for h in range(ELEMENTS):
+        variance = load(precision[h])
+        logs += every(0.5) * log(variance)
+        store(precision[h], every(0.5) / variance)
+    return logs
+
+
+@compiled
+def log_sigmoid(z: Any) -> Any:
+    """Of Lanes, exact where the sigmoid is near 1."""
+    minus = every(0) - z
+    return every(0) - larger(every(0), minus) - log_of_one_plus(exp(every(0) - larger(z, minus)))
+
+
+@compiled
+def judge(
+    poses: Any,
+    matrices: Any,
+    offsets: Any,
+    child: Any,
+    mean: Any,
+    precision: Any,
+    eta: Any,
+    likely: Any,
+    joint: Any,  # [N, L], filled
+) -> None:
+    """For each child the logarithm that it is assigned by; for a vote at the mean it is `likely`."""
+    center, weights = load(mean), eta * load(precision)
+    for n in range(len(joint)):
+        difference = vote(poses[child[n]], matrices[n], offsets[n]) - center
+        store(joint[n], likely - dot(weights * difference, difference))
+
+
+@compiled
+def assign(places: Any, joint: Any) -> None:
+    """E-step: a child's logarithms in [P, J, N, L] to its assignments, a softmax over all its parents."""
+    types, children = joint.shape[1:3]
+    most, total = every(LEAST), every(0)
+    for place in places:
+        p, n = divmod(place, children)
+        for j in range(types):
+            most = larger(most, load(joint[p, j, n]))
+    for place in places:
+        p, n = divmod(place, children)
+        for j in range(types):
+            share = exp(load(joint[p, j, n]) - most)
+            store(joint[p, j, n], share)
+            total += share
+    inverse = every(1) / total
+    for place in places:
+        p, n = divmod(place, children)
+        for j in range(types):
+            store(joint[p, j, n], inverse * load(joint[p, j, n]))
