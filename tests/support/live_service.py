@@ -29,14 +29,15 @@ def live_service(
     ready: bool = True,
     http: type[BoundedHttp] = BoundedHttp,
     on_loaded: Callable[[Repository], None] | None = None,
+    port: int = 0,
 ) -> Iterator[httpx.Client]:
     """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
-    config = uvicorn.Config(create_app(settings, on_loaded), http=http, port=0, log_level="warning")
+    config = uvicorn.Config(create_app(settings, on_loaded), http=http, port=port, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="service")
     thread.start()
     try:
-        port = _port(server, thread)
+        port = port or _port(server, thread)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
             if ready:
                 wait_until(lambda: client.get("/readyz").status_code == 200)

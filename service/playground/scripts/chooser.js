@@ -11,7 +11,7 @@ export class Chooser {
   #onChoose;
   #turn = 0;
 
-  /** @param {(model: {name: string, version: number, manifest: object}) => void} onChoose */
+  /** @param {(model: {name: string, version: number, manifest: object}) => Promise<void>} onChoose */
   constructor(onChoose) {
     this.#onChoose = onChoose;
   }
@@ -38,7 +38,7 @@ export class Chooser {
     const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
     if (input) input.checked = true;
     this.#showVersions(name, all, one.version);
-    this.#onChoose({ name, version: one.version, manifest: one.manifest });
+    await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
 
   /** The first model whose manifest fits, or undefined. */

@@ -21,11 +21,11 @@ export class Explore {
   #answer = null;
 
   constructor() {
-    this.bars = new Bars((label) => this.#chooseClass(label));
+    this.bars = new Bars((label) => this.chooseClass(label));
     this.capsule = new Capsule((label) => this.bars.choose(label));
     this.pad = new Pad((isFinal) => this.look(isFinal));
     this.pair = new Pair((isFinal) => this.look(isFinal));
-    takeFiles((files) => this.#take(files));
+    takeFiles((files) => this.take(files));
   }
 
   /** The input of the model: the drawing area, or a pair of views. */
@@ -71,6 +71,17 @@ export class Explore {
     });
   }
 
+  /** Show files from elsewhere. */
+  take(files) {
+    return this.#input === this.pair ? this.pair.setFiles(files) : this.pad.setImage(files[0]);
+  }
+
+  /** Show the capsule of another class. */
+  async chooseClass(label) {
+    const found = this.#answer?.result.classes.find((one) => one.label === label);
+    if (found && this.model.manifest.graphs.decoder) await this.capsule.choose(found);
+  }
+
   async #look(isFinal, signal) {
     const turn = ++this.#asked;
     if (isFinal && this.#answer) this.#answer.isFinal = false;
@@ -91,7 +102,7 @@ export class Explore {
     show(byId("seen"), await fromBase64(result.model_input));
     this.bars.show(result);
     this.#say(result, isFinal);
-    this.#answer = { result, files, isFinal: false };
+    const answer = (this.#answer = { result, files, isFinal: false });
     const objects = apart ? apart.objects : [result.classes[0]];
     const pictures = apart ? apart.objects.map(({ reconstruction }) => reconstruction) : [result.reconstruction];
     if (result.blank || !pictures[0]) this.capsule.clear();
@@ -99,7 +110,7 @@ export class Explore {
       const bitmaps = await Promise.all(pictures.map(fromBase64));
       this.capsule.show(objects.map((object, index) => ({ ...object, bitmap: bitmaps[index] })), isFinal);
     }
-    this.#answer.isFinal = isFinal;
+    answer.isFinal = isFinal;
   }
 
   #say(result, isFinal) {
@@ -128,24 +139,13 @@ export class Explore {
     byId("spoken").textContent = "";
   }
 
-  #chooseClass(label) {
-    const found = this.#answer?.result.classes.find((one) => one.label === label);
-    if (found && this.model.manifest.graphs.decoder) this.capsule.choose(found);
-  }
-
   async #files() {
     const { pad } = this;
     if (this.#input === this.pair) return this.pair.files();
     if (pad.image) return [pad.image];
     const margin = this.model.manifest.preprocessing.placement === "digit" ? 0 : FIT_MARGIN;
     return [await strokesToFile(pad.strokes, margin)];
-  }
-
-  #take(files) {
-    if (this.#input === this.pair) this.pair.setFiles(files);
-    else this.pad.setImage(files[0]);
-  }
-}
+  }}
 
 function hint(manifest) {
   if (manifest.preprocessing.placement !== "digit" && manifest.objects_per_image < 2) return "Open or drop an image";

@@ -5,13 +5,14 @@ import { connection, ServiceError, useKey } from "./transport.js";
 
 const SAID = {
   busy: "The service is busy. Trying again …",
+  slow: "Waiting for the service. A model that is used for the first time takes a moment to load.",
   lost: "The connection to the service is lost. Trying again …",
 };
 let state = "well";
 
 /** Begin to watch the connection. */
 export function watchConnection() {
-  for (const name of ["busy", "lost", "well"]) connection.addEventListener(name, () => enter(name));
+  for (const name of ["busy", "lost", "slow", "well"]) connection.addEventListener(name, () => enter(name));
   connection.addEventListener("key", ({ detail }) => askForKey(detail.refused));
   byId("key-dialog").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
   byId("key-form").addEventListener("submit", () => useKey(byId("key").value.trim()));

@@ -2,6 +2,7 @@
 
 const KEY = "capsnet-api-key"; // in sessionStorage: for this tab only
 const LOST_WAIT_MS = 1000;
+const SLOW_MS = 1500; // until the page says that it waits
 const BUSY_SAID_AFTER = 3; // tries
 
 /** An error of the service, in its own words (RFC 9457). */
@@ -15,7 +16,7 @@ export class ServiceError extends Error {
   }
 }
 
-/** What the page says about the connection: events "lost", "busy", "well" and "key" (with `refused`). */
+/** What the page says about the connection: events "lost", "busy", "slow", "well" and "key" (with `refused`). */
 export const connection = new EventTarget();
 
 let awaitedKey = null;
@@ -56,12 +57,15 @@ export async function request(path, options = {}) {
 async function send(path, options) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
+  const slow = setTimeout(() => say("slow"), SLOW_MS);
   try {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (options.signal?.aborted) throw error;
     say("lost");
     return null;
+  } finally {
+    clearTimeout(slow);
   }
 }
 

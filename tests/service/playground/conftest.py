@@ -57,14 +57,16 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     contexts: list[BrowserContext] = []
     watched: list[tuple[Watched, str, bool]] = []
 
-    def open_one(address: str, *, may_complain: bool = False, **options: object) -> Page:
+    def open_one(
+        address: str, *, may_complain: bool = False, wait_for: str = ".model", **options: object
+    ) -> Page:
         contexts.append(browser.new_context(**options))
         contexts[-1].set_default_timeout(PATIENCE_MS)
         page, one = contexts[-1].new_page(), Watched()
         one.watch(page)
         watched.append((one, address.split("/")[2], may_complain))
         page.goto(address)
-        page.wait_for_selector(".model", state="attached")
+        page.wait_for_selector(wait_for)
         return page
 
     yield open_one

@@ -1,0 +1,21 @@
+// Files that were dropped, those in dropped folders too.
+
+/** Every file of a drop, [{file, path}]. */
+export async function dropped(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.length) return [...transfer.files].map((file) => ({ file, path: file.name }));
+  return (await Promise.all(entries.map(filesIn))).flat();
+}
+
+async function filesIn(entry) {
+  const path = entry.fullPath.replace(/^\//, "");
+  if (entry.isFile) return [{ file: await new Promise((resolve, reject) => entry.file(resolve, reject)), path }];
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // 100 at a time
+    if (!some.length) break;
+    found.push(...(await Promise.all(some.map(filesIn))).flat());
+  }
+  return found.filter(({ file }) => !file.name.startsWith("."));
+}

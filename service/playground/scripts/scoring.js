@@ -1,0 +1,39 @@
+// Many files in requests of a few; a file that the service cannot read costs no other its answer.
+
+import * as api from "./api.js";
+import { ServiceError } from "./transport.js";
+
+const BATCH = 32; // images in a request
+const AT_ONCE = 2; // requests
+const ABOUT_A_FILE = new Set([413, 415, 422]);
+
+/**
+ * Classify items, each of one file or of a pair.
+ *
+ * @param {{files: File[]}[]} items
+ * @param {{name: string, version: number}} model
+ * @param {(item: object, outcome: {result?: object, error?: string}) => void} onOutcome for each item, in any order
+ * @param {AbortSignal} signal
+ */
+export async function scoreAll(items, model, onOutcome, signal) {
+  const batches = [];
+  for (let start = 0; start < items.length; start += BATCH) batches.push(items.slice(start, start + BATCH));
+  const worker = async () => {
+    for (let batch = batches.shift(); batch; batch = batches.shift()) await score(batch, model, onOutcome, signal);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+}
+
+async function score(batch, model, onOutcome, signal) {
+  try {
+    const query = { model: model.name, version: model.version, top_k: 1 };
+    const answer = await api.classify(batch.flatMap(({ files }) => files), query, signal);
+    batch.forEach((item, index) => onOutcome(item, { result: answer.results[index] }));
+  } catch (error) {
+    if (!(error instanceof ServiceError) || !ABOUT_A_FILE.has(error.status)) throw error;
+    if (batch.length === 1) return onOutcome(batch[0], { error: error.message });
+    const half = Math.ceil(batch.length / 2); // the file that is to blame is in one of the halves
+    await score(batch.slice(0, half), model, onOutcome, signal);
+    await score(batch.slice(half), model, onOutcome, signal);
+  }
+}

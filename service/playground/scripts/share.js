@@ -1,0 +1,64 @@
+// A link that brings back what is on the screen: the model, the image and the sliders.
+
+import { bytes } from "./picture.js";
+import { packStrokes, unpackStrokes } from "./strokes.js";
+
+const PREFIX = "#see=";
+
+/** The address of what the explore view shows. */
+export function linkTo(explore) {
+  const { model, answer, objects, chosen } = explore.state;
+  const kept = { model: model.name, version: model.version, chosen };
+  if (answer) Object.assign(kept, { image: imageOf(explore, answer), objects: objects.map(({ label, moves }) => ({ label, moves })) });
+  return `${location.href.split("#")[0]}${PREFIX}${pack(kept)}`;
+}
+
+/** What the address of this page keeps; null if nothing, or if it is damaged. */
+export function kept() {
+  if (!location.hash.startsWith(PREFIX)) return null;
+  try {
+    return unpack(location.hash.slice(PREFIX.length));
+  } catch {
+    return null;
+  }
+}
+
+/** Show the image and the sliders that an address keeps; the model has been chosen. */
+export async function restore(explore, { image, objects, chosen }) {
+  if (!image) return;
+  if (image.strokes) explore.pad.setStrokes(unpackStrokes(image.strokes));
+  else if (image.toy) explore.pair.setPosition(image);
+  else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
+  await explore.settled();
+  if (objects.length === 1) await explore.chooseClass(objects[0].label);
+  await explore.capsule.restore({ objects, chosen });
+}
+
+/** The model's input as files: one, or the left and the right half of two views. */
+export async function filesOf(seen, views) {
+  const file = new File([bytes(seen)], "image.png", { type: "image/png" });
+  if (views < 2) return [file];
+  const both = await createImageBitmap(file);
+  return Promise.all(["left", "right"].map((name, index) => half(both, index, name)));
+}
+
+function imageOf(explore, { result }) {
+  const { pad, pair, model } = explore;
+  if (model.manifest.views === 2) return pair.position ?? { seen: result.model_input };
+  return pad.image ? { seen: result.model_input } : { strokes: packStrokes(pad.strokes) };
+}
+
+async function half(both, index, name) {
+  const canvas = new OffscreenCanvas(both.width / 2, both.height);
+  canvas.getContext("2d").drawImage(both, (-index * both.width) / 2, 0);
+  return new File([await canvas.convertToBlob({ type: "image/png" })], `${name}.png`, { type: "image/png" });
+}
+
+function pack(value) {
+  const text = String.fromCharCode(...new TextEncoder().encode(JSON.stringify(value)));
+  return btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+function unpack(text) {
+  return JSON.parse(new TextDecoder().decode(bytes(text.replaceAll("-", "+").replaceAll("_", "/"))));
+}

@@ -1,0 +1,40 @@
+// The buttons that copy what is on the screen: as curl, as Python, as a link.
+
+import { byId } from "./dom.js";
+import { linkTo } from "./share.js";
+import { asCurl, asPython } from "./snippets.js";
+
+const SAID_MS = 4000;
+
+/** Listen to the buttons. */
+export function prepareTakeaway(explore) {
+  const wanted = {
+    "copy-curl": () => asCurl(explore.state),
+    "copy-python": () => asPython(explore.state),
+    share: () => linkTo(explore),
+  };
+  for (const [id, make] of Object.entries(wanted))
+    byId(id).addEventListener("click", async () => {
+      if (id !== "share" && !explore.state.answer) return say("There is nothing to copy yet");
+      await copy(await make());
+      say(id === "share" ? "The link is copied" : "Copied");
+    });
+}
+
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Browsers hide the clipboard from pages of plain HTTP, except from localhost.
+  const area = Object.assign(document.createElement("textarea"), { value: text, className: "hidden" });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+let timer = 0;
+
+function say(text) {
+  byId("copied").textContent = text;
+  clearTimeout(timer);
+  timer = setTimeout(() => (byId("copied").textContent = ""), SAID_MS);
+}

@@ -1,0 +1,83 @@
+"""A service that is busy, away, or wants a key."""
+
+import socket
+
+import pytest
+from playwright.sync_api import Route, expect
+
+from tests.service.playground.test_explore import answer
+from tests.support.live_service import live_service, settings_for
+from tests.support.tiny_bundle import write_bundle
+
+KEY = "a-key-for-the-page"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    write_bundle(models / "tiny" / "1")
+    return models
+
+
+def test_a_busy_service_is_asked_again_quietly(page):
+    refused = []
+
+    def busy(route: Route) -> None:
+        if refused:
+            return route.continue_()
+        refused.append(route)
+        problem = '{"type": "/problems/overloaded", "title": "Too busy", "status": 503}'
+        headers = {"Retry-After": "1", "Content-Type": "application/problem+json"}
+        return route.fulfill(status=503, headers=headers, body=problem)
+
+    page.route("**/classify*", busy)
+    page.click('[aria-label="Sample: 1"]')
+    assert answer(page) == "1"
+    assert refused
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.fixture
+def page(open_page, address):
+    """The page, whose console may tell of answers that are errors."""
+    page = open_page(f"{address}/", may_complain=True)
+    page.wait_for_selector(".sample")
+    return page
+
+
+def test_an_error_of_the_service_is_shown_in_its_own_words_until_something_works(page, tmp_path):
+    (tmp_path / "no.png").write_text("no picture")
+    page.set_input_files("#file", tmp_path / "no.png")
+    expect(page.locator("#notice")).to_contain_text("expected a PNG")
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_page, models):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = settings_for(models, optimize=False)
+    with live_service(settings, port=port) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/", may_complain=True)
+        page.set_input_files("#file", "docs/three.png")
+        answer(page)
+    page.set_input_files("#file", "docs/seven.jpg")
+    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    with live_service(settings, port=port):
+        expect(page.locator("#notice")).to_be_hidden(timeout=20_000)
+        answer(page)
+
+
+def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refused(open_page, models):
+    with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
+        address = str(client.base_url).rstrip("/")
+        page = open_page(f"{address}/", may_complain=True, wait_for="#key-dialog")
+        page.fill("#key", "a wrong one")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-refused")).to_be_visible()
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".model")).to_have_count(1)
+        page.reload()
+        expect(page.locator(".model")).to_have_count(1)
+        assert page.evaluate("localStorage.length") == 0
