@@ -194,7 +194,7 @@ def test_matrix_capsules_are_told(tiny):
 
 
 def test_the_official_code_adds_places_to_other_elements(tiny):
-    config = load_preset("matrix-smallnorb-official")
+    config = with_model(load_preset("matrix-smallnorb"), official_routing=True)
     assert "Elements 0 and 1 have in them where" in card_of(of_matrices(tiny, config), config)
 
 

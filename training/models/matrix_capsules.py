@@ -34,9 +34,15 @@ class PrimaryMatrixCapsules(nn.Module):
         nn.init.constant_(self.activations.bias, ACTIVATION_BIAS)  # type: ignore[arg-type]  # there is one
 
     def forward(self, x: Tensor) -> Capsules:
-        """Feature maps [B, C, H, W] to capsules at S = H * W positions, row by row, float32."""
-        poses = self.poses(x).float().flatten(2).transpose(1, 2).unflatten(2, (-1, POSE))
-        activations = self.activations(x).float().sigmoid().flatten(2).transpose(1, 2)
+        """Feature maps [B, C, H, W] to capsules at S = H * W positions, row by row; float32 also under autocast.
+
+        In bfloat16 a pose would be off by up to 0.4 %, where votes that agree differ by less.
+        """
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.forward(x.float())
+        poses = self.poses(x).flatten(2).transpose(1, 2).unflatten(2, (-1, POSE))
+        activations = self.activations(x).sigmoid().flatten(2).transpose(1, 2)
         name_in_graph(poses=poses, activations=activations)
         return Capsules(poses, activations)
 

@@ -229,24 +229,6 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
         from_dict(values)
 
 
-def test_the_official_matrix_capsules_differ_in_routing_margins_and_rate_alone():
-    paper, official = load_preset("matrix-smallnorb"), load_preset("matrix-smallnorb-official")
-    margins = {"spread_margins": (0.2, 0.99), "spread_schedule": "official"}
-    assert official == dataclasses.replace(
-        paper,
-        preset="matrix-smallnorb-official",
-        model=dataclasses.replace(
-            paper.model,
-            official_routing=True,
-            activation_logit_sd=None,
-            density_exponent=1.0,
-            matrix_noise=0.03,
-        ),
-        loss=dataclasses.replace(paper.loss, **margins),
-        optimizer=dataclasses.replace(paper.optimizer, learning_rate=0.01),
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

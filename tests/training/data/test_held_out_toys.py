@@ -103,7 +103,6 @@ def test_a_run_that_held_out_pictures_did_not_hold_out_toys():
         "smallnorb-cnn",
         "matrix-smallnorb",
         "matrix-smallnorb-small",
-        "matrix-smallnorb-official",
     ],
 )
 def test_presets_for_stereo_pairs_hold_out_all_pairs_of_a_toy_of_each_category(name):
