@@ -28,7 +28,17 @@ from service.observability.metrics import Metrics
 from service.oip import repository as oip_repository
 from service.oip import rest as oip_rest
 from service.oip.schemas import IndexBody, InferBody, LoadBody
-from service.routes import classify, docs, health, metrics, models, playground, reconstruct, segment
+from service.routes import (
+    classify,
+    docs,
+    explain,
+    health,
+    metrics,
+    models,
+    playground,
+    reconstruct,
+    segment,
+)
 from service.routes.schemas import ReconstructRequest
 from service.settings import Settings
 from service.state import Service, State
@@ -126,7 +136,7 @@ def _add_middleware(app: FastAPI, settings: Settings, service_metrics: Metrics) 
 
 
 def _add_routes(app: FastAPI) -> None:
-    pictures = (classify, reconstruct, segment)
+    pictures = (classify, reconstruct, segment, explain)
     # Directly: routes that FastAPI includes are found by a longer way.
     app.router.routes[:0] = [route for module in pictures for route in module.routes.routes]
     for module in (models, health, metrics, oip_rest, oip_repository, docs, playground):

@@ -1,4 +1,4 @@
-"""The images that /classify and /segment take: a form with files, one raw file, or one array."""
+"""The images that /classify, /segment and /explain take: a form with files, one raw file, or one array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Images:
 
 
 async def read_images_body(request: Request) -> Body:
-    """The whole body of /classify or /segment.
+    """The whole body of a request with images.
 
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
@@ -81,7 +81,7 @@ async def read_images_body(request: Request) -> Body:
 
 
 async def parse_images(body: Body, service: Service) -> ImageFiles:
-    """The files of a body of /classify or /segment: of a form, or one raw file or array.
+    """The files of a body: of a form, or one raw file or array.
 
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
@@ -98,7 +98,7 @@ async def parse_images(body: Body, service: Service) -> ImageFiles:
 
 
 async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, service: Service) -> Images:
-    """The images of a body of /classify or /segment; for a model of two views consecutive files are a pair.
+    """The images of a body; for a model of two views consecutive files are a pair.
 
     Raises:
         ServiceError: a file or the array is invalid, or the service is overloaded.
