@@ -35,7 +35,6 @@ from capsnet.async_client import AsyncClient
 from capsnet.base_client import DEFAULT_URL
 from capsnet.client import Client
 from capsnet.errors import CapsnetError, ChangedBundleError, ConnectError, UnreachableError
-from capsnet.explanations import ExplainedClass, ExplainedLayer, Explanation, Places
 from capsnet.reconstruct_requests import Sweep
 from capsnet.retries import Retry
 from capsnet.uploads import Pair, Picture, Pictures
@@ -51,9 +50,6 @@ __all__ = [
     "Client",
     "ConnectError",
     "Encoded",
-    "ExplainedClass",
-    "ExplainedLayer",
-    "Explanation",
     "Failed",
     "Model",
     "ModelVersion",
@@ -62,7 +58,6 @@ __all__ = [
     "Picture",
     "Pictures",
     "Pinned",
-    "Places",
     "Reconstruction",
     "Reconstructions",
     "Retry",
