@@ -35,6 +35,7 @@ from capsnet.async_client import AsyncClient
 from capsnet.base_client import DEFAULT_URL
 from capsnet.client import Client
 from capsnet.errors import CapsnetError, ChangedBundleError, ConnectError, UnreachableError
+from capsnet.explanations import ExplainedClass, ExplainedLayer, Explanation, Places
 from capsnet.reconstruct_requests import Sweep
 from capsnet.retries import Retry
 from capsnet.uploads import Pair, Picture, Pictures
@@ -50,6 +51,9 @@ __all__ = [
     "Client",
     "ConnectError",
     "Encoded",
+    "ExplainedClass",
+    "ExplainedLayer",
+    "Explanation",
     "Failed",
     "Model",
     "ModelVersion",
@@ -58,6 +62,7 @@ __all__ = [
     "Picture",
     "Pictures",
     "Pinned",
+    "Places",
     "Reconstruction",
     "Reconstructions",
     "Retry",

@@ -10,7 +10,13 @@ import httpx
 import tenacity
 from numpy.typing import NDArray
 
-from capsnet import graph_requests, model_requests, picture_requests, reconstruct_requests
+from capsnet import (
+    explain_requests,
+    graph_requests,
+    model_requests,
+    picture_requests,
+    reconstruct_requests,
+)
 from capsnet.answers import (
     Answer,
     Classification,
@@ -26,6 +32,7 @@ from capsnet.answers import (
 from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
 from capsnet.errors import CapsnetError, unreachable
 from capsnet.exchange import Exchange, Request, advance, params
+from capsnet.explanations import Explanation
 from capsnet.picture_requests import Preprocess
 from capsnet.reconstruct_requests import Decoding, Sweep
 from capsnet.retries import ONCE, Retry
@@ -156,6 +163,19 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         """Separate overlapping objects; see `Client.segment`."""
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return await self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
+
+    async def explain(
+        self,
+        picture: Picture,
+        *,
+        label: str | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Explanation:
+        """Show how routing came to its answer, iteration by iteration; see `Client.explain`."""
+        query = params(model=model, version=version, preprocess=preprocess)
+        return await self._do(explain_requests.explain(picture, label, query))
 
     async def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
         """The encoder's outputs as arrays; see `Client.infer`."""

@@ -11,7 +11,13 @@ import httpx
 import tenacity
 from numpy.typing import NDArray
 
-from capsnet import graph_requests, model_requests, picture_requests, reconstruct_requests
+from capsnet import (
+    explain_requests,
+    graph_requests,
+    model_requests,
+    picture_requests,
+    reconstruct_requests,
+)
 from capsnet.answers import (
     Answer,
     Classification,
@@ -27,6 +33,7 @@ from capsnet.answers import (
 from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
 from capsnet.errors import CapsnetError, unreachable
 from capsnet.exchange import Exchange, Params, Request, advance, params
+from capsnet.explanations import Explanation
 from capsnet.picture_requests import Preprocess
 from capsnet.reconstruct_requests import Decoding, Sweep
 from capsnet.retries import ONCE, Retry
@@ -231,6 +238,30 @@ class Client(BaseClient[httpx.Client]):
         """
         query = params(model=model, version=version, preprocess=preprocess, min_probability=min_probability)
         return self._do(picture_requests.segment(pictures, k, query, self._request_bytes))
+
+    def explain(
+        self,
+        picture: Picture,
+        *,
+        label: str | None = None,
+        model: str | None = None,
+        version: int | None = None,
+        preprocess: Preprocess = "auto",
+    ) -> Explanation:
+        """Show how routing came to its answer, iteration by iteration; the last one is that of `classify`.
+
+        Args:
+            picture: one picture or Pair as for `classify`; of arrays one image, without N.
+            label: only this class; by default all.
+            model: as for `classify`, like version and preprocess.
+            version: of the model.
+            preprocess: "auto" or "off".
+
+        Raises:
+            CapsnetError: with `status` 409, the bundle has no explain graph; says how to add it.
+        """
+        query = params(model=model, version=version, preprocess=preprocess)
+        return self._do(explain_requests.explain(picture, label, query))
 
     def infer(self, pixels: Floats, *, model: str | None = None, version: int | None = None) -> Encoded:
         """The encoder's outputs as arrays; input and output are sent in binary form.

@@ -107,7 +107,7 @@ def _each_image(
     answer: Answer[R] | None = None
     bundle = SameBundle()
     for uploads in in_requests(map(load, each_picture(pictures)), max_images, max_bytes):
-        answer = _one_each((yield from _post(path, query, uploads)), parse, uploads)
+        answer = _one_each((yield from post_pictures(path, query, uploads)), parse, uploads)
         bundle.check(answer.model, answer.version, answer.digest)
         results += answer.results
         # The version of the first response answers the rest, even if a newer one is published meanwhile.
@@ -117,7 +117,7 @@ def _each_image(
     return Answer(answer.model, answer.version, answer.digest, tuple(results))
 
 
-def _post(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx.Response]:
+def post_pictures(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx.Response]:
     """The response for pictures. uint8 arrays that do not have the model's size are sent again, as files."""
     try:
         return (yield Request("POST", path, query, body_of(uploads)))
@@ -144,7 +144,7 @@ def score(
 def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exchange[list[Outcome]]:
     """One bad picture fails its whole request: halve the request until the picture is alone."""
     try:
-        response = yield from _post("/classify", query, uploads)
+        response = yield from post_pictures("/classify", query, uploads)
     except CapsnetError as error:
         if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUERY:
             raise

@@ -4,15 +4,17 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
-from service.errors import NoDecoderError
+from service.errors import InvalidFieldError, NoDecoderError, NoExplainGraphError, shown
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
+from service.inference.explain_session import ExplainSession
 from service.inference.graph_queue import GraphQueue
 from service.models.scanner import BundleVersion
 from service.observability.metrics import Metrics
@@ -45,6 +47,7 @@ class LoadedModel:
     batcher: Batcher
     encoder_queue: GraphQueue
     decoder_queue: GraphQueue
+    explain_queue: GraphQueue
     users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
     last_named_s: float = -math.inf
@@ -72,6 +75,43 @@ class LoadedModel:
     async def decode_classes(self, poses: Floats, classes: NDArray[np.intp]) -> Floats:
         """Poses [N, J, D], of each only the one of class [N], to pictures [N, H, W, C] in 0-1."""
         return await self.decode(poses, one_hot(classes, self.engine.manifest))
+
+    async def explain(self, pixels: Floats) -> dict[str, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to all outputs of the explain graph, [N, ...] each, by name.
+
+        Raises:
+            NoExplainGraphError: there is none; ask `require_explainer` first.
+        """
+        explainer = self.require_explainer()
+        outputs = await self.batcher.submit(self.explain_queue, pixels)
+        return dict(zip(explainer.names, outputs, strict=True))
+
+    def require_explainer(self) -> ExplainSession:
+        """The explain graph.
+
+        Raises:
+            NoExplainGraphError: the bundle has none.
+        """
+        if self.engine.explainer is None:
+            raise NoExplainGraphError(
+                f"{self.full_name} was published without explain.onnx; "
+                f"`capsnet-export explain models/{self.name}` adds it"
+            )
+        return self.engine.explainer
+
+    def class_index(self, label: str) -> int:
+        """The place of a class among the model's.
+
+        Raises:
+            InvalidFieldError: the model has no such class.
+        """
+        names = self.engine.manifest.class_names
+        if label not in names:
+            listed = ", ".join(islice(names, 100))
+            raise InvalidFieldError(
+                f"label {shown(label)} is not a class of {self.name}; the classes are {listed}"
+            )
+        return names.index(label)
 
     def require_decoder(self) -> None:
         """The model can reconstruct.
@@ -138,4 +178,5 @@ def start_model(
         batcher,
         encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above),
         decoder_queue=batcher.add_graph(engine.decode),
+        explain_queue=batcher.add_graph(engine.explain),
     )

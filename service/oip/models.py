@@ -1,18 +1,19 @@
 """The graphs of a bundle as models of the Open Inference Protocol: inputs, outputs and runs.
 
-The encoder answers to the model's name, the decoder to `<model>-decoder`.
+The encoder answers to the model's name, the decoder to `<model>-decoder` and the explain graph to
+`<model>-explain`.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_message
-from export.contract.manifest import VERSION, Graph, Tensor
+from export.contract.manifest import VERSION, Graph, Role, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
 from service.inference.predictions import rank_classes
 from service.models.inventory import SERVABLE
@@ -23,7 +24,8 @@ from service.models.repository import Repository
 
 Floats = NDArray[np.float32]
 
-DECODER_SUFFIX = "-decoder"
+SUFFIXES: dict[Role, str] = {"decoder": "-decoder", "explain": "-explain"}
+MAX_EXPLAINED = 8  # images of a request to the explain graph, which gives up to megabytes for each
 PLATFORM = "onnxruntime_onnx"
 # A perturbed pose may leave the range of the encoder's, as in /reconstruct.
 RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-MAX_POSE_VALUE, MAX_POSE_VALUE)}
@@ -34,7 +36,7 @@ class OipModel:
     """A graph of a loaded version, under the name that the protocol knows it by."""
 
     name: str
-    role: Literal["encoder", "decoder"]
+    role: Role
     loaded: LoadedModel
 
     @property
@@ -47,6 +49,8 @@ class OipModel:
         if self.role == "encoder":
             probabilities, poses = await self.loaded.encode(inputs["pixels"])
             return {"probabilities": probabilities, "poses": poses}
+        if self.role == "explain":
+            return await self.loaded.explain(inputs["pixels"])
         return {"reconstruction": await self.loaded.decode(inputs["poses"], inputs["mask"])}
 
 
@@ -55,15 +59,16 @@ async def use_model(repository: Repository, name: str, version: str | None = Non
     """The model of a request's path, kept loaded while the request needs it.
 
     Raises:
-        UnknownModelError: no such model or version is served, or it has no decoder.
+        UnknownModelError: no such model or version is served, or it has no such graph.
         NotReadyError: nothing is loaded yet.
     """
     if version is not None and not VERSION.fullmatch(version):
         raise UnknownModelError(f"versions of {shown(name)} are positive integers, got {shown(version)}")
     bundle, role = _bundle_and_role(name, repository)
     async with repository.use(bundle, int(version) if version else None) as loaded:
-        if role == "decoder" and not loaded.engine.has_decoder:
-            raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no decoder")
+        if role not in loaded.engine.manifest.graphs:
+            what = "explain graph" if role == "explain" else role
+            raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no {what}")
         yield OipModel(name, role, loaded)
 
 
@@ -98,10 +103,13 @@ def check_request(model: OipModel, request: InferRequest, max_images: int) -> No
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise WrongArrayError(f"all inputs must have the same batch axis, got {counts}")
-    if (images := max(counts.values())) > max_images:
+    images = max(counts.values())
+    if images > max_images:
         raise TooManyPicturesError(
             f"a request may have {max_images} images (CAPSNET_QUEUE_IMAGES), got {images}"
         )
+    if model.role == "explain" and images > MAX_EXPLAINED:
+        raise TooManyPicturesError(f"a request to {model.name} may have {MAX_EXPLAINED} images, got {images}")
     for name, array in inputs.items():
         _check_range(name, array)
     _check_outputs(model, request.outputs)
@@ -135,10 +143,11 @@ def wanted_outputs(model: OipModel, request: InferRequest) -> list[RequestedOutp
     ]
 
 
-def _bundle_and_role(name: str, repository: Repository) -> tuple[str, Literal["encoder", "decoder"]]:
+def _bundle_and_role(name: str, repository: Repository) -> tuple[str, Role]:
     """A bundle that is itself called `<model>-decoder` keeps its name."""
-    if name.endswith(DECODER_SUFFIX) and name not in repository.names():
-        return name.removesuffix(DECODER_SUFFIX), "decoder"
+    for role, suffix in SUFFIXES.items():
+        if name.endswith(suffix) and name not in repository.names():
+            return name.removesuffix(suffix), role
     return name, "encoder"
 
 

@@ -1,7 +1,8 @@
-"""The images that /classify and /segment take: a form with files, one raw file, or one array."""
+"""The images that /classify, /segment and /explain take: a form with files, one raw file, or one array."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from fastapi import Request
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from export.contract.preprocess import Rule
 from service.errors import InvalidFieldError, UnsupportedBodyError, shown
-from service.http.bodies import Body, parse_parts, read_body, require_content
+from service.http.bodies import Body, media_type, parse_parts, read_body, require_content
 from service.http.decoding import decode_array, decode_files
 from service.http.multipart import MULTIPART, Part, Upload
 from service.http.openapi import FILE
@@ -45,14 +46,16 @@ IMAGES_BODY: dict[str, Any] = {
 }
 
 
-class ImageFiles(NamedTuple):
+@dataclass(frozen=True)
+class ImageFiles:
     """The files of a request: pictures, or one .npy file."""
 
     files: list[Upload]
     is_array: bool
 
 
-class Images(NamedTuple):
+@dataclass(frozen=True)
+class Images:
     """Model input: pixels [N, H, W, C] in 0-1, and where each image came from.
 
     Attributes:
@@ -64,16 +67,21 @@ class Images(NamedTuple):
 
 
 async def read_images_body(request: Request) -> Body:
-    """The whole body of /classify or /segment.
+    """The whole body of a request with images.
 
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
     """
-    return await read_body(request, _check_kind)
+    if media_type(request) == "application/json":
+        raise UnsupportedBodyError(
+            f"{request.url.path} takes {MULTIPART} with the field images, one raw image, or {NPY}; "
+            "got application/json"
+        )
+    return await read_body(request)
 
 
 async def parse_images(body: Body, service: Service) -> ImageFiles:
-    """The files of a body of /classify or /segment: of a form, or one raw file or array.
+    """The files of a body: of a form, or one raw file or array.
 
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
@@ -90,7 +98,7 @@ async def parse_images(body: Body, service: Service) -> ImageFiles:
 
 
 async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, service: Service) -> Images:
-    """The images of a body of /classify or /segment; for a model of two views consecutive files are a pair.
+    """The images of a body; for a model of two views consecutive files are a pair.
 
     Raises:
         ServiceError: a file or the array is invalid, or the service is overloaded.
@@ -117,13 +125,6 @@ def pair_names(names: Sequence[str | None]) -> list[str | None]:
     """The names of pairs of files: the left name and the right one, if they have names."""
     pairs = zip(names[::2], names[1::2], strict=True)
     return [", ".join(name for name in pair if name) or None for pair in pairs]
-
-
-def _check_kind(kind: str, path: str) -> None:
-    if kind == "application/json":
-        raise UnsupportedBodyError(
-            f"{path} takes {MULTIPART} with the field images, one raw image, or {NPY}; got application/json"
-        )
 
 
 def _image_files(parts: list[Part], path: str) -> list[Upload]:

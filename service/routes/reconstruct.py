@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
 from export.contract.preprocess import Rule
-from service.errors import InvalidFieldError, shown
+from service.errors import InvalidFieldError
 from service.http.answers import VARY, json_response, prefers_png
 from service.http.decoding import decode_files
 from service.http.direct_route import DirectRoute
@@ -97,7 +96,7 @@ async def reconstruct(
     """
     model.require_decoder()
     manifest = model.engine.manifest
-    wanted = _class_index(fields.label, manifest)
+    wanted = None if fields.label is None else model.class_index(fields.label)
     pose = None if fields.pose is None else _given_pose(fields.pose, manifest)
     variants, columns = plan_pictures(fields, pose_size(manifest), service.settings.max_reconstructions)
     if pose is None or wanted is None:  # a given pose has a label: the fields were checked
@@ -142,17 +141,6 @@ def json_answer(model: LoadedModel, made: Reconstructions) -> dict[str, Any]:
 def pose_size(manifest: Manifest) -> int:
     """D, the numbers of one class's flat pose."""
     return int(np.prod(manifest.pose_shape))
-
-
-def _class_index(label: str | None, manifest: Manifest) -> int | None:
-    if label is None:
-        return None
-    if label not in manifest.class_names:
-        names = ", ".join(islice(manifest.class_names, 100))
-        raise InvalidFieldError(
-            f"label {shown(label)} is not a class of {manifest.model}; the classes are {names}"
-        )
-    return manifest.class_names.index(label)
 
 
 def _check_views(files: Sequence[Upload], manifest: Manifest) -> None:

@@ -84,6 +84,15 @@ class ReconstructQuery(_Request):
     preprocess: Preprocess = "auto"
 
 
+class ExplainQuery(_Request):
+    """Query parameters of /explain."""
+
+    label: str | None = Field(default=None, description="show only this class; default: all")
+    model: ModelChoice = None
+    version: VersionChoice = None
+    preprocess: Preprocess = "auto"
+
+
 class _StrictRequest(_Request):
     """Fields of a JSON body: neither `true` nor "3" is a number."""
 

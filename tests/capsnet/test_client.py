@@ -43,8 +43,10 @@ from capsnet.retries import Contact, tenacity_options
 from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.places import ROOT
 from tests.support.small_pictures import random_levels, random_png
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
+from tests.support.tiny_explain import write_explained_bundle
 
 SIZE = 4  # numbers of a tiny pose
 QUICK = Retry(attempts=3, first_wait_s=0.01)
@@ -56,7 +58,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service with two versions of `tiny`, the default, and `square`, whose poses are 2x2."""
     root = tmp_path_factory.mktemp("models")
     write_bundle(root / "tiny" / "1", seed=1)
-    write_bundle(root / "tiny" / "2", seed=2)
+    write_explained_bundle(root / "tiny" / "2", seed=2)
     write_bundle(root / "square" / "1", seed=3, pose_shape=(2, 2))
     write_bundle(root / "pairs" / "1", seed=4, channels=2)
     with live_service(settings_for(root, default_model="tiny", max_pixels=10**6)) as raw:
@@ -303,6 +305,7 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
             "ClassScore": answer.results[0].classes[0],
             "Segmentation": segmented.results[0],
             "Reconstructions": client.reconstruct(random_png(), sweep=Sweep()),
+            "Explanation": client.explain(random_png()),
             "Encoded": client.infer(pixels_of(50)),
             "Pinned": client.pin(),
             "Model": client.model("tiny"),
@@ -383,6 +386,48 @@ def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
     of_file, of_array = (client.reconstruct(one, label="2") for one in (random_png(), random_levels()))
     assert of_file.label == of_array.label == "2"
     np.testing.assert_array_equal(of_file.reconstructions[0].picture, of_array.reconstructions[0].picture)
+
+
+def test_a_picture_is_explained_as_the_service_does_it(client, raw):
+    answer = client.explain(random_png(1))
+    body = raw.post("/explain", content=random_png(1)).json()
+    assert (answer.model, answer.version, answer.digest) == (body["model"], body["version"], body["digest"])
+    assert (answer.routing, answer.label, answer.filename) == ("agreement", body["label"], None)
+    assert answer.model_input.shape == (SIDE, SIDE, 1)
+    np.testing.assert_allclose(answer.entropy, body["entropy"])
+    assert answer.grid.field == body["grid"]["field"]
+    np.testing.assert_array_equal(answer.grid.row_centers, body["grid"]["row_centers"])
+    assert [one.label for one in answer.classes] == [one["label"] for one in body["classes"]]
+    for found, sent in zip(answer.classes, body["classes"], strict=True):
+        for name in ("probabilities", "poses", "heat", "logit_change", "largest_logit_change"):
+            np.testing.assert_allclose(getattr(found, name), sent[name], rtol=1e-6)
+    assert (answer.distance_edges, answer.layers) == (None, ())
+
+
+def test_one_class_is_explained(client):
+    answer = client.explain(np.zeros((SIDE, SIDE), np.uint8), label="1", model="tiny", version=2)
+    assert [one.label for one in answer.classes] == ["1"]
+
+
+def test_an_array_of_another_size_is_explained_as_a_file(client):
+    levels = np.random.default_rng(0).integers(0, 256, (40, 50), np.uint8)
+    assert client.explain(levels).model_input.shape == (SIDE, SIDE, 1)
+
+
+def test_a_bundle_without_an_explain_graph_is_told_by_its_error(client):
+    with pytest.raises(CapsnetError, match="`capsnet-export explain models/square` adds it") as raised:
+        client.explain(random_png(), model="square")
+    assert (raised.value.status, raised.value.type) == (409, "/problems/no-explain-graph")
+
+
+def test_matrix_capsules_are_explained_with_their_layers(connect):
+    with live_service(settings_for(ROOT / "models", default_model="matrix-capsnet-toys")) as shipped:
+        pair = Pair(ROOT / "docs" / "left.png", ROOT / "docs" / "right.png")
+        answer = connect(str(shipped.base_url)).explain(pair)
+    assert (answer.routing, answer.filename) == ("em", "left.png, right.png")
+    assert answer.classes[0].poses.shape == (2, 4, 4)
+    assert answer.classes[0].distances.shape == (2, len(answer.distance_edges) - 1)
+    assert [layer.activations.shape for layer in answer.layers] == [(2, 16, 6, 6), (2, 16, 4, 4)]
 
 
 def test_objects_are_segmented_as_the_service_does_it(client, raw):

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.tiny_bundle import SIDE, write_bundle
+from tests.support.tiny_explain import write_explained_bundle
 
 ADMIN_KEY = "admin"
 # colour has no decoder; only spare is ever unloaded
@@ -34,6 +35,7 @@ LIMITS = {
 }
 PROBLEM_BYTES = 4096  # an answer repeats little of what was wrong
 PICTURES = {"image", "mask", "model_input", "overlay", "reconstruction"}
+NUMBERS = {"pose", "poses", "probabilities", "heat", "entropy", "logit_change", "largest_logit_change"}
 KEPT = 150
 SAMPLE_EVERY = 50  # requests
 
@@ -118,7 +120,7 @@ class FuzzedService:
 def fuzzed_service(folder: Path) -> Iterator[FuzzedService]:
     """A service with small bundles and small limits, on a free port."""
     models = folder / "models"
-    write_bundle(models / "tiny" / "1")
+    write_explained_bundle(models / "tiny" / "1")
     write_bundle(models / "colour" / "1", seed=1, channels=3, decoder=False)
     write_bundle(models / "stereo" / "1", seed=3, channels=2, pose_shape=(2, 2))
     write_bundle(models / "spare" / "1", seed=2)
@@ -147,10 +149,20 @@ def assert_sound(answer: httpx.Response) -> None:
     for name, value in _fields(answer.json()):
         if name == "probability":
             assert 0 <= value <= 1
-        if name == "pose":  # NaN would be null in JSON
-            assert all(type(number) in (int, float) and math.isfinite(number) for number in value)
+        if name in NUMBERS:
+            assert_finite(value)
         if name in PICTURES and value is not None:
             assert base64.b64decode(value, validate=True).startswith(b"\x89PNG")
+
+
+def assert_finite(numbers: list[Any]) -> None:
+    """Numbers in lists, at any depth; NaN would be null in JSON."""
+    for one in numbers:
+        if isinstance(one, list):
+            assert_finite(one)
+        else:
+            assert type(one) in (int, float)
+            assert math.isfinite(one)
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

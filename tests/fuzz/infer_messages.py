@@ -17,13 +17,27 @@ INPUTS = {
     "tiny": {"pixels": (28, 28, 1)},
     "colour": {"pixels": (28, 28, 3)},
     "tiny-decoder": {"poses": (3, 4), "mask": (3,)},
+    "tiny-explain": {"pixels": (28, 28, 1)},
 }
 OUTPUTS = {
     "tiny": ("probabilities", "poses"),
     "colour": ("probabilities", "poses"),
     "tiny-decoder": ("reconstruction",),
+    "tiny-explain": (
+        *("probabilities", "poses", "couplings", "agreements"),
+        *("capsules", "activations", "activities"),
+    ),
 }
-SIZES = {"probabilities": (3,), "poses": (3, 4), "reconstruction": (28, 28, 1)}
+SIZES = {
+    "probabilities": (3,),
+    "poses": (3, 4),
+    "reconstruction": (28, 28, 1),
+    "couplings": (2, 3, 2, 6, 6),
+    "agreements": (2, 3, 2, 6, 6),
+    "capsules": (2, 3, 4),
+    "activations": (2, 3),
+    "activities": (2, 6, 6),
+}
 ODD_NUMBERS = (np.nan, np.inf, -np.inf, 1e38, -1.0, 2.0, 1e-45)
 ALTERABLE = ("values", "json", "text", "tail", "length", "coding")
 CODINGS = {

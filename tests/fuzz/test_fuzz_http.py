@@ -13,7 +13,15 @@ from tests.fuzz.sizes import examples
 
 PAUSE_S = 0.02  # in which most answers come; only then does the client say that it sends no more
 METHODS = ("GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "TRACE", "PRI", "get", "\x00", "X" * 100)
-TARGETS = ("/classify", "/segment?k=2", "/reconstruct", "/v2/models/tiny/infer", "/readyz", "/models")
+TARGETS = (
+    "/classify",
+    "/segment?k=2",
+    "/reconstruct",
+    "/explain",
+    "/v2/models/tiny/infer",
+    "/readyz",
+    "/models",
+)
 ODD_TARGETS = (
     *("", "*", "//", "/%", "/%00", "/%ff%fe", "/models/%2e%2e%2fetc", "/docs/../app.py", "/" + "x" * 70_000),
     *("http://other/classify", "tiny:80", "/classify#f", "/\xff", "/ /", "/classify?" + "k=1&" * 5000),

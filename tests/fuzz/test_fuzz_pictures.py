@@ -36,6 +36,7 @@ QUERIES = {
         "?model=colour",
         "?model=stereo",
     ),
+    "/explain": ("", "?label=1", "?label=9", "?model=colour", "?preprocess=off", "?model=tiny&version=1"),
     "/reconstruct": ("", "", "?preprocess=off", "?model=tiny&version=1", "?version=2", "?model=stereo"),
 }
 
@@ -56,7 +57,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 @examples(share=120, fuzz=3500)
-@given(target=targets("/classify", "/segment"), accept=ACCEPTS, kind=KINDS, file=FILES)
+@given(target=targets("/classify", "/segment", "/explain"), accept=ACCEPTS, kind=KINDS, file=FILES)
 def test_a_picture_is_answered_soundly_or_told_what_is_wrong(
     service: FuzzedService, target: str, accept: str, kind: str, file: bytes
 ) -> None:
@@ -79,7 +80,11 @@ def test_a_whole_picture_is_classified_unless_it_is_too_small_or_too_large(
 
 
 @examples(share=60, fuzz=2500)
-@given(target=targets("/classify", "/segment"), form=forms("images", FILES | array_files()), accept=ACCEPTS)
+@given(
+    target=targets("/classify", "/segment", "/explain"),
+    form=forms("images", FILES | array_files()),
+    accept=ACCEPTS,
+)
 def test_a_form_of_pictures_is_answered_soundly_or_told_what_is_wrong(
     service: FuzzedService, target: str, form: Body, accept: str
 ) -> None:
@@ -87,7 +92,7 @@ def test_a_form_of_pictures_is_answered_soundly_or_told_what_is_wrong(
 
 
 @examples(share=80, fuzz=1500)
-@given(target=targets("/classify", "/segment"), content=array_files())
+@given(target=targets("/classify", "/segment", "/explain"), content=array_files())
 def test_an_array_is_answered_soundly_or_told_what_is_wrong(
     service: FuzzedService, target: str, content: bytes
 ) -> None:

@@ -388,7 +388,7 @@ def test_a_field_of_a_form_given_twice(client):
     assert_problem(client.post("/reconstruct", files=parts), 422, "invalid-field", "label", "twice")
 
 
-@pytest.mark.parametrize("route", ["/classify", "/segment", "/reconstruct"])
+@pytest.mark.parametrize("route", ["/classify", "/segment", "/explain", "/reconstruct"])
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "no such coding"])
 def test_a_packed_body_is_refused_as_such(client, route, coding):
     headers = {"Content-Encoding": coding, "Content-Type": ""}

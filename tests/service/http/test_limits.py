@@ -36,6 +36,7 @@ UPLOADS = [
     ("/classify", (FORM, LENGTH), PART),
     ("/classify", (FORM, CHUNKED), b"%x\r\n%s\r\n" % (len(PART), PART)),
     ("/segment", (PNG, LENGTH), b"\x89PNG"),
+    ("/explain", (PNG, LENGTH), b"\x89PNG"),
     ("/reconstruct", (JSON, LENGTH), b'{"pose": ['),
     ("/reconstruct", (FORM, LENGTH), PART),
     ("/v2/models/tiny/infer", (JSON, LENGTH), b'{"inputs": ['),

@@ -41,7 +41,7 @@ def post(client: httpx.Client, route: str, body: bytes, charset: str) -> httpx.R
     return client.post(route, content=body, headers={"Content-Type": f"{FORM}; charset={charset}"})
 
 
-@pytest.mark.parametrize("route", ["/classify", "/segment", "/reconstruct"])
+@pytest.mark.parametrize("route", ["/classify", "/segment", "/explain", "/reconstruct"])
 @pytest.mark.parametrize(
     "charset",
     [

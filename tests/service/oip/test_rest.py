@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from capsnet.wire_format import HEADER_LENGTH, read_response, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import CLASSES, SIDE, rewrite_manifest, run_model, write_bundle
+from tests.support.tiny_explain import write_explained_bundle
 
 MAX_BATCH, QUEUE = 8, 64
 LIMITS = {
@@ -36,12 +37,16 @@ ADMIN = {"X-API-Key": "operator"}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny of two versions, which is the default; bare has no decoder; late-decoder is no decoder of late."""
+    """Bundles: tiny of two versions is the default; bare has no decoder, and only shown an explain graph.
+
+    late-decoder is no decoder of late.
+    """
     root = tmp_path_factory.mktemp("models")
     write_bundle(root / "tiny" / "1", seed=1)
     write_bundle(root / "tiny" / "2", seed=2)
     write_bundle(root / "bare" / "1", decoder=False)
     write_bundle(root / "late-decoder" / "1", seed=3)
+    write_explained_bundle(root / "shown" / "1", seed=4)
     return root
 
 
@@ -137,6 +142,28 @@ def test_the_decoder_answers_to_a_name_of_its_own(client: triton.InferenceServer
     assert [tensor["name"] for tensor in metadata["outputs"]] == ["reconstruction"]
 
 
+def test_the_explain_graph_answers_to_a_name_of_its_own(
+    client: triton.InferenceServerClient, models: Path
+) -> None:
+    metadata = client.get_model_metadata("shown-explain")
+    assert [tensor["name"] for tensor in metadata["inputs"]] == ["pixels"]
+    shapes = {tensor["name"]: tensor["shape"] for tensor in metadata["outputs"]}
+    assert shapes["couplings"] == shapes["agreements"] == [-1, 2, 3, 2, 6, 6]
+    result = client.infer("shown-explain", [an_input("pixels", pixels(3))])
+    assert {name: [-1, *result.as_numpy(name).shape[1:]] for name in shapes} == shapes
+    content = (models / "shown" / "1" / "encoder.onnx").read_bytes()
+    for name, expected in zip(("probabilities", "poses"), run_model(content, pixels=pixels(3)), strict=True):
+        np.testing.assert_allclose(result.as_numpy(name), expected, atol=1e-6)
+    np.testing.assert_allclose(result.as_numpy("couplings").sum(axis=2), 1, atol=1e-5)
+
+
+def test_the_explain_graph_takes_few_images_at_once(client: triton.InferenceServerClient) -> None:
+    client.infer("shown-explain", [an_input("pixels", pixels(8))])
+    with pytest.raises(InferenceServerException, match="shown-explain may have 8 images, got 9") as raised:
+        client.infer("shown-explain", [an_input("pixels", pixels(9))])
+    assert raised.value.status() == "413"
+
+
 def test_a_bundle_that_is_called_decoder_keeps_its_name(client: triton.InferenceServerClient) -> None:
     assert [tensor["name"] for tensor in client.get_model_metadata("late-decoder")["inputs"]] == ["pixels"]
     metadata = client.get_model_metadata("late-decoder-decoder")
@@ -151,6 +178,8 @@ def test_a_bundle_that_is_called_decoder_keeps_its_name(client: triton.Inference
         ("tiny-decoder", "2", True),
         ("bare", "", True),  # it loads on first use
         ("bare-decoder", "", False),
+        ("shown-explain", "", True),
+        ("bare-explain", "", False),
         ("tiny", "3", False),
         ("tiny", "0", False),
         ("tiny", "one", False),
@@ -370,6 +399,7 @@ def test_outputs_that_there_are_not_are_refused(
         ("none", "", "no model 'none'"),
         ("none-decoder", "", "no model 'none'"),
         ("bare-decoder", "", "bare/1 has no decoder"),
+        ("bare-explain", "", "bare/1 has no explain graph"),
         ("tiny", "7", "no loaded version 7"),
         ("tiny", "newest", "positive integers, got 'newest'"),
     ],

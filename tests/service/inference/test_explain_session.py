@@ -1,0 +1,121 @@
+"""The explain graph of a loaded bundle: opened when it is needed, from files that are still the same."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.contract.manifest import BundleError, read_manifest
+from service.errors import NoExplainGraphError
+from service.inference.engine import Engine
+from service.inference.loading import check_bundle, load_engine
+from service.inference.providers import EngineOptions
+from tests.support.tiny_bundle import SIDE, replace_file, rewrite_manifest, write_bundle
+from tests.support.tiny_explain import write_explained_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_explained_bundle(tmp_path / "tiny" / "1")
+
+
+def load(bundle: Path) -> Engine:
+    return load_engine(bundle, "tiny", EngineOptions("cpu", 32, bundle.parent / "cache"))
+
+
+def pixels(count: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).random((count, SIDE, SIDE, 1), np.float32)
+
+
+def named(engine: Engine, images: np.ndarray) -> dict[str, np.ndarray]:
+    assert engine.explainer
+    return dict(zip(engine.explainer.names, engine.explain(images), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 3, 32])
+def test_its_answer_is_the_encoders(bundle, count):
+    engine, images = load(bundle), pixels(count)
+    found = named(engine, images)
+    for name, expected in zip(("probabilities", "poses"), engine.encode(images), strict=True):
+        np.testing.assert_allclose(found[name], expected, atol=1e-6)
+    np.testing.assert_allclose(found["capsules"][:, -1], found["poses"], atol=1e-6)
+    for tensor in read_manifest(bundle).graphs["explain"].outputs:
+        assert found[tensor.name].shape == (count, *tensor.shape[1:])
+
+
+def test_it_is_not_opened_before_it_is_needed(bundle):
+    engine = load(bundle)
+    engine.encode(pixels())
+    assert engine.explainer
+    assert not engine.explainer.is_open
+    engine.explain(pixels())
+    assert engine.explainer.is_open
+
+
+def test_threads_that_come_at_once_open_it_once(bundle, monkeypatch):
+    engine = load(bundle)
+    assert engine.explainer
+    opened, really = [], engine.explainer._open
+    monkeypatch.setattr(engine.explainer, "_open", lambda: opened.append(1) or really())
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: engine.explain(pixels())[0], range(8)))
+    assert len(opened) == 1
+    for answer in answers:
+        np.testing.assert_array_equal(answer, answers[0])
+
+
+def test_a_bundle_without_the_graph_has_no_session(tmp_path):
+    engine = load(write_bundle(tmp_path / "tiny" / "1"))
+    assert engine.explainer is None
+    with pytest.raises(RuntimeError, match="tiny has no explain graph"):
+        engine.explain(pixels())
+
+
+def change_the_encoder(bundle: Path) -> None:
+    other = write_bundle(bundle.parent.parent / "other" / "1", seed=9)
+    shutil.copyfile(other / "encoder.onnx", bundle / "encoder.onnx")
+
+
+@pytest.mark.parametrize("change", [change_the_encoder, lambda bundle: shutil.rmtree(bundle)])
+def test_files_that_have_changed_since_are_not_read(bundle, change):
+    """The encoder that serves was loaded before; weights of another one would explain another answer."""
+    engine = load(bundle)
+    change(bundle)
+    with pytest.raises(
+        NoExplainGraphError, match=r"explain\.onnx of tiny cannot be loaded any more: .*encoder"
+    ):
+        engine.explain(pixels())
+    engine.encode(pixels())
+
+
+def test_a_graph_that_is_open_needs_no_files(bundle):
+    engine = load(bundle)
+    before = engine.explain(pixels())
+    shutil.rmtree(bundle)
+    for found, expected in zip(engine.explain(pixels()), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_graph_that_reads_other_files_is_refused(bundle):
+    content = (bundle / "explain.onnx").read_bytes().replace(b"encoder.onnx", b"decoder.onnx")
+    replace_file(bundle, "explain", content)
+    for look in (load, lambda path: check_bundle(path, "tiny")):
+        with pytest.raises(BundleError, match=r"explain\.onnx keeps tensors elsewhere than in encoder\.onnx"):
+            look(bundle)
+
+
+def test_a_manifest_that_lists_other_outputs_is_refused(bundle):
+    manifest = read_manifest(bundle)
+    explain = manifest.graphs["explain"]
+    fewer = explain.model_copy(update={"outputs": explain.outputs[:-1]})
+    rewrite_manifest(bundle, graphs={**manifest.graphs, "explain": fewer})
+    with pytest.raises(BundleError, match=r"manifest: the explain has .*; with these classes it needs"):
+        load(bundle)
+
+
+def test_an_encoder_that_borrows_weights_is_refused(bundle):
+    replace_file(bundle, "encoder", (bundle / "explain.onnx").read_bytes())
+    with pytest.raises(BundleError, match=r"encoder\.onnx keeps tensors in other files"):
+        load(bundle)
