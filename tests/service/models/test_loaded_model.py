@@ -1,0 +1,82 @@
+"""A loaded version explains by the rules of every other request, and frees what it opened for that."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from export.explain.shared_weights import hold_weights
+from service.errors import DeadlineExceededError, NoExplainGraphError, OverloadedError
+from tests.support.repositories import loaded, opened, run
+from tests.support.tiny_bundle import SIDE, run_model, write_bundle
+from tests.support.tiny_explain import PARAMETERS, add_explain_graph, write_explained_bundle
+
+IMAGES = np.random.default_rng(0).random((3, SIDE, SIDE, 1), np.float32)
+
+
+def test_a_graph_that_is_added_while_the_service_runs_is_used_from_the_next_look_on(tmp_path):
+    async def scenario() -> None:
+        bundle = write_bundle(tmp_path / "tiny" / "1", parameters=PARAMETERS)
+        async with opened(tmp_path) as repository:
+            async with repository.use("tiny", None) as model:
+                with pytest.raises(NoExplainGraphError, match="`capsnet-export explain models/tiny` adds it"):
+                    await model.explain(IMAGES)
+                before = model.digest
+            add_explain_graph(bundle)
+            await repository.scan()
+            assert loaded(repository) == ["tiny/1"]
+            async with repository.use("tiny", None) as model:
+                found = await model.explain(IMAGES)
+                assert model.digest == before
+        held = hold_weights((bundle / "explain.onnx").read_bytes(), (bundle / "encoder.onnx").read_bytes())
+        for values, expected in zip(found.values(), run_model(held, pixels=IMAGES), strict=True):
+            np.testing.assert_allclose(values, expected, atol=1e-6)
+
+    run(scenario())
+
+
+def test_images_to_explain_wait_in_the_queue_of_all(tmp_path):
+    async def scenario() -> None:
+        write_explained_bundle(tmp_path / "tiny" / "1")
+        limits = dict.fromkeys(("queue_images", "max_images_per_request", "max_reconstructions"), 2)
+        async with opened(tmp_path, **limits) as repository, repository.use("tiny", None) as model:
+            with pytest.raises(OverloadedError):
+                await model.explain(IMAGES)
+            assert len((await model.explain(IMAGES[:2]))["couplings"]) == 2
+
+    run(scenario())
+
+
+def test_an_explanation_that_takes_too_long_ends_at_the_deadline(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        write_explained_bundle(tmp_path / "tiny" / "1")
+        may_go_on = threading.Event()
+        async with opened(tmp_path, deadline_ms=300) as repository, repository.use("tiny", None) as model:
+            explainer = model.require_explainer()
+            monkeypatch.setattr(explainer, "_open", may_go_on.wait)
+            try:
+                with pytest.raises(DeadlineExceededError):
+                    await model.explain(IMAGES)
+            finally:
+                may_go_on.set()
+
+    run(scenario())
+
+
+def test_what_was_opened_to_explain_is_freed_with_the_version(tmp_path):
+    async def scenario() -> None:
+        write_explained_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            async with repository.use("tiny", None) as model:
+                await model.explain(IMAGES)
+                session = weakref.ref(model.require_explainer()._session)
+                assert session() is not None
+            await repository.unload("tiny")
+            await model.drain()
+            del model
+        gc.collect()
+        assert session() is None
+
+    run(scenario())
