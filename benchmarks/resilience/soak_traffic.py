@@ -119,6 +119,7 @@ def requests_of_each_kind(pixels: Floats, pictures: Path) -> list[list[Asked]]:
         [_post("/classify", content=_npy(pixels), headers=NPY)],
         [_post("/reconstruct", json=sweep), _post("/reconstruct", json=sweep, headers=PNG)],
         [_post("/segment", files=many[:8]), _post("/segment?k=3", files=many[:8], headers=PNG)],
+        [_post("/explain", files=many[:1]), _post("/explain?label=3", files=many[:1], headers=PNG)],
         _protocol_requests(pixels),
         _bad_requests(many),
         [{"method": "GET", "url": path} for path in ("/metrics", "/readyz", "/models", "/openapi.json")],

@@ -131,6 +131,8 @@ def kinds(pixels: Floats) -> Iterator[Kind]:
     )
     yield Kind("/segment, 64 PNGs", TIMES, {"url": "/segment", "files": many[:64]})
     yield Kind("/segment, the same as a PNG", TIMES, {"url": "/segment", "files": many[:64], "headers": PNG})
+    yield Kind("/explain, one PNG", TIMES, {"url": "/explain", "files": many[:1]})
+    yield Kind("/explain, the same as a PNG", TIMES, {"url": "/explain", "files": many[:1], "headers": PNG})
     yield Kind(
         f"infer, binary tensor of {MANY} images",
         TIMES,
