@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import errors
 from service.http.auth import OPEN, KeyCheck
+from service.http.direct_route import DirectRoutes, nobody_reads
 from service.http.limits import BodyLimit
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
@@ -96,7 +99,7 @@ def create_app(
             await repository.close()
             pool.shutdown()
 
-    app = FastAPI(
+    app = _Application(
         title="capsnet",
         version=installed_version("capsnet"),
         description=DESCRIPTION,
@@ -104,9 +107,9 @@ def create_app(
         docs_url=None,  # ours work without internet
         redoc_url=None,
     )
-    _add_middleware(app, settings, service_metrics)
     _add_error_handlers(app)
     _add_routes(app)
+    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, service_metrics)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if settings.accepted_keys:
         require_keys(document, OPEN)
@@ -114,25 +117,40 @@ def create_app(
     return app
 
 
-def _add_middleware(app: FastAPI, settings: Settings, service_metrics: Metrics) -> None:
-    """From the innermost to the outermost."""
-    app.add_middleware(
-        BodyLimit,
+class _Application(FastAPI):
+    """FastAPI, of which requests for direct routes pass by the most part.
+
+    Attributes:
+        entry: takes every request; FastAPI itself, until something is put around it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.entry: ASGIApp = super().__call__
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.entry(scope, receive, send)
+
+
+def _with_middleware(app: ASGIApp, settings: Settings, service_metrics: Metrics) -> ASGIApp:
+    """The application with what every request goes through, from the innermost to the outermost."""
+    app = BodyLimit(
+        app,
         max_bytes=settings.max_body_bytes,
         max_held_bytes=settings.uploads_bytes,
         receive_ms=settings.receive_ms,
     )
     if settings.accepted_keys:
-        app.add_middleware(KeyCheck, keys=settings.accepted_keys)
+        app = KeyCheck(app, keys=settings.accepted_keys)
     if settings.origins:  # around the keys: preflights bring none, and a page may read a 401
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=settings.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestLog, metrics=service_metrics)
+    return RequestLog(app, metrics=service_metrics)
 
 
 def _add_routes(app: FastAPI) -> None:
@@ -148,7 +166,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(errors.ServiceError)
     async def _ours(_: Request, error: errors.ServiceError) -> Response:
-        return errors.problem(error.status, error.slug, error.title, str(error), error.headers)
+        return errors.problem_of(error)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
@@ -162,4 +180,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody is there to read it
+        return nobody_reads()
+
+    @app.exception_handler(Exception)
+    async def _fault(_: Request, __: Exception) -> Response:  # the request log has it, too
+        return errors.internal_error()

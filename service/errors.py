@@ -236,10 +236,20 @@ def problem(
     return Response(orjson.dumps(body), status, dict(headers or {}), PROBLEM_JSON)
 
 
+def problem_of(error: ServiceError) -> Response:
+    """The answer of one of our errors."""
+    return problem(error.status, error.slug, error.title, str(error), error.headers)
+
+
 def framework_problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """The answer of an error that the framework raised."""
     slug, title = FRAMEWORK.get(status, ("http-error", HTTPStatus(status).phrase))
     return problem(status, slug, title, detail, headers)
+
+
+def internal_error() -> Response:
+    """The answer where the service itself is at fault."""
+    return framework_problem(500, "something went wrong on our side; the log has the details")
 
 
 def invalid_field(faults: Iterable[Any], place: str) -> InvalidFieldError:

@@ -1,8 +1,6 @@
 """The state of a running service, which the lifespan makes and every route gets from its request."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -37,29 +35,21 @@ class Service:
     pool: PicturePool
     metrics: Metrics
 
-    @asynccontextmanager
-    async def while_wanted(self, request: Request) -> AsyncIterator[None]:
+    def while_wanted(self, request: Request) -> "_Answering":
         """Work on the answer to a request until its deadline, or until its client hangs up.
 
         Raises:
             DeadlineExceededError: it took longer than CAPSNET_DEADLINE_MS.
             ClientDisconnect: the client has hung up.
         """
-        limit_ms = self.settings.deadline_ms
-        try:
-            async with asyncio.timeout(limit_ms / 1000) as timer:
-                watcher = _Watcher(request, timer)
-                try:
-                    yield
-                finally:
-                    watcher.end()
-        except TimeoutError:
-            if watcher.is_gone:
-                raise ClientDisconnect from None
-            raise DeadlineExceededError(
-                f"no result within {limit_ms} ms (CAPSNET_DEADLINE_MS); {self.pool.images} images are being "
-                "decoded or wait for it"
-            ) from None
+        return _Answering(self, request)
+
+    def too_late(self) -> DeadlineExceededError:
+        """The error for a request that has reached its deadline."""
+        return DeadlineExceededError(
+            f"no result within {self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS); {self.pool.images} "
+            "images are being decoded or wait for it"
+        )
 
 
 def service_of(request: Request) -> Service:
@@ -68,31 +58,48 @@ def service_of(request: Request) -> Service:
     return service
 
 
-class _Watcher:
-    """Makes the timer of a request expire when its client hangs up.
+class _Answering:
+    """Cancels the work on an answer at the deadline, or when the client hangs up.
 
-    Attributes:
-        is_gone: the client has.
+    What `asyncio.timeout` does with a task that watches the client, and with less to do for an answer that
+    is there after a few milliseconds.
     """
 
-    def __init__(self, request: Request, timer: asyncio.Timeout) -> None:
+    def __init__(self, service: Service, request: Request) -> None:
+        self._service = service
         self._request = request
-        self._timer = timer
-        self._task: asyncio.Task[None] | None = None
-        self._begins = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._begin)
-        self.is_gone = False
+        self._watcher: asyncio.Task[None] | None = None
+        self._error: Exception | None = None  # why the work was cancelled
 
-    def end(self) -> None:
-        """Stop watching."""
-        self._begins.cancel()
-        if self._task:
-            self._task.cancel()
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit_s = self._service.settings.deadline_ms / 1000
+        worker = asyncio.current_task(loop)
+        assert worker, "a request is answered in a task"
+        self._worker, self._cancellations = worker, worker.cancelling()
+        self._ends_at = loop.time() + limit_s
+        self._timer = loop.call_later(min(WATCHED_AFTER_S, limit_s), self._watch)
 
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._watch())
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._watcher:
+            self._watcher.cancel()
+        if self._error is None:
+            return
+        if self._worker.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
+            raise self._error from None
 
-    async def _watch(self) -> None:
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(self._ends_at, lambda: self._give_up(self._service.too_late()))
+        self._watcher = loop.create_task(self._wait_for_disconnect())
+
+    async def _wait_for_disconnect(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
-        self.is_gone = True
-        self._timer.reschedule(asyncio.get_running_loop().time())
+        self._give_up(ClientDisconnect())
+
+    def _give_up(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._worker.cancel()

@@ -159,7 +159,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 def _orientation(picture: Image.Image) -> int:
     """EXIF's; 1, upright, where there is none or it cannot be read: the picture beside it is sound."""
-    if len(picture.info.get("exif", b"")) > MAX_EXIF_BYTES:
+    if not picture.info or len(picture.info.get("exif", b"")) > MAX_EXIF_BYTES:
         return 1
     try:
         found = picture.getexif().get(ORIENTATION_TAG)

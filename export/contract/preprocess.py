@@ -128,8 +128,8 @@ def _scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _pixels(picture: Image.Image, channels: int) -> NDArray[np.uint8]:
     """Pixels as they are, [H, W, C], 0-255."""
     mode = "L" if channels == 1 else "RGB"
-    pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-    return pixels.reshape(picture.height, picture.width, channels)
+    pixels = picture if picture.mode == mode else picture.convert(mode)
+    return np.frombuffer(pixels.tobytes(), np.uint8).reshape(picture.height, picture.width, channels)
 
 
 def _has_light_border(grey: NDArray[np.uint8], share: float = 0.5) -> bool:
@@ -142,6 +142,8 @@ def _has_light_border(grey: NDArray[np.uint8], share: float = 0.5) -> bool:
         share: 0 to 1.
     """
     [border] = quantiles(_border(grey), 1 - share)
+    if border == 0:  # nothing is darker; as of nearly every picture of light on dark
+        return False
     low, high = quantiles(grey, 0.02, 0.98)
     return border > ((low + high) / 2 if high - low > 12 else 127)
 
@@ -153,13 +155,14 @@ def quantiles(levels: NDArray[np.uint8], *shares: float) -> list[float]:
         levels: of pixels, any shape.
         shares: of the pixels that lie below each quantile, 0 to 1.
     """
-    ordered = np.sort(levels, axis=None, kind="stable")  # of 8 bits: a radix sort
-    places = [share * (len(ordered) - 1) for share in shares]
-    neighbours = [(float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])) for place in places]
-    return [
-        below + (above - below) * (place % 1)
-        for place, (below, above) in zip(places, neighbours, strict=True)
-    ]
+    ordered = levels.flatten()
+    ordered.sort(kind="stable")  # of 8 bits: a radix sort
+    found = []
+    for share in shares:
+        place = share * (len(ordered) - 1)
+        below, above = float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])
+        found.append(below + (above - below) * (place % 1))
+    return found
 
 
 def _border(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

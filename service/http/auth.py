@@ -33,9 +33,7 @@ class KeyCheck:
             return
         came = "the one that came is not valid" if _keys_of(scope["headers"]) else "none came"
         detail = f"API key required, as Authorization: Bearer KEY or X-API-Key: KEY; {came}"
-        refusal = UnauthorizedError
-        answer = errors.problem(refusal.status, refusal.slug, refusal.title, detail, refusal.headers)
-        await answer(scope, receive, send)
+        await errors.problem_of(UnauthorizedError(detail))(scope, receive, send)
 
 
 def check_admin(request: Request, settings: Settings) -> None:

@@ -189,7 +189,7 @@ class BoundedHttp(HttpToolsProtocol):
             waits = bool(self.pipeline)
             if waits:
                 self.pipeline.popleft()
-        answer = errors.problem(error.status, error.slug, error.title, str(error), error.headers)
+        answer = errors.problem_of(error)
         refusal: Any = RequestLog(answer, self.app_state["service"].metrics)  # counts and logs it
         self.cycle = self._newest = self._last_cycle()
         if waits:

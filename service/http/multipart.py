@@ -6,7 +6,7 @@ unknown name in memory for ever, and it runs on the event loop. This one reads U
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -24,8 +24,7 @@ MAX_TEXTS = 32  # text parts; no route has so many fields
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
-@dataclass(frozen=True)
-class Upload:
+class Upload(NamedTuple):
     """A file as it arrived; `filename` is None if the client gave none."""
 
     filename: str | None

@@ -52,13 +52,11 @@ class RequestLog:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
-            if exchange.status:  # half an answer: the server logs this and closes the connection
+            if exchange.status and not exchange.is_over:  # half an answer: the server closes the connection
                 raise
             log.exception("a request failed", {"id": request_id.decode(), "path": scope["path"][:PATH_SHOWN]})
-            answer = errors.framework_problem(
-                500, "something went wrong on our side; the log has the details"
-            )
-            await answer(scope, receive, exchange.send)
+            if not exchange.status:
+                await errors.internal_error()(scope, receive, exchange.send)
         finally:
             seconds = perf_counter() - began
             status = CLIENT_CLOSED_REQUEST if exchange.is_gone or not exchange.status else exchange.status

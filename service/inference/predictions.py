@@ -41,7 +41,7 @@ class Prediction(TypedDict):
 
 def rank_classes(probabilities: Floats, k: int | None = None) -> NDArray[np.intp]:
     """The k most probable classes of each image, or all: indices [N, K] of probabilities [N, J]."""
-    return np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return (-probabilities).argsort(axis=1, kind="stable")[:, :k]
 
 
 def predictions(
@@ -65,7 +65,8 @@ def predictions(
     confident = are_confident(probabilities, blank, manifest, min_probability)
     names = manifest.class_names
     made: list[Prediction] = []
-    for n, ranked in enumerate(rank_classes(probabilities)):
+    for n, ranked in enumerate(rank_classes(probabilities).tolist()):
+        probability, pose = probabilities[n], poses[n]  # [J], [J, D]
         labels = [names[j] for j in ranked[: manifest.objects_per_image]]
         made.append(
             {
@@ -74,7 +75,7 @@ def predictions(
                 "confident": confident[n],
                 "blank": bool(blank[n]),
                 "classes": [
-                    {"label": names[j], "probability": probabilities[n, j], "pose": poses[n, j]}
+                    {"label": names[j], "probability": probability[j], "pose": pose[j]}
                     for j in ranked[:top_k]
                 ],
             }

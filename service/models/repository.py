@@ -11,8 +11,6 @@ requests name stays loaded while they do, however many newer ones there are: a l
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from service.errors import InferenceStoppedError, NotReadyError, UnknownModelError
@@ -64,8 +62,7 @@ class Repository:
         """Why nothing can be served, as of the last look; None while something can."""
         return self._inventory.failure
 
-    @asynccontextmanager
-    async def use(self, model: str | None, version: int | None) -> AsyncIterator[LoadedModel]:
+    def use(self, model: str | None, version: int | None) -> "_Use":
         """The model of a request, kept loaded while the request needs it; loaded first if it has to be.
 
         Raises:
@@ -74,18 +71,23 @@ class Repository:
             UnknownModelError: no such model or version is served.
             RefusedModelError: what is on disk under that name cannot be served.
         """
+        return _Use(self, model, version)
+
+    async def begin_use(self, model: str | None, version: int | None) -> LoadedModel:
+        """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
         found = self._inventory.find(model, version) or await self._load_to_use(model, version)
         found.users += 1
         if version is not None:
             found.last_named_s = time.monotonic()
-        try:
-            yield found
-        finally:
-            found.users -= 1
-            self._last_used_s = time.monotonic()
-            self.work_done += 1
-            if found.users == 0:
-                found.unused.set()
+        return found
+
+    def end_use(self, found: LoadedModel) -> None:
+        """A request needs the model no more."""
+        found.users -= 1
+        self._last_used_s = time.monotonic()
+        self.work_done += 1
+        if found.users == 0:
+            found.unused.set()
 
     async def first_scan(self) -> None:
         """Load what is on disk; where that leaves nothing to serve, `failure` says why."""
@@ -346,6 +348,22 @@ class Repository:
             await asyncio.shield(self._loading[model])  # others may wait for it too
         except DeviceError as error:
             raise NotReadyError(str(error)) from None
+
+
+class _Use:
+    """A request's use of a model; not a generator, which takes longer than finding the model."""
+
+    def __init__(self, repository: Repository, model: str | None, version: int | None) -> None:
+        self._repository = repository
+        self._model = model
+        self._version = version
+
+    async def __aenter__(self) -> LoadedModel:
+        self._found = await self._repository.begin_use(self._model, self._version)
+        return self._found
+
+    async def __aexit__(self, *_: object) -> None:
+        self._repository.end_use(self._found)
 
 
 def _is_named(loaded: LoadedModel | None) -> bool:

@@ -1,8 +1,7 @@
 """The images that /classify, /segment and /explain take: a form with files, one raw file, or one array."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import Request
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from export.contract.preprocess import Rule
 from service.errors import InvalidFieldError, UnsupportedBodyError, shown
-from service.http.bodies import Body, media_type, parse_parts, read_body, require_content
+from service.http.bodies import Body, parse_parts, read_body, require_content
 from service.http.decoding import decode_array, decode_files
 from service.http.multipart import MULTIPART, Part, Upload
 from service.http.openapi import FILE
@@ -46,16 +45,14 @@ IMAGES_BODY: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(NamedTuple):
     """The files of a request: pictures, or one .npy file."""
 
     files: list[Upload]
     is_array: bool
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """Model input: pixels [N, H, W, C] in 0-1, and where each image came from.
 
     Attributes:
@@ -72,12 +69,7 @@ async def read_images_body(request: Request) -> Body:
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
     """
-    if media_type(request) == "application/json":
-        raise UnsupportedBodyError(
-            f"{request.url.path} takes {MULTIPART} with the field images, one raw image, or {NPY}; "
-            "got application/json"
-        )
-    return await read_body(request)
+    return await read_body(request, _check_kind)
 
 
 async def parse_images(body: Body, service: Service) -> ImageFiles:
@@ -125,6 +117,13 @@ def pair_names(names: Sequence[str | None]) -> list[str | None]:
     """The names of pairs of files: the left name and the right one, if they have names."""
     pairs = zip(names[::2], names[1::2], strict=True)
     return [", ".join(name for name in pair if name) or None for pair in pairs]
+
+
+def _check_kind(kind: str, path: str) -> None:
+    if kind == "application/json":
+        raise UnsupportedBodyError(
+            f"{path} takes {MULTIPART} with the field images, one raw image, or {NPY}; got application/json"
+        )
 
 
 def _image_files(parts: list[Part], path: str) -> list[Upload]:

@@ -10,7 +10,6 @@ from service.errors import InvalidFieldError, MalformedBodyError, UnsupportedBod
 from service.http.bodies import (
     Body,
     check_fields,
-    media_type,
     parse_json,
     parse_parts,
     read_body,
@@ -82,10 +81,12 @@ async def read_reconstruct_body(request: Request) -> Body:
     Raises:
         ServiceError: the body is invalid; the message says what was expected and what came.
     """
-    kind = media_type(request)
+    return await read_body(request, _check_kind)
+
+
+def _check_kind(kind: str, path: str) -> None:
     if kind not in {"application/json", "", MULTIPART}:
-        raise UnsupportedBodyError(f"/reconstruct takes application/json or {MULTIPART}; got {shown(kind)}")
-    return await read_body(request)
+        raise UnsupportedBodyError(f"{path} takes application/json or {MULTIPART}; got {shown(kind)}")
 
 
 async def parse_fields(body: Body, service: Service) -> tuple[ReconstructFields, list[Upload]]:

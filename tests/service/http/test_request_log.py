@@ -11,7 +11,9 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from service import errors
 from service.http.request_log import RequestLog
 from service.observability.metrics import Metrics
 from tests.support.live_service import wait_until
@@ -106,11 +108,23 @@ def test_what_is_no_request_is_a_line_too(process):
     wait_until(lambda: any(line.get("problem") == "/problems/malformed-request" for line in process.lines))
 
 
-def test_a_fault_of_ours_is_a_500_with_an_id_and_a_traceback_in_the_log(caplog):
-    app = FastAPI()
+def inside(app: FastAPI) -> ASGIApp:
     app.add_middleware(RequestLog, metrics=Metrics())
+    return app
 
-    @app.get("/fault")
+
+def around(app: FastAPI) -> ASGIApp:
+    """FastAPI answers the fault itself, and then raises it."""
+    app.add_exception_handler(Exception, lambda *_: errors.internal_error())
+    return RequestLog(app, metrics=Metrics())
+
+
+@pytest.mark.parametrize("place", [inside, around])
+def test_a_fault_of_ours_is_a_500_with_an_id_and_a_traceback_in_the_log(caplog, place):
+    framework = FastAPI()
+    app = place(framework)
+
+    @framework.get("/fault")
     async def fault() -> None:
         raise RuntimeError("a secret")
 
