@@ -29,6 +29,11 @@ export function segment(files, query, signal) {
   return json(`segment?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
 }
 
+/** The answer of /explain: how routing arrives at its answer, iteration by iteration. */
+export function explain(files, query, signal) {
+  return json(`explain?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+}
+
 /**
  * The pictures of a sweep as one PNG: a row for each dimension, a column for each step.
  *

@@ -33,7 +33,6 @@ export class Capsule {
     this.sliders.setSize(model.manifest.pose_shape.reduce((a, b) => a * b), slidersOf(model.manifest));
     const isMatrix = model.manifest.pose_shape.length > 1;
     byId("matrix").hidden = !isMatrix;
-    byId("decoded").setAttribute("aria-label", "Reconstruction");
     this.clear();
   }
 
@@ -167,6 +166,8 @@ export class Capsule {
   }
 
   #paint() {
+    const labels = this.#objects.map(({ label }) => label).join(" and the ");
+    byId("decoded").setAttribute("aria-label", `Reconstruction of the ${labels}`);
     const pictures = this.#objects.map(({ picture }) => picture);
     if (pictures.length > 1) addInColors(byId("decoded"), pictures);
     else drawPicture(byId("decoded"), { bitmap: pictures[0], columns: 1, row: 0, rows: 1 }, 0);

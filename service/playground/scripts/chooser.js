@@ -41,13 +41,11 @@ export class Chooser {
     await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
 
-  /** The first model whose manifest fits, or undefined. */
+  /** The first model whose manifest fits, the default one before others; undefined if none does. */
   async find(fits) {
-    for (const model of this.#models) {
-      const { manifest } = await described(model);
-      if (manifest && fits(manifest)) return model.name;
-    }
-    return undefined;
+    const found = await Promise.all(this.#models.map(described));
+    found.sort((a, b) => b.isDefault - a.isDefault);
+    return found.find(({ manifest }) => manifest && fits(manifest));
   }
 
   #named(name) {
@@ -87,7 +85,7 @@ export class Chooser {
 
 async function described(model) {
   const served = (await api.versions(model.name)).find(({ state }) => SERVED.has(state));
-  return { name: model.name, manifest: served?.manifest };
+  return { name: model.name, version: served?.version, manifest: served?.manifest, isDefault: model.default };
 }
 
 function said(manifest) {

@@ -9,6 +9,7 @@ import { Latest } from "./latest.js";
 import { hush } from "./notices.js";
 import { Pad } from "./pad.js";
 import { Pair } from "./pair.js";
+import { Routing } from "./routing.js";
 import { blank, fromBase64, show } from "./picture.js";
 import { samplesFor, showSamples } from "./samples.js";
 import { strokesToFile } from "./strokes.js";
@@ -23,6 +24,7 @@ export class Explore {
   constructor() {
     this.bars = new Bars((label) => this.chooseClass(label));
     this.capsule = new Capsule((label) => this.bars.choose(label));
+    this.routing = new Routing();
     this.pad = new Pad((isFinal) => this.look(isFinal));
     this.pair = new Pair((isFinal) => this.look(isFinal));
     takeFiles((files) => this.take(files));
@@ -47,6 +49,7 @@ export class Explore {
     byId("pad-hint").textContent = hint(manifest);
     this.bars.setModel(manifest);
     this.capsule.setModel(model);
+    this.routing.setModel(model);
     this.#forget();
     showSamples(byId("samples"), await samplesFor(manifest), (strokes) => this.pad.setStrokes(strokes));
     if (manifest.views === 2) await this.pair.start();
@@ -110,6 +113,8 @@ export class Explore {
       const bitmaps = await Promise.all(pictures.map(fromBase64));
       this.capsule.show(objects.map((object, index) => ({ ...object, bitmap: bitmaps[index] })), isFinal);
     }
+    if (result.blank) this.routing.clear();
+    else if (isFinal) this.routing.show(files);
     answer.isFinal = isFinal;
   }
 
@@ -132,6 +137,7 @@ export class Explore {
     this.#answer = null;
     this.bars.clear();
     this.capsule.clear();
+    this.routing.clear();
     blank(byId("seen"));
     byId("seen").setAttribute("aria-label", "Nothing yet");
     byId("best").textContent = "";

@@ -15,6 +15,7 @@ export function drawMatrix(canvas, values, columns) {
   const cell = canvas.width / columns;
   const largest = Math.max(...values.map(Math.abs), 1e-6);
   const style = getComputedStyle(canvas);
+  canvas.setAttribute("aria-label", `The pose, row by row: ${values.map((value) => value.toFixed(2)).join(", ")}`);
   drawing.clearRect(0, 0, canvas.width, canvas.height);
   Object.assign(drawing, { textAlign: "center", textBaseline: "middle", font: `${cell * 0.24}px ${style.fontFamily}` });
   values.forEach((value, index) => {

@@ -59,9 +59,14 @@ export class Sliders {
   #listen(row, input, dimension) {
     let rest = 0;
     const ahead = () => this.#handlers.onAhead(dimension);
-    row.addEventListener("pointerenter", () => (rest = setTimeout(ahead, AHEAD_MS)));
-    row.addEventListener("pointerleave", () => clearTimeout(rest));
-    for (const at of ["pointerdown", "focus"]) input.addEventListener(at, ahead);
+    const soon = () => {
+      clearTimeout(rest);
+      rest = setTimeout(ahead, AHEAD_MS);
+    };
+    row.addEventListener("pointerenter", soon);
+    input.addEventListener("focus", soon);
+    for (const left of ["pointerleave", "focusout"]) row.addEventListener(left, () => clearTimeout(rest));
+    input.addEventListener("pointerdown", ahead);
     input.addEventListener("input", () => this.#handlers.onMove(dimension, Number(input.value)));
     input.addEventListener("dblclick", () => this.#handlers.onMove(dimension, 0));
   }

@@ -1,0 +1,239 @@
+// A guided tour in five steps, each with a figure on live answers of the service.
+
+import * as api from "./api.js";
+import { byId, element } from "./dom.js";
+import { drawHeat, largest } from "./heat.js";
+import { fromBase64, show } from "./picture.js";
+import { digitStrokes } from "./samples.js";
+import { drawPicture, Sweeps } from "./sweeps.js";
+import { poseBars, slider, squashCurve, unsquash } from "./tour_figures.js";
+import { moved } from "./views28.js";
+
+const DIGIT = 4;
+const [TURNS, SHIFTS] = [range(-30, 30, 5), range(-3, 3, 1)]; // degrees, pixels
+const PLAY_MS = 1000;
+
+const STEPS = [
+  { title: "A capsule is a group of numbers", figure: numbersFigure },
+  { title: "Its length says whether, its direction says how", figure: motionFigure },
+  { title: "Squashing turns a length into a probability", figure: squashFigure },
+  { title: "Parts vote for wholes", figure: votesFigure },
+  { title: "Votes that agree count more", figure: agreementFigure },
+];
+
+export class Tour {
+  #step = 0;
+  #live = null; // what all figures share
+  #turn = 0;
+
+  /** @param {() => Promise<object>} findModel a model of single digits with a decoder, as the chooser gives it */
+  constructor(findModel) {
+    this.findModel = findModel;
+    byId("tour-next").addEventListener("click", () => this.#go(this.#step + 1));
+    byId("tour-back").addEventListener("click", () => this.#go(this.#step - 1));
+  }
+
+  /** Begin, or go on. */
+  async start() {
+    const model = await this.findModel();
+    if (!model) {
+      byId("tour-text").textContent = "The tour needs a model of single digits, such as capsnet-mnist; this service has none.";
+      byId("tour-next").disabled = true;
+      return;
+    }
+    this.#live ??= await gather(model);
+    await this.#go(this.#step);
+  }
+
+  async #go(step) {
+    const turn = ++this.#turn;
+    clearInterval(this.#live.timer);
+    this.#step = Math.min(STEPS.length - 1, Math.max(0, step));
+    const { title, figure } = STEPS[this.#step];
+    byId("tour-title").textContent = title;
+    byId("tour-place").textContent = `Step ${this.#step + 1} of ${STEPS.length}`;
+    byId("tour-back").disabled = this.#step === 0;
+    byId("tour-next").disabled = this.#step === STEPS.length - 1;
+    const { text, box } = await figure(this.#live);
+    if (turn !== this.#turn) return;
+    byId("tour-text").replaceChildren(...text.map((one) => element("p", {}, one)));
+    byId("tour-figure").replaceChildren(...box);
+    byId("tour-title").scrollIntoView({ block: "nearest" });
+  }
+}
+
+async function gather(model) {
+  const strokes = (await digitStrokes())[DIGIT];
+  const side = model.manifest.preprocessing.width;
+  const query = { model: model.name, version: model.version };
+  const file = await moved(strokes, side, {}).convertToBlob({ type: "image/png" });
+  const answer = await api.classify([file], { ...query, model_input: true });
+  const [result] = answer.results;
+  return { model, strokes, side, query, file, result, input: await fromBase64(result.model_input), timer: 0 };
+}
+
+async function numbersFigure({ model, result, input }) {
+  const best = result.classes[0];
+  const sweeps = new Sweeps(model, best.label, best.pose);
+  const moves = best.pose.map(() => 0);
+  const [bars, seen, decoded] = [poseBars(best.pose.length), picture("What the network sees"), picture("Drawn from the numbers")];
+  show(seen, input);
+  drawPicture(decoded, await sweeps.picture(moves), 0);
+  bars.set(best.pose);
+  const dimension = await liveliest(sweeps, moves);
+  const strip = await sweeps.ahead(dimension, moves);
+  const { steps } = sweeps.range;
+  const move = slider(`Number ${dimension}`, { min: -steps, max: steps, value: 0, unit: " steps" }, (by) => {
+    drawPicture(decoded, strip, by + steps);
+    bars.set(sweeps.moved(moves.map((_, index) => (index === dimension ? by : 0))));
+  });
+  move.tell();
+  return {
+    text: [
+      `The network has seen this ${best.label}. For each class it has a capsule: a small group of numbers that works as one. These are the ${best.pose.length} numbers of the capsule for “${best.label}”.`,
+      "A second network draws the digit again from these numbers alone. Move one of them: how the digit is written changes, and it stays the same digit.",
+    ],
+    box: [figure(seen, "what the network sees"), bars.box, element("div", { class: "tour-side" }, figure(decoded, "drawn from the numbers"), move.label)],
+  };
+}
+
+async function motionFigure(live) {
+  const { strokes, side, query, result } = live;
+  const label = result.label;
+  const motions = [...TURNS.map((degrees) => ({ degrees })), ...SHIFTS.map((right) => ({ right }))];
+  live.moved ??= api.classify(
+    await Promise.all(motions.map((motion) => moved(strokes, side, motion).convertToBlob({ type: "image/png" }))),
+    query,
+  );
+  const answers = (await live.moved).results.map(({ classes }) => classes.find((one) => one.label === label));
+  const still = answers[TURNS.indexOf(0)];
+  const [bars, seen] = [poseBars(still.pose.length), picture("The digit, moved")];
+  const said = element("p", { class: "tour-said", role: "status" });
+  const tell = (index) => {
+    show(seen, moved(strokes, side, motions[index]));
+    bars.set(answers[index].pose);
+    const [before, after] = [still.probability, answers[index].probability].map((one) => one.toFixed(2));
+    said.textContent = `Length ${after} (at rest ${before}); direction turned by ${angle(still.pose, answers[index].pose)}°`;
+  };
+  const turn = slider("Turn", { min: 0, max: TURNS.length - 1, value: TURNS.indexOf(0), unit: "" }, tell);
+  const shift = slider("Shift", { min: 0, max: SHIFTS.length - 1, value: SHIFTS.indexOf(0), unit: "" }, (at) => tell(TURNS.length + at));
+  name(turn, TURNS, "°");
+  name(shift, SHIFTS, " px");
+  tell(TURNS.indexOf(0));
+  return {
+    text: [
+      `A capsule is a vector. Its length, from 0 to 1, says how sure the network is that there is a “${label}”. Its direction says how it looks.`,
+      "Turn and shift the digit. The length hardly changes: it is the same digit. The numbers move along: they say where it went. This is called equivariance.",
+    ],
+    box: [figure(seen, "the digit, moved"), bars.box, element("div", { class: "tour-side" }, said, turn.label, shift.label)],
+  };
+}
+
+async function squashFigure({ result }) {
+  const [best, second] = result.classes;
+  return {
+    text: [
+      "Before its length can be a probability, a capsule is squashed: short vectors shrink to almost nothing, long ones end just below 1. The direction stays.",
+      `The capsule of “${best.label}” had length ${unsquash(best.probability).toFixed(2)} and has ${best.probability.toFixed(2)} now; that of “${second.label}” had ${unsquash(second.probability).toFixed(2)} and has ${second.probability.toFixed(2)}. Each class is judged on its own, so the lengths need not sum to 1.`,
+    ],
+    box: [squashCurve(result.classes)],
+  };
+}
+
+async function votesFigure(live) {
+  const explained = await explain(live);
+  if (explained.missing) return { text: [explained.missing], box: [] };
+  const { answer } = explained;
+  const shown = answer.classes.slice(0, 3);
+  const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: 1 };
+  const maps = shown.map(({ label, heat }) => {
+    const canvas = picture(`Votes for ${label}`);
+    drawHeat(canvas, live.input, answer.grid, heat[0], scale);
+    return figure(canvas, `for ${label}`);
+  });
+  return {
+    text: [
+      `Below the classes are many small capsules, each of which sees a part of the image: a stroke, a bend. Each part predicts the whole: “if this is a ${shown[0].label}, then one that looks like this”. These predictions are votes.`,
+      `In the first iteration each part gives all classes the same share. Orange: votes from there point in the direction of the class's capsule. Blue: against it. “${shown[0].label}” starts with length ${shown[0].probabilities[0].toFixed(2)}, “${shown[1].label}” with ${shown[1].probabilities[0].toFixed(2)}.`,
+    ],
+    box: maps,
+  };
+}
+
+async function agreementFigure(live) {
+  const explained = await explain(live);
+  if (explained.missing) return { text: [explained.missing], box: [] };
+  const { answer } = explained;
+  const [best, second] = answer.classes;
+  const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: 1 };
+  const canvases = [best, second].map(({ label }) => picture(`Votes for ${label}`));
+  const said = element("p", { class: "tour-said" });
+  let at = 0;
+  const play = () => {
+    [best, second].forEach(({ heat }, index) => drawHeat(canvases[index], live.input, answer.grid, heat[at], scale));
+    said.textContent = `Iteration ${at + 1}: ${[best, second].map(({ label, probabilities }) => `“${label}” ${probabilities[at].toFixed(2)}`).join(", ")}`;
+    at = (at + 1) % answer.iterations;
+  };
+  play();
+  live.timer = setInterval(play, PLAY_MS);
+  const [first, last] = [0, answer.iterations - 1].map((one) => best.probabilities[one].toFixed(2));
+  return {
+    text: [
+      "Votes that point where the class's capsule points agree with it, and count more there in the next iteration. The capsule moves towards them, and so on: this is routing by agreement.",
+      `In ${answer.iterations} iterations “${best.label}” goes from ${first} to ${last}. That is the answer. Draw your own digit in Explore, and open “Watch the votes agree” below it.`,
+    ],
+    box: [...canvases.map((canvas, index) => figure(canvas, `for ${[best, second][index].label}`)), said],
+  };
+}
+
+async function explain(live) {
+  live.explained ??= api.explain([live.file], live.query).then(
+    (answer) => ({ answer }),
+    (error) => ({ missing: error.message }), // the bundle has no such graph: the command that adds it
+  );
+  return live.explained;
+}
+
+/** The dimension whose ends differ most. */
+async function liveliest(sweeps, moves) {
+  const changes = (await sweeps.ends(moves)).map((strip) => {
+    const [a, b] = [0, 1].map((column) => levels(strip, column));
+    return a.reduce((sum, level, index) => sum + Math.abs(level - b[index]), 0);
+  });
+  return changes.indexOf(Math.max(...changes));
+}
+
+function levels(strip, column) {
+  const canvas = element("canvas");
+  drawPicture(canvas, strip, column);
+  return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+}
+
+function picture(label) {
+  return element("canvas", { class: "pixels", width: 28, height: 28, role: "img", "aria-label": label });
+}
+
+function figure(canvas, caption) {
+  return element("figure", {}, canvas, element("figcaption", { class: "note" }, caption));
+}
+
+/** Let a slider over the indices of values tell the values. */
+function name({ label }, values, unit) {
+  const [said, input] = [label.querySelector(".value"), label.querySelector("input")];
+  const tell = () => {
+    said.textContent = `${values[Number(input.value)]}${unit}`.replace("-", "−");
+    input.setAttribute("aria-valuetext", said.textContent);
+  };
+  input.addEventListener("input", tell);
+  tell();
+}
+
+function angle(a, b) {
+  const dot = a.reduce((sum, value, index) => sum + value * b[index], 0);
+  const cosine = dot / (Math.hypot(...a) * Math.hypot(...b));
+  return Math.round((Math.acos(Math.min(1, cosine)) * 180) / Math.PI);
+}
+
+function range(start, stop, step) {
+  return Array.from({ length: (stop - start) / step + 1 }, (_, index) => start + index * step);
+}
