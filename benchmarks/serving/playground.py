@@ -1,10 +1,10 @@
-"""How fast the playground is in a browser: pictures a second under a moving slider, and answers after a stroke.
+"""How fast the playground is in a browser: pictures a second as a slider moves, answers after a stroke.
 
     python -m benchmarks.serving.playground           half a minute; needs Chromium and `make dev`
 
 Service and browser share the machine's processors. The slider goes from one end to the other and back, one
-step for each frame of the browser; a picture counts if it differs from the one before. An answer's time is from
-lifting the pen to the answer on the screen.
+step for each frame of the browser; a picture counts if it differs from the one before. An answer's time is
+from lifting the pen to the answer on the screen.
 """
 
 import shutil
@@ -30,8 +30,8 @@ SLIDE = """async ([dimension, seconds]) => {
     let [shown, before, step] = [0, "", 1];
     const until = performance.now() + 1000 * seconds;
     while (performance.now() < until) {
-        if (Number(slider.value) + step > Number(slider.max) || Number(slider.value) + step < Number(slider.min))
-            step = -step;
+        const next = Number(slider.value) + step;
+        if (next > Number(slider.max) || next < Number(slider.min)) step = -step;
         slider.value = Number(slider.value) + step;
         slider.dispatchEvent(new Event("input", { bubbles: true }));
         await frame();

@@ -1,4 +1,4 @@
-"""axe-core, which finds what a screen reader, a keyboard or weak eyes cannot use. In axe/, with its license."""
+"""axe-core, which finds what a screen reader, a keyboard or weak eyes cannot use; axe/ has its license."""
 
 import gzip
 from pathlib import Path

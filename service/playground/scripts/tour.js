@@ -145,7 +145,7 @@ async function votesFigure(live) {
   if (explained.missing) return { text: [explained.missing], box: [] };
   const { answer } = explained;
   const shown = answer.classes.slice(0, 3);
-  const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: 1 };
+  const scale = { full: largest(shown.map(({ heat }) => heat[0])), views: 1 };
   const maps = shown.map(({ label, heat }) => {
     const canvas = picture(`Votes for ${label}`);
     drawHeat(canvas, live.input, answer.grid, heat[0], scale);

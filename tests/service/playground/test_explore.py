@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.pen import draw
@@ -110,12 +109,11 @@ def test_another_class_may_be_decoded(page):
     expect(page.locator("#objects")).to_have_text("of the 2")
 
 
-@pytest.mark.parametrize("sample", ["3 and 8", "2 and 5"])
-def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page, sample):
+def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page):
     choose_model(page, "capsnet-multimnist")
-    page.click(f'[aria-label="Sample: {sample}"]')
+    page.click('[aria-label="Sample: 3 and 8"]')
     expect(page.locator("#objects input")).to_have_count(2)
-    assert sorted(answer(page).split(" + ")) == sorted(sample.split(" and "))
+    assert sorted(answer(page).split(" + ")) == ["3", "8"]
     red, _, blue, _ = sums(page, "#decoded")
     assert min(red, blue) > 5000
     page.locator("#objects input").nth(1).check()

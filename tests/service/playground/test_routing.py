@@ -1,0 +1,65 @@
+"""The iterations of routing, shown and played."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture
+from tests.support.accessibility import serious_findings
+from tests.support.live_service import live_service, settings_for
+from tests.support.tiny_bundle import write_bundle
+
+
+def test_the_iterations_of_a_digit_are_played_over_its_image(page):
+    page.click('[aria-label="Sample: 4"]')
+    answer(page)
+    page.click("#explain summary")
+    expect(page.locator("#explain-steps input")).to_have_count(3)
+    expect(page.locator("#explain-numbers")).to_contain_text("Entropy of the couplings")
+    assert page.locator("#explain-steps input").nth(2).is_checked()
+    last, lengths = picture(page, "#explain-heat"), page.inner_text("#explain-bars")
+    page.click("#explain-play")
+    expect(page.locator("#explain-steps input").nth(0)).to_be_checked()
+    first = picture(page, "#explain-heat")
+    assert first != last
+    assert page.inner_text("#explain-bars") != lengths
+    assert not serious_findings(page)
+    expect(page.locator("#explain-steps input").nth(2)).to_be_checked()
+    assert picture(page, "#explain-heat") == last
+    page.select_option("#explain-class", "9")
+    assert picture(page, "#explain-heat") != last
+
+
+def test_of_matrix_capsules_the_distances_of_the_votes_are_shown(page):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    page.click("#explain summary")
+    expect(page.locator("#explain-steps input")).to_have_count(2)
+    before = picture(page, "#explain-votes")
+    page.locator("#explain-steps input").nth(0).check()
+    page.wait_for_function(CHANGED, arg=["#explain-votes", before])
+    expect(page.locator("#explain-against")).to_be_hidden()
+
+
+def test_another_image_is_explained_as_soon_as_it_is_answered(page):
+    page.click('[aria-label="Sample: 4"]')
+    answer(page)
+    page.click("#explain summary")
+    expect(page.locator("#explain-class")).to_have_value("4")
+    page.click('[aria-label="Sample: 0"]')
+    expect(page.locator("#explain-class")).to_have_value("0")
+
+
+@pytest.fixture
+def without_graph(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    with live_service(settings_for(tmp_path, optimize=False)) as client:
+        yield str(client.base_url).rstrip("/")
+
+
+def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(open_page, without_graph):
+    page = open_page(f"{without_graph}/", may_complain=True)
+    page.set_input_files("#file", "docs/seven.jpg")
+    answer(page)
+    page.click("#explain summary")
+    expect(page.locator("#explain-note")).to_contain_text("capsnet-export explain")
+    expect(page.locator("#explain-body")).to_be_hidden()
