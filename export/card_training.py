@@ -116,16 +116,18 @@ def _first_weights(config: RunConfig) -> str:
 
 
 def _loss(config: RunConfig) -> str:
-    """What was minimised: a sum over classes, over the pixels of each object, and over the weights."""
+    """What was minimized: a sum over classes, over the pixels of each object, and over the weights."""
     loss, model = config.loss, config.model
     assert not isinstance(model, CnnConfig)
     weight = "" if loss.margin_weight == 1 else f"{loss.margin_weight:g} x "
-    parts = [f"{weight}{_classification_loss(loss)}"]
+    is_whole = config.optimizer.trained_part == "network"
+    parts = [f"{weight}{_classification_loss(loss)}"] if is_whole else []
     if model.decoder_hidden and loss.reconstruction_weight:
-        parts.append(f"{loss.reconstruction_weight:g} x summed squared pixel error")
+        light = "" if loss.reconstruction_target == "image" else " to standardized images"
+        parts.append(f"{loss.reconstruction_weight:g} x summed squared pixel error{light}")
     if config.optimizer.weight_decay:
         parts.append(f"{config.optimizer.weight_decay:g} x half the squared weights")
-    return " + ".join(parts)
+    return ("" if is_whole else "of the decoder alone, ") + " + ".join(parts)
 
 
 def _classification_loss(loss: LossConfig) -> str:

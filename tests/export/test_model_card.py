@@ -193,6 +193,14 @@ def test_matrix_capsules_are_told(tiny):
         assert absent not in card
 
 
+def test_a_decoder_that_was_trained_alone_is_told(tiny):
+    config = load_preset("matrix-toys-decoder")
+    card = card_of(of_matrices(tiny, config), config)
+    assert row(card, "loss") == (
+        "of the decoder alone, 0.0005 x summed squared pixel error to standardized images"
+    )
+
+
 def test_the_official_code_adds_places_to_other_elements(tiny):
     config = with_model(load_preset("matrix-smallnorb"), official_routing=True)
     assert "Elements 0 and 1 have in them where" in card_of(of_matrices(tiny, config), config)

@@ -117,6 +117,21 @@ def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run,
     assert first["classification_loss"] < 0.2, "random weights begin near 0.8"
 
 
+def test_a_decoder_alone_begins_with_the_best_weights_of_a_run(tiny_run, tmp_path, monkeypatch, capsys):
+    preset = load_preset("drawn")
+    alone = replace(preset, optimizer=replace(preset.optimizer, trained_part="decoder"))
+    monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: alone)
+    monkeypatch.setattr(checkpoint, "best_checkpoint", lambda run: checkpoint.checkpoints(run)[0])
+    run = tmp_path / "second"
+    assert status("fit", "--preset", "drawn", "--out", run) == 2
+    assert "drawn trains a decoder on the poses of a network; name its run" in capsys.readouterr().err
+    assert not run.exists()
+    arguments = ["fit", "--preset", "drawn", "--start-from", tiny_run, "--out", run, "--max-minutes", "1e-9"]
+    assert status(*arguments) == 0
+    origin = checkpoint.read_config(run).started_from
+    assert origin["checkpoint"] == checkpoint.checkpoints(tiny_run)[0].name
+
+
 def test_images_held_out_now_must_have_been_held_out_then(tmp_path, capsys):
     first = stored_run(tmp_path / "first", seed=1)
     arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", tmp_path / "second"]

@@ -26,6 +26,9 @@ class LossConfig:
         spread_schedule: how the margin grows: linearly, or as in the official code, along a sigmoid of
             700,000 steps.
         reconstruction_weight: weight of the squared pixel error, summed over pixels and objects.
+        reconstruction_target: what the decoder draws: the image, or the image `standardized`, with the
+            brightness and contrast that all images have there. Poses of a network that standardizes its
+            images do not know those of the image itself.
     """
 
     classification: Literal["margin", "spread", "cross-entropy"] = "margin"
@@ -36,6 +39,7 @@ class LossConfig:
     spread_margins: tuple[Margin, Margin] = (0.2, 0.9)
     spread_schedule: Literal["linear", "official"] = "linear"
     reconstruction_weight: float = Field(default=0.0005, ge=0)
+    reconstruction_target: Literal["image", "standardized"] = "image"
 
     def __post_init__(self) -> None:
         first, last = self.spread_margins

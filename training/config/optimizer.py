@@ -1,5 +1,7 @@
 """How a network is optimized."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -27,6 +29,7 @@ class OptimizerConfig:
         patience_epochs: the run ends after this many epochs without a lower validation error or, while there
             are errors, a lower validation loss.
         weight_decay: times half the squared weights is part of the loss.
+        trained_part: `decoder` trains that alone, on the poses of the network that the run was started from.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -40,3 +43,4 @@ class OptimizerConfig:
     stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)
     patience_epochs: int | None = Field(default=None, ge=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    trained_part: Literal["network", "decoder"] = "network"

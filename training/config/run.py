@@ -53,6 +53,12 @@ class RunConfig:
         return self
 
     @model_validator(mode="after")
+    def _refuse_to_train_a_decoder_that_is_not_there(self) -> Self:
+        if self.optimizer.trained_part == "decoder" and not getattr(self.model, "decoder_hidden", ()):
+            raise ValueError("optimizer.trained_part: there is no decoder, model.decoder_hidden is empty")
+        return self
+
+    @model_validator(mode="after")
     def _refuse_cross_entropy_of_blank_images(self) -> Self:
         if self.loss.classification == "cross-entropy" and self.data.blank_fraction:
             raise ValueError("data.blank_fraction: of an image without an object there is no cross-entropy")

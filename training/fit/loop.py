@@ -102,6 +102,9 @@ class Trainer:
             checkpoint.load_trained_weights(self.model, newest)
         elif start_weights:
             checkpoint.start_with(self.model, start_weights)
+        if config.optimizer.trained_part == "decoder":
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(name.startswith(checkpoint.DECODER))
         self._learn = Step(
             self.model,
             config.loss,

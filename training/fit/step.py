@@ -47,9 +47,8 @@ class Step:
         on_cuda = next(model.parameters()).is_cuda
         if on_cuda:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        self.optimizer = torch.optim.Adam(
-            model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
-        )
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._config = config
         self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
         # With several processes, a graph would have to include the exchange of gradients.

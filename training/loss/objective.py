@@ -19,6 +19,7 @@ from training.loss.losses import (
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
 from training.models.decoder import Decoder
+from training.models.standardize import in_standard_light
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -64,7 +65,14 @@ def compute_losses(
     if model.decoder is None:
         return LossOutput(probabilities, loss, loss.new_zeros(()))
     drawn = reconstruct(model.decoder, poses, batch.masks)
-    return LossOutput(probabilities, loss, reconstruction_loss(drawn, batch.objects))
+    return LossOutput(probabilities, loss, reconstruction_loss(drawn, _drawn_from(batch.objects, config)))
+
+
+def _drawn_from(objects: Tensor, config: LossConfig) -> Tensor:
+    """What the decoder should draw of objects, [B, K, C, H, W]."""
+    if config.reconstruction_target == "image":
+        return objects
+    return in_standard_light(objects.flatten(0, 1)).unflatten(0, objects.shape[:2])
 
 
 def _classification_loss(

@@ -18,6 +18,11 @@ def standardize_per_image(pixels: Tensor) -> Tensor:
     return centered / variance.clamp(min=MIN_VARIANCE).sqrt()
 
 
+def in_standard_light(pixels: Tensor) -> Tensor:
+    """Pictures [B, C, H, W], 0 to 1, of the same brightness and contrast: mean 1/2, deviation 1/6."""
+    return (0.5 + standardize_per_image(pixels) / 6).clamp(0, 1)
+
+
 def relit(x: Tensor, light: Tensor) -> Tensor:
     """Images [B, C, H, W] with other brightness and contrast: amount and factor of each, [B, 2].
 

@@ -25,7 +25,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
@@ -37,6 +37,7 @@ RAW = "raw.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 FORMER_OPTIMIZER = "optimiser.safetensors"  # its name in checkpoints of earlier versions
 REMEDY = "remove the folder of this checkpoint to go on from the one before"
+DECODER = "decoder."  # how its weights' names begin
 KEPT = 2  # newest checkpoints, besides the one with the lowest validation error
 
 
@@ -286,13 +287,22 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def start_with(model: Network, weights: dict[str, Tensor]) -> None:
-    """Give a model the weights of another run, or of a bundle.
+    """Give a model the weights of another run, or of a bundle; a decoder that these lack stays as it is.
 
     Raises:
         ValueError: they are those of another architecture.
     """
-    refuse_other_weights(model, weights, "what it is to start from")
-    model.load_state_dict(weights)
+    whole = with_decoder_of(model, weights)
+    refuse_other_weights(model, whole, "what it is to start from")
+    model.load_state_dict(whole)
+
+
+def with_decoder_of(model: Network, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a network and, if they are of one without a decoder, those of the model's."""
+    if any(name.startswith(DECODER) for name in weights):
+        return weights
+    own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(DECODER)}
+    return weights | own
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
@@ -308,7 +318,7 @@ def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam
     """Restore Adam's moments, in their parameter's memory layout, and its step counts."""
     former = checkpoint / FORMER_OPTIMIZER
     stored = _load_tensors(former if former.exists() else checkpoint / OPTIMIZER)
-    for name, parameter in model.named_parameters():
+    for name, parameter in _trained(model):
         step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam expects it
         moments = {
             key: torch.empty_like(parameter, requires_grad=False).copy_(stored[f"{name}.{key}"])
@@ -368,7 +378,12 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 def _optimizer_tensors(model: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Adam's state, keyed by the parameter's name."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _trained(model):
         state: dict[str, Any] = optimizer.state[parameter]
         tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.items()}
     return tensors
+
+
+def _trained(model: Network) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that Adam changes, by name."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

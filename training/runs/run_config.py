@@ -32,12 +32,14 @@ def begin(
         seed: of weights, order and shifts.
         epochs: passes over the training images.
         ema_decay: of the moving average of the weights, per step.
-        start_from: another run, with whose newest weights this one begins, or a bundle.
+        start_from: another run, with whose newest weights this one begins, or a bundle; for a decoder alone,
+            the run's weights with the lowest validation error.
 
     Raises:
         FileNotFoundError: the pictures, or a checkpoint to start from, are not there.
         ValueError: `out` holds a run, there is no such preset, the pictures cannot be learned from, or the
-            other run learned from what would be held out here; also a bundle that is not whole.
+            other run learned from what would be held out here; also a bundle that is not whole, and a decoder
+            alone that is to be trained on the poses of no network.
     """
     checkpoint.refuse_a_run(out)
     usual = "images" if images else "mnist"
@@ -50,6 +52,10 @@ def begin(
         config = replace(config, optimizer=replace(config.optimizer, epochs=epochs))
     if ema_decay is not None:
         config = replace(config, optimizer=replace(config.optimizer, ema_decay=ema_decay))
+    if config.optimizer.trained_part == "decoder" and not start_from:
+        raise ValueError(
+            f"{config.preset} trains a decoder on the poses of a network; name its run with --start-from"
+        )
     return replace(config, started_from=_origin(start_from, config)) if start_from else config
 
 
@@ -84,13 +90,14 @@ def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
         weights = checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
     with torch.device("meta"):
         network = build(config.model)
-    checkpoint.refuse_other_weights(network, weights, str(start_from))
+    checkpoint.refuse_other_weights(network, checkpoint.with_decoder_of(network, weights), str(start_from))
     return weights
 
 
 def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
     """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
-    origin = _origin_of_run(run) if checkpoint.is_run(run) else _origin_of_bundle(run)
+    only_the_decoder = config.optimizer.trained_part == "decoder"
+    origin = _origin_of_run(run, best=only_the_decoder) if checkpoint.is_run(run) else _origin_of_bundle(run)
     first = from_dict(origin["config"])
     there, here = _held_out(first), _held_out(config)
     if not config.data.validation_images:  # whatever was held out there may be trained on here
@@ -111,10 +118,13 @@ def _origin_of_bundle(bundle: Path) -> dict[str, Any]:
     return from_bundle.origin(bundle)
 
 
-def _origin_of_run(run: Path) -> dict[str, Any]:
+def _origin_of_run(run: Path, best: bool) -> dict[str, Any]:
+    """At its lowest validation error, or at its end: training goes on from there."""
     newest = checkpoint.newest_checkpoint(run)
     if newest is None:
         raise FileNotFoundError(f"{run} has no checkpoint to start from")
+    if best:
+        newest = checkpoint.best_checkpoint(run)
     first = checkpoint.read_config(run)
     return {
         "checkpoint": newest.name,

@@ -47,10 +47,10 @@ def images(count=28, seed=0):
     return Images(pixels, torch.arange(count) % 3)
 
 
-def fit(run, config=CONFIG, limits=None):
+def fit(run, config=CONFIG, limits=None, first_weights=None):
     if not (run / "config.json").exists():
         checkpoint.write_config(run, config)
-    trainer = Trainer(run, config, CPU, Progress())
+    trainer = Trainer(run, config, CPU, Progress(), first_weights)
     train, validation = hold_out(images(), config.data.validation_images, config.seed)
     shown = [make_batches(config.data, 3, some) for some in (train, validation)]
     return trainer, trainer.fit(*shown, limits or Limits())
@@ -526,3 +526,35 @@ def test_a_run_that_measures_nothing_cannot_stop_at_an_error():
             data=replace(CONFIG.data, validation_images=0),
             optimizer=replace(CONFIG.optimizer, stop_at_error_percent=1.0),
         )
+
+
+def decoder_of(weights):
+    return {name: value for name, value in weights.items() if name.startswith("decoder.")}
+
+
+DECODER_ALONE = replace(
+    CONFIG,
+    optimizer=replace(
+        CONFIG.optimizer, trained_part="decoder", ema_decay=0.5, weight_decay=0.1, learning_rate=0.01
+    ),
+)
+
+
+@pytest.mark.parametrize("had_a_decoder", [True, False])
+def test_a_decoder_alone_is_trained_on_the_poses_of_a_network_that_stays(tmp_path, had_a_decoder):
+    model = CONFIG.model if had_a_decoder else replace(CONFIG.model, decoder_hidden=())
+    fit(tmp_path / "network", replace(CONFIG, model=model))
+    first = weights(tmp_path / "network")
+    fit(tmp_path / "whole", DECODER_ALONE, first_weights=first)
+    found = weights(tmp_path / "whole")
+    for name in first.keys() - decoder_of(first).keys():
+        assert torch.equal(found[name], first[name]), name
+    torch.manual_seed(CONFIG.seed)
+    before = decoder_of(first) or decoder_of(build(CONFIG.model).state_dict())
+    assert decoder_of(found).keys() == before.keys()
+    for name, value in before.items():
+        assert not torch.equal(found[name], value), name
+
+    fit(tmp_path / "parts", DECODER_ALONE, Limits(max_minutes=1e-9), first_weights=first)
+    fit(tmp_path / "parts", DECODER_ALONE)
+    assert_same(weights(tmp_path / "parts"), found)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -49,6 +51,20 @@ def test_the_reconstruction_loss_is_the_sum_over_both_objects():
         for k in range(2)
     ]
     torch.testing.assert_close(both, each[0].reconstruction + each[1].reconstruction)
+
+
+def test_a_decoder_may_draw_images_in_the_light_that_all_of_them_have():
+    """What is drawn is then the same for an image and for a darker copy of it with less contrast."""
+    config = LossConfig(reconstruction_target="standardized")
+    model, batch = build(replace(CAPSNET, standardize_per_image=True)), batch_of_pairs()
+    dim = Batch(0.2 + 0.5 * batch.pixels, batch.targets, batch.masks, 0.2 + 0.5 * batch.objects)
+    loss, of_dim = (compute_losses(model, shown, config).reconstruction for shown in (batch, dim))
+    torch.testing.assert_close(of_dim, loss)
+    drawn = reconstruct(model.decoder, model(batch.pixels), batch.masks)
+    mean = batch.objects.mean(dim=(2, 3, 4), keepdim=True)
+    deviation = batch.objects.std(dim=(2, 3, 4), keepdim=True, correction=0)
+    target = (0.5 + (batch.objects - mean) / deviation / 6).clamp(0, 1)
+    torch.testing.assert_close(loss, (drawn - target).square().sum() / len(batch.pixels))
 
 
 def test_a_network_without_a_decoder_has_no_reconstruction_loss():
