@@ -60,7 +60,7 @@ class LoopedCapsules(nn.Module):
                 parents.append((mean[:, 0], log_a.exp()))
                 if iteration + 1 < routing.iterations:
                     log_p = -(square / (2 * variance) + 0.5 * (2 * math.pi * variance).log()).sum(dim=3)
-                    joint.append(log_a[:, None] + log_p)  # [B, N, J]
+                    joint.append(log_a[:, None] + constants.density_exponent * log_p)  # [B, N, J]
             if joint:
                 shares = self._shares(joint, children.poses.shape[2])
         means, found = zip(*parents, strict=True)

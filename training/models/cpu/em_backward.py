@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from training.models.cpu.em_forward import assigned, vote
+from training.models.cpu.em_forward import assigned
 from training.models.cpu.lanes import (
     ELEMENTS,
     compiled,
@@ -15,9 +15,9 @@ from training.models.cpu.lanes import (
     kernel,
     load,
     no_pose,
-    product,
+    plus_product,
+    plus_product_with_transposed,
     product_of_transposed,
-    product_with_transposed,
     store,
     sums_over_lanes,
 )
@@ -50,6 +50,7 @@ def backward(  # arrays that a compiled function cannot take as one
 ) -> None:
     """The gradients of 16 examples."""
     iterations, positions, types = len(means), len(child), len(matrices)
+    of_votes = np.empty((of_r.shape[2], *means.shape[3:]), np.float32)
     of_density = np.zeros(of_r.shape[2:], np.float32)  # in the last iteration it is 0
     now, later = (
         np.zeros_like(activations),
@@ -85,17 +86,16 @@ def backward(  # arrays that a compiled function cannot take as one
                 for n in range(len(of_density)):
                     c = child[p, n]
                     share = assigned(t, p, j, n, shares, assignments)
-                    pose, weight = load(poses[c]), share * load(activations[c]) * inverse
-                    difference = product(pose, matrices[j, n]) + load(offsets[n]) - mean
-                    change = of_variance * difference
-                    of_mass = of_total + inverse * dot(difference, change + of_mean)
-                    of_vote = weight * (change + change + of_mean)
+                    weight = share * load(activations[c]) * inverse
+                    difference = plus_product(load(offsets[n]) - mean, load(poses[c]), matrices[j, n])
+                    change = of_variance * difference + of_mean
+                    of_mass = of_total + inverse * dot(difference, change)
+                    of_vote = weight * (every(2) * change - of_mean)
                     of_vote -= every(2) * load(of_density[n]) * precision * difference
                     store(of_r[p, j, n], of_mass)
                     store(now[c], load(now[c]) + share * of_mass)
-                    store(of_poses[c], load(of_poses[c]) + product_with_transposed(of_vote, matrices[j, n]))
-                    of_matrix = sums_over_lanes(product_of_transposed(pose, of_vote))
-                    store(of_matrices[j, n], load(of_matrices[j, n]) + of_matrix)
+                    store(of_votes[n], of_vote)
+                through_votes(of_votes, poses, matrices[j], child[p], of_poses, of_matrices[j])
         of_activations += now
         now, later = later, now
 
@@ -125,8 +125,20 @@ def moments(poses: Any, matrices: Any, offsets: Any, child: Any, mean: Any, of_d
     """Sums over children of of_density times difference, and times its square."""
     first, second = no_pose(), no_pose()
     for n in range(len(of_density)):
-        difference = vote(poses[child[n]], matrices[n], offsets[n]) - mean
+        difference = plus_product(load(offsets[n]) - mean, load(poses[child[n]]), matrices[n])
         weighted = load(of_density[n]) * difference
         first += weighted
         second += weighted * difference
     return first, second
+
+
+@compiled
+def through_votes(
+    of_votes: Any, poses: Any, matrices: Any, child: Any, of_poses: Any, of_matrices: Any
+) -> None:
+    """Add what the votes' gradients, [N, 16, L], are for a parent's matrices and its children's poses."""
+    for n in range(len(of_votes)):
+        of_vote, of_pose = load(of_votes[n]), of_poses[child[n]]
+        store(of_pose, plus_product_with_transposed(load(of_pose), of_vote, matrices[n]))
+        of_matrix = product_of_transposed(load(poses[child[n]]), of_vote)
+        store(of_matrices[n], load(of_matrices[n]) + sums_over_lanes(of_matrix))

@@ -19,7 +19,7 @@ from training.models.cpu.lanes import (
     log,
     log_of_one_plus,
     no_pose,
-    product,
+    plus_product,
     store,
 )
 
@@ -93,12 +93,6 @@ def weigh(
 
 
 @compiled
-def vote(pose: Any, matrix: Any, offset: Any) -> Any:
-    """Pose [16, L] times matrix [16] plus offset [16, L]."""
-    return product(load(pose), matrix) + load(offset)
-
-
-@compiled
 def fit(
     settings: Any,
     poses: Any,
@@ -114,10 +108,10 @@ def fit(
     inverse = every(1) / (total + every(settings[0]))
     first, second = no_pose(), no_pose()
     for n in range(len(mass)):
-        first += load(mass[n]) * vote(poses[child[n]], matrices[n], offsets[n])
+        first += load(mass[n]) * plus_product(load(offsets[n]), load(poses[child[n]]), matrices[n])
     center = first * inverse
     for n in range(len(mass)):
-        difference = vote(poses[child[n]], matrices[n], offsets[n]) - center
+        difference = plus_product(load(offsets[n]) - center, load(poses[child[n]]), matrices[n])
         second += load(mass[n]) * difference * difference
     store(mean, center)
     store(precision, second * inverse + every(settings[1]))
@@ -151,7 +145,7 @@ def judge(
     """For each child the logarithm that it is assigned by; for a vote at the mean it is `likely`."""
     center, weights = load(mean), eta * load(precision)
     for n in range(len(joint)):
-        difference = vote(poses[child[n]], matrices[n], offsets[n]) - center
+        difference = plus_product(load(offsets[n]) - center, load(poses[child[n]]), matrices[n])
         store(joint[n], likely - dot(weights * difference, difference))
 
 

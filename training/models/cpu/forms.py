@@ -11,11 +11,14 @@ from training.models.capsules import ClassCapsules, RoutingByAgreement
 from training.models.convolution import Convolution
 from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
 from training.models.cpu.convolution import CpuConvolution
+from training.models.cpu.primary_capsules import CpuPrimaryMatrixCapsules
+from training.models.matrix_capsules import PrimaryMatrixCapsules
 
 FORMS: dict[type[nn.Module], type[nn.Module]] = {
     Convolution: CpuConvolution,
     ClassCapsules: CpuClassCapsules,
     RoutingByAgreement: CpuRouting,
+    PrimaryMatrixCapsules: CpuPrimaryMatrixCapsules,
 }
 
 

@@ -79,8 +79,8 @@ class _PoseModel(models.PrimitiveModel):
 
 
 def _elements(builder: Any, value: Any) -> list[Any]:
-    """The 16 vectors of a Pose; Lanes are the same in all."""
-    if value.type == MATRIX:
+    """The 16 vectors of a Pose; Lanes are the same in all, and so is None."""
+    if value is not None and value.type == MATRIX:
         return [builder.extract_value(value, h) for h in range(ELEMENTS)]
     return [value] * ELEMENTS
 
@@ -98,8 +98,7 @@ def _in_every_lane(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, nothing, ir.Constant(INTEGERS, [0] * LANES))
 
 
-def _sum_of_products(builder: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-    total = None
+def _sum_of_products(builder: Any, pairs: Sequence[tuple[Any, Any]], total: Any = None) -> Any:
     for one, other in pairs:
         product = builder.fmul(one, other, flags=FAST)
         total = product if total is None else builder.fadd(total, product, flags=FAST)
@@ -202,10 +201,11 @@ def _rows(builder: Any, value: Any) -> list[list[Any]]:
     return [vectors[row : row + SIDE] for row in range(0, ELEMENTS, SIDE)]
 
 
-def _matrix_product(builder: Any, rows: Any, columns: Any) -> Any:
-    """From rows of one 4x4 matrix and columns of another."""
-    pairs = [[list(zip(row, column, strict=True)) for column in columns] for row in rows]
-    return _packed(builder, [_sum_of_products(builder, pair) for row in pairs for pair in row])
+def _matrix_product(builder: Any, rows: Any, columns: Any, start: Any) -> Any:
+    """From rows of one 4x4 matrix and columns of another, added to what it starts with."""
+    pairs = [list(zip(row, column, strict=True)) for row in rows for column in columns]
+    sums = zip(pairs, _elements(builder, start), strict=True)
+    return _packed(builder, [_sum_of_products(builder, pair, total) for pair, total in sums])
 
 
 def _transposed(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -213,25 +213,25 @@ def _transposed(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 @generated
-def product(context: Any, left: Any, right: Any) -> Any:
-    """A Pose times a matrix [16], the same in all lanes."""
+def plus_product(context: Any, start: Any, left: Any, right: Any) -> Any:
+    """A Pose, plus another one times a matrix [16] that is the same in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        matrix = _numbers(context, builder, right, arguments[1])
-        return _matrix_product(builder, _rows(builder, arguments[0]), _transposed(matrix))
+        columns = _transposed(_numbers(context, builder, right, arguments[2]))
+        return _matrix_product(builder, _rows(builder, arguments[1]), columns, arguments[0])
 
-    return pose(left, right), generate
+    return pose(start, left, right), generate
 
 
 @generated
-def product_with_transposed(context: Any, left: Any, right: Any) -> Any:
-    """A Pose times the transpose of a matrix [16]."""
+def plus_product_with_transposed(context: Any, start: Any, left: Any, right: Any) -> Any:
+    """A Pose, plus another one times the transpose of a matrix [16]."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        matrix = _numbers(context, builder, right, arguments[1])
-        return _matrix_product(builder, _rows(builder, arguments[0]), matrix)
+        columns = _numbers(context, builder, right, arguments[2])
+        return _matrix_product(builder, _rows(builder, arguments[1]), columns, arguments[0])
 
-    return pose(left, right), generate
+    return pose(start, left, right), generate
 
 
 @generated
@@ -239,8 +239,8 @@ def product_of_transposed(context: Any, left: Any, right: Any) -> Any:
     """The transpose of a Pose times a Pose."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        columns = [_transposed(_rows(builder, argument)) for argument in arguments]
-        return _matrix_product(builder, *columns)
+        rows, columns = (_transposed(_rows(builder, argument)) for argument in arguments)
+        return _matrix_product(builder, rows, columns, None)
 
     return pose(left, right), generate
 

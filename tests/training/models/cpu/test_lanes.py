@@ -63,8 +63,8 @@ def test_what_is_not_a_number_stays_so(function):
 @numba.njit
 def products(pose, other, matrix, found):
     left, right = load(pose), load(other)
-    store(found[0], lanes.product(left, matrix))
-    store(found[1], lanes.product_with_transposed(left, matrix))
+    store(found[0], lanes.plus_product(right, left, matrix))
+    store(found[1], lanes.plus_product_with_transposed(right, left, matrix))
     store(found[2], lanes.product_of_transposed(left, right))
     store(found[3, 0], lanes.dot(left, right))
     store(found[3, 1], lanes.sums_over_lanes(left))
@@ -91,8 +91,8 @@ def test_products_are_those_of_4x4_matrices_in_each_lane():
     found = np.empty((4, 16, LANES), np.float32)
     products(pose, other, matrix, found)
     fixed = matrix.reshape(4, 4)
-    np.testing.assert_allclose(matrices(found[0]), matrices(pose) @ fixed, atol=1e-5)
-    np.testing.assert_allclose(matrices(found[1]), matrices(pose) @ fixed.T, atol=1e-5)
+    np.testing.assert_allclose(matrices(found[0]), matrices(other) + matrices(pose) @ fixed, atol=1e-5)
+    np.testing.assert_allclose(matrices(found[1]), matrices(other) + matrices(pose) @ fixed.T, atol=1e-5)
     transposed = matrices(pose).transpose(0, 2, 1)
     np.testing.assert_allclose(matrices(found[2]), transposed @ matrices(other), atol=1e-5)
     np.testing.assert_allclose(found[3, 0], (pose * other).sum(axis=0), atol=1e-5)
