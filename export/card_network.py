@@ -98,11 +98,7 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
         yield "Routing is the official code's where that is not the paper's."
     if model.density_exponent != 1:
         yield f"In the E-step the density is raised to the power {model.density_exponent:g}."
-    if model.activation_logit_sd is not None:
-        yield (
-            "Lambda and budgets of the convolutional capsules were calibrated on the first batch, so that "
-            f"the logits of their activations had a standard deviation of {model.activation_logit_sd:g}."
-        )
+    yield from _calibration(model)
     here, usual = (
         (of.inverse_temperature, of.class_temperature_fraction)
         for of in (model, MatrixCapsNetConfig("matrix-capsnet"))
@@ -111,4 +107,19 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
         yield (
             f"Lambda of Eq. 2 grows towards {here[0]:g}, for the class capsules towards "
             f"{here[0] * here[1]:g}; in the official code towards {usual[0]:g} and {usual[0] * usual[1]:g}."
+        )
+
+
+def _calibration(model: MatrixCapsNetConfig) -> Iterator[str]:
+    """Where lambda and budgets of the convolutional capsules come from, if they were measured."""
+    if model.activation_logit_sd is None:
+        return
+    yield (
+        "Lambda and budgets of the convolutional capsules were calibrated on the first batch, so that "
+        f"the logits of their activations had a standard deviation of {model.activation_logit_sd:g}."
+    )
+    if model.calibration_momentum:
+        yield (
+            f"Each later batch moved both by {model.calibration_momentum:g} of the way to that deviation "
+            "and, for each type, to logits of mean 0; beta_a was not learned."
         )

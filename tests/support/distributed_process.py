@@ -34,6 +34,7 @@ MIXING = replace(
     ),
 )
 CALIBRATED = replace(AVERAGED, model=replace(MIXING.model, mixing_proportions=False, activation_logit_sd=2.0))
+FOLLOWING = replace(CALIBRATED, model=replace(CALIBRATED.model, calibration_momentum=0.1))
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
 
 
@@ -87,6 +88,7 @@ def main(folder: Path) -> None:
         fit(folder / "mixing", MIXING, processes)
         fit(folder / "calibrated", CALIBRATED, processes, Limits(max_minutes=1e-9))
         fit(folder / "calibrated", CALIBRATED, processes)
+        fit(folder / "following", FOLLOWING, processes)
         fit(folder / "uneven", UNEVEN, processes)
         fit(folder / "interrupted", CONFIG, processes, kind=Interrupted)
         fit(folder / "diverging", CONFIG, processes, kind=Diverging)

@@ -119,6 +119,9 @@ class MatrixCapsNetConfig:
         activation_logit_sd: standard deviation over images that the logits of the convolutional capsules'
             activations get from a calibration on the first batch, which sets lambda of each layer and what
             its costs are held against; the class capsules keep their lambda. None: no calibration.
+        calibration_momentum: how far each batch of training moves what the first one has set, towards logits
+            of that deviation and, for each type, of mean 0; `beta_a` is then not learned. With three
+            iterations the first layer otherwise learns to be always active. 0: the first batch alone counts.
         density_exponent: power of the Gaussian's density in the E-step: the inverse temperature of
             deterministic annealing EM (Ueda and Nakano 1998). Below 1, assignments are softer and a third
             iteration does not drive types apart that have nearly the same votes. The paper: 1.
@@ -143,6 +146,7 @@ class MatrixCapsNetConfig:
     inverse_temperature: float = Field(default=0.01, gt=0)
     class_temperature_fraction: float = Field(default=0.25, gt=0)
     activation_logit_sd: float | None = Field(default=None, gt=0)
+    calibration_momentum: float = Field(default=0.0, ge=0, lt=1)
     density_exponent: float = Field(default=1.0, gt=0)
     matrix_noise: float = Field(default=0.03, ge=0)
     decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -150,6 +154,8 @@ class MatrixCapsNetConfig:
     def __post_init__(self) -> None:
         if self.official_routing and self.mixing_proportions:
             raise ValueError("mixing_proportions: official_routing has activations by Eq. 2")
+        if self.calibration_momentum and self.activation_logit_sd is None:
+            raise ValueError("calibration_momentum: there is no activation_logit_sd to move towards")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -29,7 +29,7 @@ class ExponentialMovingAverage:
         self._decay = decay
 
     def update(self, trained: Network, step: int) -> None:
-        """Take in the weights that the step with this index, from 0, has left.
+        """Take in the weights that the step with this index, from 0, has left, and copy the buffers.
 
         The first steps keep less, (1 + step) / (10 + step), so that the random weights that training began
         with are soon forgotten.
@@ -37,3 +37,5 @@ class ExponentialMovingAverage:
         kept = min(self._decay, (1 + step) / (10 + step))
         take_in = get_ema_multi_avg_fn(kept)
         take_in(list(self.model.parameters()), list(trained.parameters()), step)
+        for own, its in zip(self.model.buffers(), trained.buffers(), strict=True):
+            own.copy_(its)

@@ -104,7 +104,8 @@ class Trainer:
             checkpoint.start_with(self.model, start_weights)
         if config.optimizer.trained_part == "decoder":
             for name, parameter in self.model.named_parameters():
-                parameter.requires_grad_(name.startswith(checkpoint.DECODER))
+                if not name.startswith(checkpoint.DECODER):
+                    parameter.requires_grad_(False)
         self._learn = Step(
             self.model,
             config.loss,
@@ -177,9 +178,6 @@ class Trainer:
         batch = train.random(index, generator_for(self.config.seed, 0, self.device))
         calibrate(self.model, batch.pixels, batch.light)
         self.processes.share_first(self.model.buffers())
-        if self.average:
-            for average, measured in zip(self.average.model.buffers(), self.model.buffers(), strict=True):
-                average.copy_(measured)
 
     def _due(self, limits: Limits, signals: list[int]) -> tuple[bool, bool]:
         """Whether to stop, and whether to write a checkpoint; the processes agree on both."""

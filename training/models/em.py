@@ -293,6 +293,22 @@ class EMRouting(nn.Module):
         self.final_inverse_temperature.copy_(deviation / spread)
         self.budget_offset.copy_(costs.mean(dim=(0, 1)))
 
+    def follow(self, activations: Tensor, deviation: float, momentum: float) -> None:
+        """Move lambda and the budgets towards what a batch of training asks for.
+
+        Towards logits with this deviation over images, median over parents, and with mean 0 for each type.
+        Logits count up to 16, and a deviation as at least 0.1, so that no batch moves them far.
+
+        Args:
+            activations: of the parents in the last iteration, [N, P, J], N at least 2.
+            deviation: of the activations' logits.
+            momentum: the part of the way, 0 to 1.
+        """
+        logits = torch.logit(activations.detach(), eps=1e-7)
+        spread = logits.std(dim=0).median().clamp(min=0.1)
+        self.budget_offset -= momentum * logits.mean(dim=(0, 1)) / self.final_inverse_temperature
+        self.final_inverse_temperature *= (deviation / spread) ** momentum
+
     def _fit(
         self, mass: Tensor, votes: Tensor, before: Tensor | None, iteration: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

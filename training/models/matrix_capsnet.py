@@ -79,11 +79,21 @@ class MatrixCapsNet(nn.Module):
         capsules = self.primary_capsules(pixels, light)
         for layer in self.conv_caps:
             capsules = layer(capsules)
+            self._follow(layer, capsules.activations)
         capsules = self.class_caps(capsules)
         poses = capsules.poses.squeeze(1)
         activations = capsules.activations.squeeze(1)
         name_in_graph(poses=poses, activations=activations)
         return Capsules(poses, activations)
+
+    def _follow(self, layer: nn.Module, activations: Tensor) -> None:
+        """In a step of training, let a convolutional capsule layer's lambda and budgets follow the batch."""
+        momentum, deviation = self.config.calibration_momentum, self.config.activation_logit_sd
+        learns = self.training and activations.requires_grad and len(activations) > 1
+        assert isinstance(layer, MatrixCapsules)
+        if momentum and deviation and learns and layer.routing.calibrated:
+            with torch.no_grad():
+                layer.routing.follow(activations, deviation, momentum)
 
     def primary_capsules(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
         """The capsules that the convolutional capsule layers are given."""
@@ -107,7 +117,11 @@ class MatrixCapsNet(nn.Module):
             density_exponent=config.density_exponent,
         )
         calibrated = config.activation_logit_sd is not None and not of_classes
-        return EMRouting(types, config.routing_iterations, constants, config.mixing_proportions, calibrated)
+        mixing = config.mixing_proportions
+        routing = EMRouting(types, config.routing_iterations, constants, mixing, calibrated)
+        if routing.calibrated and config.calibration_momentum:
+            routing.beta_a.requires_grad_(False)
+        return routing
 
 
 def _centers(size: int, image_size: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.support.distributed_process import AVERAGED, CALIBRATED
+from tests.support.distributed_process import AVERAGED, CALIBRATED, FOLLOWING
 from tests.support.places import ROOT
 from tests.training.fit.test_loop import fit, log
 from training.cli import main
@@ -92,6 +92,16 @@ def test_two_processes_calibrate_once_on_what_one_does(runs, tmp_path):
         for name in measured:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=0, msg=name)
     assert checkpoint.read_progress(checkpoint.newest_checkpoint(runs / "calibrated")).resumed
+
+
+def test_two_processes_follow_their_batches_together(runs, tmp_path):
+    """What the first one sees of a batch moves lambda in both: nearly as the whole batch would."""
+    fit(tmp_path, FOLLOWING)
+    assert [end["finished"] for end in ends(runs / "following")] == [True, True]
+    found, expected, first = tensors(runs / "following"), tensors(tmp_path), tensors(runs / "calibrated")
+    for name in (name for name in expected if name.endswith("final_inverse_temperature")):
+        assert not torch.equal(found[name], first[name])
+        torch.testing.assert_close(found[name], expected[name], rtol=0.5, atol=0, msg=name)
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step(runs):

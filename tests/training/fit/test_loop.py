@@ -528,6 +528,23 @@ def test_a_run_that_measures_nothing_cannot_stop_at_an_error():
         )
 
 
+def test_what_follows_the_batches_is_resumed_to_the_bit_and_part_of_the_average(tmp_path):
+    model = replace(MATRIX_CAPSULES.model, activation_logit_sd=2.0, calibration_momentum=0.1)
+    config = replace(
+        MATRIX_CAPSULES, model=model, optimizer=replace(MATRIX_CAPSULES.optimizer, ema_decay=0.5)
+    )
+    fit(tmp_path / "whole", config)
+    fit(tmp_path / "parts", config, limits=Limits(max_minutes=1e-9))
+    begun = weights(tmp_path / "parts")
+    fit(tmp_path / "parts", config)
+    found = weights(tmp_path / "parts")
+    assert_same(found, weights(tmp_path / "whole"))
+    offset = "conv_caps.0.routing.budget_offset"
+    assert not torch.equal(found[offset], begun[offset])
+    assert torch.equal(found[offset], weights(tmp_path / "parts", "raw.safetensors")[offset])
+    assert not found["conv_caps.0.routing.beta_a"].any()
+
+
 def decoder_of(weights):
     return {name: value for name, value in weights.items() if name.startswith("decoder.")}
 

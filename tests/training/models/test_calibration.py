@@ -112,6 +112,43 @@ def test_the_compiled_kernel_and_the_array_operations_agree():
         children = parents
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_with_a_momentum_activations_come_back_to_life_while_training(iterations):
+    model = network(
+        routing_iterations=iterations, density_exponent=0.25, matrix_noise=0.3, calibration_momentum=0.2
+    )
+    assert not model.conv_caps[0].routing.beta_a.requires_grad
+    for layer in model.conv_caps:
+        layer.routing.beta_u.data -= 1  # as training does, until all parents are active on every image
+    pixels = pictures()
+    assert logits(model, pixels)[0].mean() > 2
+    for _ in range(60):
+        model(pixels)
+    for found in logits(model, pixels):
+        assert found.std(dim=0).median().item() == pytest.approx(TARGET, rel=0.1)
+        assert found.mean(dim=(0, 1)).abs().max() < 0.5
+
+
+def test_only_steps_of_training_move_what_was_calibrated():
+    model = network(calibration_momentum=0.2)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    pixels = pictures(8, seed=1) * 0.5
+    with torch.no_grad():
+        model(pixels)
+    model(pixels[:1])  # a single image has no deviation
+    model.eval()(pixels)
+    for parameter in model.train().parameters():
+        parameter.requires_grad_(False)
+    model(pixels)
+    for name, value in model.named_buffers():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_momentum_needs_a_target():
+    with pytest.raises(ValueError, match="calibration_momentum: there is no activation_logit_sd"):
+        replace(TINY, activation_logit_sd=None, calibration_momentum=0.1)
+
+
 @pytest.mark.parametrize("change", [{"activation_logit_sd": None}, {"mixing_proportions": True}])
 def test_without_a_target_or_eq_2_nothing_changes_and_nothing_is_stored(change):
     model, untouched = network(**change), network(calibrated=False, **change)
