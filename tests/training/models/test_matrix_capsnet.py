@@ -134,7 +134,7 @@ def test_the_official_variant_begins_with_the_official_codes_values():
 )
 def test_every_layer_is_routed_with_its_numbers(config, lambdas, inertia, cost, floors):
     """In the official code lambda of the class capsules is a quarter of the others'."""
-    model = build(replace(config, activation_logit_sd=None))
+    model = build(replace(config, activation_logit_sd=None, calibration_momentum=0.0))
     routings = [layer.routing for layer in (*model.conv_caps, model.class_caps)]
     assert [routing.constants.inverse_temperature for routing in routings] == pytest.approx(lambdas)
     assert [routing.constants.mass_floor for routing in routings] == pytest.approx(floors)
