@@ -43,6 +43,7 @@ def test_the_presets_are_the_papers_networks_on_pictures_prepared_alike():
     large, small, cnn = map(load_preset, ("matrix-smallnorb", "matrix-smallnorb-small", "smallnorb-cnn"))
     without = {
         "activation_logit_sd": None,
+        "calibration_momentum": 0.0,
         "density_exponent": 1.0,
         "matrix_noise": 0.03,
     }  # what makes it learn
