@@ -114,15 +114,19 @@ class Batcher:
         for worker in self._workers:
             self._start(worker)
 
-    def add_graph(self, run: Run, large_batch_above: int | None = None) -> GraphQueue:
+    def add_graph(
+        self, run: Run, large_batch_above: int | None = None, max_batch: int | None = None
+    ) -> GraphQueue:
         """A queue in front of another graph.
 
         Args:
             run: the graph.
             large_batch_above: images in a batch above which each of them costs less; None if size matters
                 little.
+            max_batch: maximum images per run of this graph, if it takes fewer than others.
         """
-        queue = GraphQueue(run, large_batch_above, RECENT_S)
+        max_batch = min(max_batch or self._max_batch, self._max_batch)
+        queue = GraphQueue(run, large_batch_above, max_batch, RECENT_S)
         with self._lock:
             self._queues.append(queue)
         return queue
@@ -293,8 +297,8 @@ class Batcher:
         if queue.large_batch_above is None:
             return
         concurrent = queue.concurrent.at(time.monotonic())
-        takes_all = concurrent <= min(self._max_batch, EXCLUSIVE_IMAGES)
-        images = concurrent if takes_all else min(self._max_batch, concurrent // len(self._workers))
+        takes_all = concurrent <= min(queue.max_batch, EXCLUSIVE_IMAGES)
+        images = concurrent if takes_all else min(queue.max_batch, concurrent // len(self._workers))
         if images > queue.large_batch_above:
             worker.is_collecting, queue.wanted = True, images
             self._wait_for_images(worker, queue, while_others_run=takes_all)
@@ -312,7 +316,7 @@ class Batcher:
 
     def _take(self, worker: _Worker, queue: GraphQueue) -> None:
         """Take a batch from a queue; what is left of a large request goes to the queue's end."""
-        queue.take(worker.batch, self._max_batch, self._is_wanted)
+        queue.take(worker.batch, self._is_wanted)
         now = time.monotonic()
         for part in worker.batch:
             if part.start == 0:

@@ -23,6 +23,10 @@ from service.inference.sessions import check_interface
 
 Floats = NDArray[np.float32]
 
+# Images per run. The votes of each iteration are in memory at once, and larger batches are hardly faster; on
+# a GPU's service, whose batches are large, the CPU would keep the encoder waiting for seconds.
+MAX_BATCH = 8
+
 
 class ExplainSession:
     """A session that is not open before its first run. Threads may share it.

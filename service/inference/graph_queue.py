@@ -41,6 +41,7 @@ class GraphQueue:
     Args:
         run: the graph.
         large_batch_above: images in a batch above which each of them costs less; None if size matters little.
+        max_batch: maximum images per run.
         recent_s: how many seconds are recent, see `concurrent`.
 
     Attributes:
@@ -50,9 +51,10 @@ class GraphQueue:
         wanted: images that a worker waits for, while it collects a large batch.
     """
 
-    def __init__(self, run: Run, large_batch_above: int | None, recent_s: float) -> None:
+    def __init__(self, run: Run, large_batch_above: int | None, max_batch: int, recent_s: float) -> None:
         self.run = run
         self.large_batch_above = large_batch_above
+        self.max_batch = max_batch
         self.jobs: deque[Job] = deque()
         self.waiting = 0
         self.concurrent = RecentPeak(recent_s)
@@ -63,7 +65,7 @@ class GraphQueue:
         self.jobs.append(job)
         self.waiting += job.left
 
-    def take(self, batch: list[Slice], max_images: int, is_wanted: Callable[[Job], bool]) -> None:
+    def take(self, batch: list[Slice], is_wanted: Callable[[Job], bool]) -> None:
         """Move the slices of one batch from the head of the queue.
 
         A job that fits a batch is not split. The job of the last slice may have images left; it is no longer
@@ -71,14 +73,13 @@ class GraphQueue:
 
         Args:
             batch: empty; gets them one by one, so that none is lost if the thread dies.
-            max_images: of the batch.
             is_wanted: whether anybody still waits for a job; others are dropped.
         """
-        room = max_images
+        room = self.max_batch
         while self.jobs and room:
             job = self.jobs[0]
             is_taken = is_wanted(job)
-            if is_taken and room < job.images <= max_images:
+            if is_taken and room < job.images <= self.max_batch:
                 break
             self.waiting -= job.left  # all of it: the rest counts again when it is put back
             if is_taken:

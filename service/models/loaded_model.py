@@ -14,7 +14,7 @@ from export.contract.manifest import Manifest
 from service.errors import InvalidFieldError, NoDecoderError, NoExplainGraphError, shown
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
-from service.inference.explain_session import ExplainSession
+from service.inference.explain_session import MAX_BATCH, ExplainSession
 from service.inference.graph_queue import GraphQueue
 from service.models.scanner import BundleVersion
 from service.observability.metrics import Metrics
@@ -178,5 +178,5 @@ def start_model(
         batcher,
         encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above),
         decoder_queue=batcher.add_graph(engine.decode),
-        explain_queue=batcher.add_graph(engine.explain),
+        explain_queue=batcher.add_graph(engine.explain, max_batch=MAX_BATCH),
     )

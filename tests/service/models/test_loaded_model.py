@@ -1,5 +1,6 @@
 """A loaded version explains by the rules of every other request, and frees what it opened for that."""
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -9,6 +10,7 @@ import pytest
 
 from export.explain.shared_weights import hold_weights
 from service.errors import DeadlineExceededError, NoExplainGraphError, OverloadedError
+from service.inference.explain_session import MAX_BATCH
 from tests.support.repositories import loaded, opened, run
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 from tests.support.tiny_explain import PARAMETERS, add_explain_graph, write_explained_bundle
@@ -45,6 +47,20 @@ def test_images_to_explain_wait_in_the_queue_of_all(tmp_path):
             with pytest.raises(OverloadedError):
                 await model.explain(IMAGES)
             assert len((await model.explain(IMAGES[:2]))["couplings"]) == 2
+
+    run(scenario())
+
+
+def test_batches_to_explain_stay_small_however_large_those_of_the_encoder_are(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        write_explained_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, max_batch=64) as repository, repository.use("tiny", None) as model:
+            explainer, sizes = model.require_explainer(), []
+            really = explainer.run
+            monkeypatch.setattr(explainer, "run", lambda pixels: sizes.append(len(pixels)) or really(pixels))
+            await asyncio.gather(*(model.explain(IMAGES) for _ in range(7)))
+        assert sum(sizes) == 7 * len(IMAGES)
+        assert max(sizes) <= MAX_BATCH
 
     run(scenario())
 
