@@ -131,9 +131,9 @@ def far_tensors(content: bytes, file: str) -> Iterator[FarTensor]:
             numbers = {number: value for number, value in fields if isinstance(value, int)}
             if not numbers.get(DATA_LOCATION):
                 continue
-            where = dict(_entry(entry, file) for entry in _messages(tensor, EXTERNAL_DATA, file))
-            name = "".join(str(name, "utf-8") for name in _messages(tensor, NAME, file))
+            name = "".join(str(name, "utf-8", "replace") for name in _messages(tensor, NAME, file))
             try:
+                where = dict(_entry(entry, file) for entry in _messages(tensor, EXTERNAL_DATA, file))
                 yield FarTensor(
                     name=name,
                     data_type=numbers[DATA_TYPE],

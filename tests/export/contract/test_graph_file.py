@@ -189,6 +189,13 @@ def test_weights_without_a_place_are_refused(offset):
         check_weights_within(borrowed(offset=offset).SerializeToString(), "explain.onnx", FILE, 100)
 
 
+@pytest.mark.parametrize("entry", [b"", b"\x0a\x08location", b"\x0a\x08location\x12\x01\xff", b"\x12\x01x"])
+def test_a_place_that_cannot_be_read_is_refused(entry):
+    content = with_tensor(b"\x70\x01\x6a" + bytes([len(entry)]) + entry)
+    with pytest.raises(BundleError, match="does not say where the values of '' are"):
+        check_weights_within(content, "explain.onnx", FILE, 100)
+
+
 def test_weights_and_names_that_look_like_a_place_are_none():
     model = encoder_model(np.random.default_rng(0), 3, 4)
     model.graph.doc_string = "\x08location"
