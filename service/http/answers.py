@@ -1,4 +1,4 @@
-"""Answers: JSON from arrays, and whether a client would rather have a picture."""
+"""Answers: JSON from arrays, and whether a client would rather have a picture, or takes gzip."""
 
 import re
 from collections.abc import Mapping
@@ -20,6 +20,12 @@ def rates_png_higher(accept: str) -> bool:
     """Whether an Accept header names image/png, and rates it above application/json."""
     ratings = dict(_rating(part) for part in accept.split(","))
     return ratings.get("image/png", 0) > ratings.get("application/json", 0)
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the Accept-Encoding header of a request names gzip, or any coding, other than with quality 0."""
+    ratings = dict(_rating(part) for part in ", ".join(request.headers.getlist("accept-encoding")).split(","))
+    return ratings.get("gzip", ratings.get("*", 0)) > 0
 
 
 def json_response(answer: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:

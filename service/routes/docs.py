@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 
+from service.http.answers import accepts_gzip
 from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parent / "swagger_ui"
@@ -41,7 +42,7 @@ async def get_asset(asset: str, request: Request) -> Response:
         raise HTTPException(404)
     content = (FOLDER / f"{asset}.gz").read_bytes()
     headers = {"Cache-Control": "public, max-age=86400", "Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request):
         return Response(content, media_type=ASSETS[asset], headers={**headers, "Content-Encoding": "gzip"})
     return Response(gzip.decompress(content), media_type=ASSETS[asset], headers=headers)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
+from service.http.answers import accepts_gzip
 from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parents[1] / "playground"
@@ -100,9 +101,10 @@ def _read(path: Path) -> File:
 def _answer(file: File, request: Request) -> Response:
     # Of equal meaning, not of equal bytes: one tag for the file and its compressed form is a weak one.
     headers = {**HEADERS, "ETag": f"W/{file.etag}"}
-    if file.etag in request.headers.get("if-none-match", ""):
+    known = request.headers.get("if-none-match", "")
+    if file.etag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
-    if file.compressed and "gzip" in request.headers.get("accept-encoding", ""):
+    if file.compressed and accepts_gzip(request):
         headers["Content-Encoding"] = "gzip"
         return Response(file.compressed, media_type=file.media_type, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)

@@ -53,9 +53,20 @@ def test_every_file_that_the_page_names_is_there_and_no_address_leads_to_another
             assert (script.parent / imported).is_file(), f"{script.name} imports {imported}"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "identity"])
-def test_files_come_in_an_encoding_that_the_client_reads(client, encoding):
-    request = client.stream("GET", "/playground/scripts/app.js", headers={"Accept-Encoding": encoding})
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("br;q=1, GZIP;q=0.5", "gzip"),
+        ("*", "gzip"),
+        ("identity", "identity"),
+        ("gzip;q=0", "identity"),
+        ("*;q=0", "identity"),
+        ("x-gzip2", "identity"),
+    ],
+)
+def test_files_come_in_an_encoding_that_the_client_reads(client, accepted, encoding):
+    request = client.stream("GET", "/playground/scripts/app.js", headers={"Accept-Encoding": accepted})
     with request as answer:
         content = b"".join(answer.iter_raw())
     assert answer.headers.get("content-encoding", "identity") == encoding
@@ -65,9 +76,10 @@ def test_files_come_in_an_encoding_that_the_client_reads(client, encoding):
 
 def test_a_file_that_the_browser_has_is_not_sent_again(client):
     first = get(client, "/playground/styles/base.css")
-    again = get(client, "/playground/styles/base.css", **{"If-None-Match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    assert again.headers["etag"] == first.headers["etag"]
+    for known in (first.headers["etag"], f'"older", {first.headers["etag"]}', "*"):
+        again = get(client, "/playground/styles/base.css", **{"If-None-Match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
     assert get(client, "/playground/styles/base.css", **{"If-None-Match": '"other"'}).status_code == 200
 
 
