@@ -79,7 +79,8 @@ export class Capsule {
 
   /** Move the sliders of a link. */
   async restore({ objects, chosen }) {
-    this.#chosen = Math.min(chosen, this.#objects.length - 1);
+    if (!this.#objects.length) return; // a blank image, or a model without a decoder
+    this.#chosen = objects[chosen] ? Math.min(chosen, this.#objects.length - 1) : 0;
     await Promise.all(objects.slice(0, this.#objects.length).map((kept, index) => this.#restoreOne(kept, index)));
     this.#showObjects();
     this.#showChosen(true);

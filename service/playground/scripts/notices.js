@@ -1,7 +1,7 @@
 // The line under the header: errors of the service in its words, a busy or lost service, and the dialog for a key.
 
 import { byId } from "./dom.js";
-import { connection, ServiceError, useKey } from "./transport.js";
+import { awaitsKey, connection, ServiceError, useKey } from "./transport.js";
 
 const SAID = {
   busy: "The service is busy. Trying again …",
@@ -14,7 +14,9 @@ let state = "well";
 export function watchConnection() {
   for (const name of ["busy", "lost", "slow", "well"]) connection.addEventListener(name, () => enter(name));
   connection.addEventListener("key", ({ detail }) => askForKey(detail.refused));
-  byId("key-dialog").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
+  const dialog = byId("key-dialog");
+  dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
+  dialog.addEventListener("close", () => awaitsKey() && !dialog.open && dialog.showModal()); // a second Escape
   byId("key-form").addEventListener("submit", () => useKey(byId("key").value.trim()));
   addEventListener("unhandledrejection", (event) => {
     if (!(event.reason instanceof ServiceError)) return;

@@ -13,15 +13,15 @@ export async function asCurl(state) {
   if (moved(state)) {
     const body = JSON.stringify({ model: model.name, version: model.version, ...decodedPose(state) });
     const headers = "-H 'Content-Type: application/json' -H 'Accept: image/png'";
-    return `curl${key} ${headers} -d '${body}' '${URL_HERE()}/reconstruct' -o capsule.png`;
+    return `curl${key} ${headers} -d ${quoted(body)} ${quoted(`${URL_HERE()}/reconstruct`)} -o capsule.png`;
   }
-  const url = `${URL_HERE()}/${route(state)}?model=${encodeURIComponent(model.name)}&version=${model.version}`;
+  const url = quoted(`${URL_HERE()}/${route(state)}?model=${encodeURIComponent(model.name)}&version=${model.version}`);
   const own = ownFiles(state);
-  if (own) return `curl${key} ${own.map((file) => `-F images=@${quoted(file.name)}`).join(" ")} '${url}'`;
+  if (own) return `curl${key} ${own.map((file) => `-F images=@${quoted(toPart(file.name))}`).join(" ")} ${url}`;
   const [first, second] = await seen(state);
-  if (!second) return `echo ${first} | base64 -d | curl${key} --data-binary @- '${url}'`;
+  if (!second) return `echo ${first} | base64 -d | curl${key} --data-binary @- ${url}`;
   const decoded = [first, second].map((view, index) => `echo ${view} | base64 -d > view${index}.png`);
-  return `${decoded.join("\n")}\ncurl${key} -F images=@view0.png -F images=@view1.png '${url}'`;
+  return `${decoded.join("\n")}\ncurl${key} -F images=@view0.png -F images=@view1.png ${url}`;
 }
 
 /** A Python program with this project's client. */
@@ -65,7 +65,9 @@ async function asking(state, which) {
 
 const moved = ({ objects }) => objects.some(({ moves }) => moves.some((move) => move !== 0));
 const route = ({ model }) => (model.manifest.objects_per_image > 1 && model.manifest.graphs.decoder ? "segment" : "classify");
-const quoted = (name) => `'${name.replaceAll("'", `'\\''`)}'`;
+const quoted = (argument) => `'${argument.replaceAll("'", `'\\''`)}'`;
+// curl takes what follows a comma or a semicolon for another file, or for its type.
+const toPart = (name) => (/[,;"\\]/.test(name) ? `"${name.replace(/["\\]/g, "\\$&")}"` : name);
 const text = (value) => JSON.stringify(value);
 
 function decodedPose({ objects, chosen }) {

@@ -24,6 +24,9 @@ let awaitedKey = null;
 /** Whether requests bring an API key. */
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
+/** Whether requests wait for a key. */
+export const awaitsKey = () => awaitedKey !== null;
+
 /** Use this key from now on; requests that waited for one go on. */
 export function useKey(key) {
   sessionStorage.setItem(KEY, key);

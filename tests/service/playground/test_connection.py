@@ -81,3 +81,19 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refu
         page.reload()
         expect(page.locator(".model")).to_have_count(1)
         assert page.evaluate("localStorage.length") == 0
+
+
+def test_the_dialog_takes_only_what_a_header_can_hold_and_stays_until_there_is_a_key(open_page, models):
+    with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
+        address = str(client.base_url).rstrip("/")
+        page = open_page(f"{address}/", may_complain=True, wait_for="#key-dialog")
+        page.fill("#key", "schlüssel→")
+        page.keyboard.press("Enter")
+        assert page.locator("#key").evaluate("key => key.validity.patternMismatch")
+        for _ in range(3):
+            page.keyboard.press("Escape")
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".model")).to_have_count(1)
+        expect(page.locator("#key-dialog")).to_be_hidden()

@@ -12,13 +12,19 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture, sums
+from tests.support.live_service import live_service, settings_for
 from tests.support.pen import draw
+from tests.support.small_pictures import to_png
+from tests.support.tiny_bundle import write_bundle
+
+UNUSUAL = ("it's $(id)", '<b onclick="x">"&amp;"</b>', "ü, 1; \\n")  # names of classes
+CLIPBOARD = ["clipboard-read", "clipboard-write"]
 
 
 @pytest.fixture
 def copying(open_page, address) -> Page:
     """The page, which may use the clipboard."""
-    page = open_page(f"{address}/", permissions=["clipboard-read", "clipboard-write"])
+    page = open_page(f"{address}/", permissions=CLIPBOARD)
     page.wait_for_selector(".sample")
     return page
 
@@ -93,6 +99,17 @@ def test_a_link_brings_back_an_opened_image_as_the_network_saw_it(copying, open_
     assert picture(restored, "#seen") == picture(copying, "#seen")
 
 
+def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp_path):
+    (tmp_path / "blank.png").write_bytes(to_png(np.zeros((28, 28), np.uint8)))
+    copying.set_input_files("#file", tmp_path / "blank.png")
+    assert answer(copying) == "—"
+    restored = open_page(copied(copying, "#share"))
+    assert answer(restored) == "—"
+    restored.click('[aria-label="Sample: 4"]')
+    expect(restored.locator("#best")).to_have_text("4")
+    expect(restored.locator("#capsule")).to_be_visible()
+
+
 def test_a_damaged_link_opens_the_page(open_page, address):
     page = open_page(f"{address}/#see=%%%")
     page.click('[aria-label="Sample: 1"]')
@@ -135,3 +152,23 @@ def test_curl_and_python_take_two_digits_apart_and_send_two_views(copying, tmp_p
     program = copied(copying, "#copy-python")
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[0].split()[0] in named
+
+
+def test_unusual_names_of_classes_and_files_are_shown_and_copied_as_they_are(open_page, tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1", classes=UNUSUAL)
+    file = tmp_path / "it's 1, $(id); \"x\".png"
+    file.write_bytes(Path("docs/three.png").read_bytes())
+    with live_service(settings_for(tmp_path / "models", optimize=False)) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/", permissions=CLIPBOARD)
+        page.set_input_files("#file", file)
+        assert answer(page) in UNUSUAL
+        assert set(page.locator("#bars .name").all_text_contents()) == set(UNUSUAL)
+        asked = copied(page, "#copy-curl")
+        assert run_shell(asked, tmp_path).count("%22") == 2  # as curl sends quotes in names
+        for label in UNUSUAL:
+            page.get_by_role("radio", name=label).check()
+            move(page, 1, 5)
+            run_shell(copied(page, "#copy-curl"), tmp_path)
+            Image.open(tmp_path / "capsule.png").verify()
+            program = copied(page, "#copy-python")
+            subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
