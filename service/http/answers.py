@@ -23,7 +23,7 @@ def rates_png_higher(accept: str) -> bool:
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Whether the Accept-Encoding header of a request names gzip, or any coding, other than with quality 0."""
+    """Whether the Accept-Encoding header of a request rates gzip, or else any coding, above 0."""
     ratings = dict(_rating(part) for part in ", ".join(request.headers.getlist("accept-encoding")).split(","))
     return ratings.get("gzip", ratings.get("*", 0)) > 0
 

@@ -156,7 +156,7 @@ def test_curl_and_python_take_two_digits_apart_and_send_two_views(copying, tmp_p
 
 def test_unusual_names_of_classes_and_files_are_shown_and_copied_as_they_are(open_page, tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1", classes=UNUSUAL)
-    file = tmp_path / "it's 1, $(id); \"x\".png"
+    file = tmp_path / 'it\'s 1, $(id); "x".png'
     file.write_bytes(Path("docs/three.png").read_bytes())
     with live_service(settings_for(tmp_path / "models", optimize=False)) as client:
         page = open_page(f"{str(client.base_url).rstrip('/')}/", permissions=CLIPBOARD)
