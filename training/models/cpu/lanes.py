@@ -29,7 +29,7 @@ LOG2_E = 1.44269504
 LN_2_HIGH, LN_2_LOW = 0.693359375, -2.12194440e-4  # k times the first is exact
 ROUNDER = 1.5 * 2**23  # a float32 plus this number has its nearest integer in its lowest bits
 # Numba keeps compiled code until the function's own file changes; but it contains functions of other files.
-SOURCES = sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).digest()
+SOURCES = sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -38,10 +38,18 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, or take what was compiled of the same sources before."""
-    found: Any = numba.njit(nogil=True, error_model="numpy", fastmath=set(FAST), cache=True)(function)
-    found._cache._cache_file._source_stamp = SOURCES  # Numba has no public way
-    return found
+    """Compile at the first call, or take what was compiled of the same sources before.
+
+    Each version of the sources has files of its own: Numba writes the index before the code, and for a moment
+    a new index would name old code, which another process then runs. Where no folder can be written, every
+    process compiles.
+    """
+    function.__qualname__ += f"_{SOURCES[:16]}"  # from which Numba makes the files' names
+    options = {"nogil": True, "error_model": "numpy", "fastmath": set(FAST)}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no such folder
+        return numba.njit(**options)(function)
 
 
 def generated(function: Callable[..., Any]) -> Any:
@@ -155,8 +163,14 @@ def no_pose(context: Any) -> Any:
     return pose(), lambda context, builder, signature, arguments: ir.Constant(MATRIX, None)
 
 
+def _memory(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    """Where the numbers of a float32 array begin; they have to lie one after the other."""
+    assert (kind.dtype, kind.layout) == (types.float32, "C"), kind
+    return context.make_array(kind)(context, builder, array).data
+
+
 def _address(context: Any, builder: Any, kind: Any, array: Any) -> Any:
-    return builder.bitcast(context.make_array(kind)(context, builder, array).data, VECTOR.as_pointer())
+    return builder.bitcast(_memory(context, builder, kind, array), VECTOR.as_pointer())
 
 
 @generated
@@ -190,7 +204,7 @@ def store(context: Any, array: Any, value: Any) -> Any:
 
 def _numbers(context: Any, builder: Any, kind: Any, array: Any) -> list[list[Any]]:
     """A 4x4 matrix [16] in contiguous memory, each number in every lane, row by row."""
-    address = context.make_array(kind)(context, builder, array).data
+    address = _memory(context, builder, kind, array)
     places = [builder.gep(address, [INTEGER(h)]) for h in range(ELEMENTS)]
     vectors = [_in_every_lane(builder, builder.load(place)) for place in places]
     return [vectors[row : row + SIDE] for row in range(0, ELEMENTS, SIDE)]

@@ -107,19 +107,61 @@ def test_operators_compute_element_by_element():
     np.testing.assert_allclose(found, (pose + other - pose[0] * other) / 2 / other, atol=1e-6)
 
 
-def test_code_that_was_compiled_of_other_sources_is_compiled_again(tmp_path, monkeypatch):
-    """Numba would look at the kernel's own file alone."""
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda x: x[:, ::2], np.float64])
+def test_only_contiguous_float32_is_loaded(change):
+    """Whatever else there is would be read as if it were."""
+    pose, found = np.ones((16, 2 * LANES), np.float32), np.empty((16, LANES), np.float32)
+
+    @numba.njit
+    def copy(x, y):
+        store(y, load(x))
+
+    with pytest.raises(AssertionError, match="array"):
+        copy(change(pose), found)
+
+
+@pytest.fixture
+def answering(tmp_path, monkeypatch):
+    """The compiled function of a module that is imported anew, as in another process."""
     (tmp_path / "answering.py").write_text("def answer():\n    return 42\n")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def hits():
+    def imported():
         specification = importlib.util.spec_from_file_location("answering", tmp_path / "answering.py")
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
         answer = kernel(module.answer)
         assert answer() == 42
-        return sum(answer.stats.cache_hits.values())
+        return answer
 
-    assert [hits(), hits()] == [0, 1]
-    monkeypatch.setattr(lanes, "SOURCES", b"changed")
-    assert [hits(), hits()] == [0, 1]
+    return imported
+
+
+def hits(function):
+    return sum(function.stats.cache_hits.values())
+
+
+def test_code_that_was_compiled_of_other_sources_is_compiled_again(answering, monkeypatch):
+    """Numba would look at the kernel's own file alone."""
+    assert [hits(answering()), hits(answering())] == [0, 1]
+    monkeypatch.setattr(lanes, "SOURCES", "changed")
+    assert [hits(answering()), hits(answering())] == [0, 1]
+
+
+def test_code_of_other_sources_lies_in_other_files(answering, tmp_path, monkeypatch):
+    """Else a process could find the old code under the new index, which is written first."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    answering()
+    [first] = tmp_path.rglob("*.nbc")
+    code = first.read_bytes()
+    monkeypatch.setattr(lanes, "SOURCES", "changed")
+    answering()
+    assert len(list(tmp_path.rglob("*.nbc"))) == 2
+    assert first.read_bytes() == code
+
+
+def test_without_a_folder_for_compiled_code_each_process_compiles(answering, tmp_path, monkeypatch):
+    (tmp_path / "__pycache__").touch()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "__pycache__" / "below a file"))
+    assert [hits(answering()), hits(answering())] == [0, 0]
