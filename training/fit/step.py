@@ -49,7 +49,7 @@ class Step:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
-        self._config = config
+        self._model, self._config = model, config
         self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
         # With several processes, a graph would have to include the exchange of gradients.
         self._capture_next = graphs and on_cuda and processes.count == 1
@@ -82,12 +82,17 @@ class Step:
         return torch.stack([classification, reconstruction]).detach()
 
     def _capture(self, shown: tuple[Tensor, ...]) -> None:
-        """Replace the losses by a replay of their kernels; if capturing fails, log it and go on without."""
+        """Replace the losses by a replay of their kernels; if capturing fails, log it and go on without.
+
+        Before capturing, torch runs them a few times; what follows each batch is then set back.
+        """
         self._capture_next = False
         # The graphs keep the gradient nodes of the stream that they were captured on; that is intended.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         sample = tuple(tensor.clone() for tensor in shown)
         devices = [tensor.device for tensor in shown[:1] if tensor.is_cuda]
+        followers = list(self._model.buffers())
+        before = [buffer.clone() for buffer in followers]
         try:
             with torch.random.fork_rng(devices):  # dropout draws after it as if nothing had been captured
                 self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
@@ -95,6 +100,8 @@ class Step:
                 )
         except RuntimeError as error:
             logger.warning("no CUDA graph could be captured, steps are launched one by one: %s", error)
+        for buffer, value in zip(followers, before, strict=True):
+            buffer.copy_(value)
 
 
 class _Losses(nn.Module):

@@ -13,7 +13,15 @@ import torch
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import LoopedCapsules
 from tests.support.places import ROOT
-from training.config import Block, CapsNetConfig, CnnConfig, LossConfig, OptimizerConfig, RunConfig
+from training.config import (
+    Block,
+    CapsNetConfig,
+    CnnConfig,
+    LossConfig,
+    MatrixCapsNetConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from training.data.batches import Batch, make_batches
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
@@ -28,6 +36,17 @@ from training.runs.checkpoint import Progress
 
 # Large enough for every layer to take the algorithm that it is trained by on a CPU.
 CONFIG = CapsNetConfig(conv_channels=96, primary_types=8, classes=3, class_dim=4, decoder_hidden=(8,))
+FOLLOWING = MatrixCapsNetConfig(
+    architecture="matrix-capsnet",
+    image_size=28,
+    image_channels=1,
+    conv_channels=2,
+    primary_types=1,
+    conv_caps_types=(2, 2),
+    classes=3,
+    activation_logit_sd=2.0,
+    calibration_momentum=0.1,
+)
 BATCH = 64
 RATE = 0.001
 
@@ -100,6 +119,25 @@ def test_where_no_graph_can_be_captured_the_step_says_so_and_goes_on(caplog):
         losses = [total(step(shown, RATE)) for _ in range(5)]
     assert losses[-1] < losses[0]
     assert [record.message.split(",")[0] for record in caplog.records] == ["no CUDA graph could be captured"]
+
+
+def test_capturing_a_graph_leaves_lambda_and_budgets_as_they_were(monkeypatch):
+    """Before it captures, torch runs the network three times on the first batch."""
+
+    def warmed_up(losses, sample):
+        for _ in range(3):
+            sum(losses(*sample)).backward()
+        return losses
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", warmed_up)
+    models, shown = [build(FOLLOWING) for _ in range(2)], batch(4)
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        step = Step(model, LossConfig(classification="spread"), RATE)
+        step._capture_next = model is models[0]
+        step(shown, RATE)
+    captured, launched = (model.state_dict() for model in models)
+    assert all(torch.equal(captured[name], launched[name]) for name in launched)
 
 
 def test_the_loop_over_positions_that_the_benchmark_compares_with_computes_the_same():
