@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 
@@ -29,7 +29,9 @@ LOG2_E = 1.44269504
 LN_2_HIGH, LN_2_LOW = 0.693359375, -2.12194440e-4  # k times the first is exact
 ROUNDER = 1.5 * 2**23  # a float32 plus this number has its nearest integer in its lowest bits
 # Numba keeps compiled code until the function's own file changes; but it contains functions of other files.
-SOURCES = sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+_FILES = sorted(Path(__file__).parent.glob("*.py"))
+SOURCES = sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()[:16]
+PROCESSOR = numba.config.CPU_NAME or binding.get_host_cpu_name()
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -40,12 +42,12 @@ def compiled(function: Callable[..., Any]) -> Any:
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile at the first call, or take what was compiled of the same sources before.
 
-    Each version of the sources has files of its own: Numba writes the index before the code, and for a moment
-    a new index would name old code, which another process then runs. Where no folder can be written, every
-    process compiles.
+    Each version of the sources has files of its own, and on each kind of processor: Numba writes the index
+    before the code, and for a moment a new index would name old code, which another process then runs. Where
+    no folder can be written, every process compiles.
     """
-    function.__qualname__ += f"_{SOURCES[:16]}"  # from which Numba makes the files' names
-    options = {"nogil": True, "error_model": "numpy", "fastmath": set(FAST)}
+    function.__qualname__ += f"_{PROCESSOR}_{SOURCES}"  # from which Numba makes the files' names
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(FAST)}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # there is no such folder
