@@ -297,7 +297,9 @@ class EMRouting(nn.Module):
         """Move lambda and the budgets towards what a batch of training asks for.
 
         Towards logits with this deviation over images, median over parents, and with mean 0 for each type.
-        Logits count up to 16, and a deviation as at least 0.1, so that no batch moves them far.
+        Logits count up to 16, and a deviation as at least 0.1, so that no batch moves them far. A parent that
+        lies beyond 15 for all images counts as one that varies by 16: lambda then falls, and the budgets can
+        come back; as one that does not vary, it would drive lambda up without end.
 
         Args:
             activations: of the parents in the last iteration, [N, P, J], N at least 2.
@@ -305,7 +307,8 @@ class EMRouting(nn.Module):
             momentum: the part of the way, 0 to 1.
         """
         logits = torch.logit(activations.detach(), eps=1e-7)
-        spread = logits.std(dim=0).median().clamp(min=0.1)
+        saturated = logits.abs().amin(dim=0) > 15
+        spread = logits.std(dim=0).masked_fill(saturated, 16).median().clamp(min=0.1)
         self.budget_offset -= momentum * logits.mean(dim=(0, 1)) / self.final_inverse_temperature
         self.final_inverse_temperature *= (deviation / spread) ** momentum
 

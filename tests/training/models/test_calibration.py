@@ -129,6 +129,18 @@ def test_with_a_momentum_activations_come_back_to_life_while_training(iterations
         assert found.mean(dim=(0, 1)).abs().max() < 0.5
 
 
+def test_activations_come_back_where_all_logits_are_beyond_what_float32_tells_from_1():
+    """Not even varied over images: a larger lambda would move them further away, without end."""
+    model, pixels = network(calibration_momentum=0.05), pictures()
+    for layer in model.conv_caps:
+        layer.routing.budget_offset += 60 / layer.routing.final_inverse_temperature
+    assert all(found.quantile(0.1) > 16 for found in logits(model, pixels))
+    for _ in range(300):
+        model(pixels)
+    for found in logits(model, pixels):
+        assert found.std(dim=0).median().item() == pytest.approx(TARGET, rel=0.2)
+
+
 def test_only_steps_of_training_move_what_was_calibrated():
     model = network(calibration_momentum=0.2)
     before = {name: value.clone() for name, value in model.named_buffers()}

@@ -8,6 +8,7 @@ width of registers.
 """
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +32,7 @@ ROUNDER = 1.5 * 2**23  # a float32 plus this number has its nearest integer in i
 # Numba keeps compiled code until the function's own file changes; but it contains functions of other files.
 _FILES = sorted(Path(__file__).parent.glob("*.py"))
 SOURCES = sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()[:16]
-PROCESSOR = numba.config.CPU_NAME or binding.get_host_cpu_name()
+PROCESSOR = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
 
 
 def compiled(function: Callable[..., Any]) -> Any:
