@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.models.em import Capsules
+from training.models.em import Capsules, EMRouting
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.models.matrix_capsules import MatrixCapsules
 
@@ -32,6 +32,11 @@ class LoopedCapsules(nn.Module):
         for p, children in enumerate(self.fields):
             for k, child in enumerate(children):
                 self.places[child].append((p, k))
+
+    @property
+    def routing(self) -> EMRouting:
+        """Whose lambda and budgets may follow each batch."""
+        return self.ours.routing
 
     def forward(self, children: Capsules) -> Capsules:
         """Children at S positions to parents at P positions."""

@@ -90,10 +90,11 @@ class MatrixCapsNet(nn.Module):
         """In a step of training, let a convolutional capsule layer's lambda and budgets follow the batch."""
         momentum, deviation = self.config.calibration_momentum, self.config.activation_logit_sd
         learns = self.training and activations.requires_grad and len(activations) > 1
-        assert isinstance(layer, MatrixCapsules)
-        if momentum and deviation and learns and layer.routing.calibrated:
+        routing = layer.routing
+        assert isinstance(routing, EMRouting)
+        if momentum and deviation and learns and routing.calibrated:
             with torch.no_grad():
-                layer.routing.follow(activations, deviation, momentum)
+                routing.follow(activations, deviation, momentum)
 
     def primary_capsules(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
         """The capsules that the convolutional capsule layers are given."""
