@@ -33,8 +33,9 @@ class Watched:
         page.on("request", lambda asked: self.hosts.add(asked.url.split("/")[2]))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For the tests of one file: while it is open, an event loop runs in this thread, and no other can."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.skip("Chromium is not installed")
