@@ -35,7 +35,7 @@ def _report(rows: list[Row], data: str) -> str:
     of_data = [row for row in rows if row["data"] == data]
     gradients = {row["method"]: row for row in of_data if row["measured"] == "gradient"}
     made = [row for row in of_data if row["measured"] == "attack"]
-    deviation = next((row["pixel_deviation"] for row in gradients.values()), None)
+    deviation = next((row.get("pixel_deviation") for row in gradients.values()), None)
     parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made, deviation)]
     return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts) + f"\n{_how(data, of_data[0])}\n"
 
@@ -103,7 +103,7 @@ def _epsilon(epsilon: float, deviation: float | None) -> str:
 
 
 def _who(row: Row, victim: str) -> str:
-    itself = "itself" if row["margins"] == WIDEST else f"itself, margins {OF_TRAINING}"
+    itself = "itself" if row.get("margins", WIDEST) == WIDEST else f"itself, margins {OF_TRAINING}"
     return f"{row['source']}, {victim if victim != row['source'] else itself}"
 
 
@@ -121,7 +121,7 @@ def _said(gradients: dict[str, Row], made: list[Row]) -> str:
 
 
 def _untargeted(made: list[Row], margins: str) -> list[Row]:
-    return [row for row in made if not row["targeted"] and row["margins"] == margins]
+    return [row for row in made if not row["targeted"] and row.get("margins", WIDEST) == margins]
 
 
 def _lowest(row: Row, margins: str) -> tuple[str, ...]:
@@ -193,7 +193,9 @@ def plot(rows: list[Row], file: Path) -> None:
             strips, axes = axes[:2], axes[2:]
             of_data = [row for row in rows if row["data"] == data]
             start = {row["method"]: row["accuracy_percent"] for row in of_data if "method" in row}
-            made = [row for row in of_data if row["measured"] == "attack" and row["margins"] == WIDEST]
+            made = [
+                row for row in of_data if row["measured"] == "attack" and row.get("margins", WIDEST) == WIDEST
+            ]
             for axis, (targeted, black) in zip(panels, PANELS, strict=True):
                 some = [row for row in made if row["targeted"] == targeted]
                 _plot_panel(axis, some, start, black)

@@ -282,6 +282,14 @@ def test_the_report_has_what_the_paper_says_beside_what_is_so():
     assert "BIM takes 5 steps of 0.25 epsilon" in text
 
 
+def test_rows_of_earlier_versions_are_still_reported():
+    new = ("margins", "pixel_deviation")
+    earlier = [{name: value for name, value in row.items() if name not in new} for row in ROWS]
+    text = attack.report([earlier[0], earlier[1], earlier[2], earlier[4]])
+    assert "| CNN, another CNN | 58.0 | 38.0 |" in text
+    assert "| epsilon 0.1 | epsilon 0.2 |" in text
+
+
 def test_the_report_of_a_part_has_what_is_there():
     assert attack.report(ROWS[:1]).startswith("On **toys**")
     assert "never below chance" not in attack.report(ROWS[:2])
