@@ -136,7 +136,8 @@ def _fit(command: argparse.ArgumentParser) -> None:
         "--start-from",
         type=Path,
         metavar="RUN|BUNDLE",
-        help="start with the newest weights of another run, or with a CapsNet bundle's (models/NAME)",
+        help="start with the newest weights of another run (a decoder alone: with its best), or with a "
+        "CapsNet bundle's (models/NAME)",
     )
     what.add_argument(
         "--seed", type=whole(0), metavar="N", help="random seed of weights, order and shifts (default: 0)"

@@ -56,6 +56,10 @@ class RunConfig:
     def _refuse_to_train_a_decoder_that_is_not_there(self) -> Self:
         if self.optimizer.trained_part == "decoder" and not getattr(self.model, "decoder_hidden", ()):
             raise ValueError("optimizer.trained_part: there is no decoder, model.decoder_hidden is empty")
+        if self.optimizer.trained_part == "decoder" and self.optimizer.patience_epochs is not None:
+            raise ValueError(
+                "optimizer.patience_epochs: a decoder alone changes no answer that could improve"
+            )
         return self
 
     @model_validator(mode="after")

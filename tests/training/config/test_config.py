@@ -220,6 +220,22 @@ def test_an_option_that_would_have_no_effect_is_an_error_that_names_it(name, opt
         from_dict({"data": {"name": name, option: value}})
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": {"decoder_hidden": []}}, r"optimizer\.trained_part: there is no decoder"),
+        (
+            {"optimizer": {"patience_epochs": 3}},
+            r"optimizer\.patience_epochs: a decoder alone changes no answer",
+        ),
+    ],
+)
+def test_a_decoder_alone_must_be_there_and_has_no_error_to_be_patient_with(values, message):
+    optimizer = values.get("optimizer", {}) | {"trained_part": "decoder"}
+    with pytest.raises(ValueError, match=message):
+        from_dict(values | {"optimizer": optimizer})
+
+
 @pytest.mark.parametrize("loss", ["spread", "cross-entropy"])
 def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
     values = {"loss": {"classification": loss}, "data": {"name": "multimnist"}}
