@@ -21,8 +21,10 @@ export const connection = new EventTarget();
 
 let awaitedKey = null;
 
+const presentKey = () => sessionStorage.getItem(KEY);
+
 /** Whether requests bring an API key. */
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+export const hasKey = () => presentKey() !== null;
 
 /** Whether requests wait for a key. */
 export const awaitsKey = () => awaitedKey !== null;
@@ -43,9 +45,10 @@ export function useKey(key) {
  */
 export async function request(path, options = {}) {
   for (let tries = 1; ; tries++) {
-    const answer = await send(path, options);
+    const key = presentKey();
+    const answer = await send(path, options, key);
     if (answer === null) await pause(LOST_WAIT_MS, options.signal);
-    else if (answer.status === 401) await keyFor(options);
+    else if (answer.status === 401) await keyAfter(key, options);
     else if (answer.status === 503) {
       if (tries >= BUSY_SAID_AFTER) say("busy");
       await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
@@ -57,8 +60,7 @@ export async function request(path, options = {}) {
   }
 }
 
-async function send(path, options) {
-  const key = sessionStorage.getItem(KEY);
+async function send(path, options, key) {
   const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
   const slow = setTimeout(() => say("slow"), SLOW_MS);
   try {
@@ -72,12 +74,14 @@ async function send(path, options) {
   }
 }
 
-function keyFor(options) {
-  const refused = hasKey() && !awaitedKey;
-  if (refused) sessionStorage.removeItem(KEY);
+/** Another key than the refused one: the present key if it is newer, else one to be typed. */
+function keyAfter(refusedKey, options) {
+  const key = presentKey();
+  if (key !== null && key !== refusedKey) return;
+  sessionStorage.removeItem(KEY);
   if (!awaitedKey) {
     awaitedKey = Promise.withResolvers();
-    connection.dispatchEvent(new CustomEvent("key", { detail: { refused } }));
+    connection.dispatchEvent(new CustomEvent("key", { detail: { refused: key !== null } }));
   }
   return Promise.race([awaitedKey.promise, aborted(options.signal)]);
 }

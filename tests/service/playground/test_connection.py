@@ -97,3 +97,27 @@ def test_the_dialog_takes_only_what_a_header_can_hold_and_stays_until_there_is_a
         page.keyboard.press("Enter")
         expect(page.locator(".model")).to_have_count(1)
         expect(page.locator("#key-dialog")).to_be_hidden()
+
+
+ASK = """async () => {
+    const { request } = await import("/playground/scripts/transport.js");
+    window.answered = false;
+    request("models/tiny").then(() => (window.answered = true));
+}"""
+
+
+def test_a_key_is_not_dropped_because_a_request_without_it_is_refused_later(open_page, models):
+    with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
+        address = str(client.base_url).rstrip("/")
+        page = open_page(f"{address}/", may_complain=True, wait_for="#key-dialog")
+        held: list[Route] = []
+        page.route("**/models/tiny", lambda route: route.continue_() if held else held.append(route))
+        with page.expect_request("**/models/tiny"):
+            page.evaluate(ASK)
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".model")).to_have_count(1)
+        held[0].continue_()  # its headers are those of the time before the key
+        page.wait_for_function("() => window.answered")
+        expect(page.locator("#key-dialog")).to_be_hidden()
+        assert page.evaluate("sessionStorage.getItem('capsnet-api-key')") == KEY
