@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from service.score.table import FORMULA_STARTS
 from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -59,6 +60,21 @@ def test_fifty_files_are_scored_judged_and_saved_though_one_is_no_picture(page, 
     assert len(rows) == 51
     assert sum(row["label"] == row["truth"] != "" for row in rows) == right
     assert [row["file"] for row in rows if row["error"]] == ["notes.png"]
+
+
+def test_names_that_a_spreadsheet_would_compute_get_an_apostrophe(page):
+    names = [f"{start}1+1,a.png" for start in FORMULA_STARTS]
+    [digit] = draw_digits(np.arange(1), np.random.default_rng(5))
+    given = [{"name": name, "mimeType": "image/png", "buffer": to_png(digit)} for name in [*names, "0_a.png"]]
+    page.click("#tab-score")
+    page.set_input_files("#score-files", given)
+    expect(page.locator("#score-said")).to_contain_text("7 of 7 files")
+    with page.expect_download() as download:
+        page.click("#score-csv")
+    with Path(download.value.path()).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["file"] for row in rows} == {f"'{name}" for name in names} | {"0_a.png"}
+    assert all(0 <= float(row["probability"]) <= 1 for row in rows)
 
 
 LABELS = {
