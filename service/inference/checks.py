@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from export.contract.explain_outputs import explain_outputs
 from export.contract.manifest import BundleError, Manifest
 from service.inference.engine import Engine
+from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
 from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances, usable_cpus
 from service.inference.samples import first_line
@@ -17,6 +18,8 @@ from service.inference.sessions import create_session
 # N images, H rows, W columns, C channels
 
 Floats = NDArray[np.float32]
+
+EXPLAINED_SAMPLES = 2  # the votes of all of them would take a tenth of a second, and much memory
 
 
 def check_contract(manifest: Manifest) -> None:
@@ -63,6 +66,30 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
     for name, values in found:
         _check_values(name, values, samples[name], engine.device, tolerances[name])
+
+
+def check_explainer(explainer: ExplainSession, encoder: bytes, samples: Mapping[str, Floats]) -> None:
+    """Run the explain graph on the first of the bundle's samples; its last iteration gives their answer.
+
+    Args:
+        explainer: not open, and not open afterwards.
+        encoder: the plain graph.
+        samples: of the bundle.
+
+    Raises:
+        BundleError: the graph cannot be loaded or run, or an output is wrong; names it.
+    """
+    found = explainer.run_once(encoder, samples["pixels"][:EXPLAINED_SAMPLES])
+    for name, values in found.items():
+        if not np.isfinite(values).all():
+            raise BundleError(f"samples: {name} of the explain graph is not finite")
+    last = {"activations": "probabilities", "capsules": "poses"}
+    answers = {name: (found[name], name) for name in ("probabilities", "poses")}
+    answers |= {f"the last of {name}": (found[name][:, -1], of) for name, of in last.items()}
+    tolerances = sample_tolerances("cpu", "float32")
+    for name, (values, of) in answers.items():
+        expected = samples[of][:EXPLAINED_SAMPLES]
+        _check_values(f"{name} of the explain graph", values, expected, "cpu", tolerances[of])
 
 
 def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:

@@ -1,18 +1,20 @@
 """The explain graph of a loaded bundle: opened when a request first needs it, always on the CPU.
 
 It computes with the encoder's weights, and few requests run it: so they are loaded a second time only once it
-is needed, which takes a tenth of a second. The encoder's file must still be the same then.
+is needed, which takes a tenth of a second. The encoder's file must still be the same then. When the bundle is
+loaded, the graph is opened once to be checked, and closed again.
 """
 
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.graph_file import far_tensors
-from export.contract.manifest import Manifest, read_checked
+from export.contract.manifest import BundleError, Manifest, read_checked
 from export.optimize.choice import cpu_options
 from service.errors import NoExplainGraphError
 from service.inference.arena import share_arena
@@ -26,6 +28,11 @@ Floats = NDArray[np.float32]
 # Images per run. The votes of each iteration are in memory at once, and larger batches are hardly faster; on
 # a GPU's service, whose batches are large, the CPU would keep the encoder waiting for seconds.
 MAX_BATCH = 8
+
+
+class _Opened(NamedTuple):
+    session: ort.InferenceSession
+    weights: list[ort.OrtValue]  # which the session reads but does not own
 
 
 class ExplainSession:
@@ -44,14 +51,13 @@ class ExplainSession:
         self._content = content
         self._threads = threads
         self._lock = threading.Lock()
-        self._session: ort.InferenceSession | None = None
-        self._weights: list[ort.OrtValue] = []  # which the session reads but does not own
+        self._opened: _Opened | None = None
         self.names = [tensor.name for tensor in manifest.graphs["explain"].outputs]
 
     @property
     def is_open(self) -> bool:
         """Whether its weights are in memory."""
-        return self._session is not None
+        return self._opened is not None
 
     def run(self, pixels: Floats) -> tuple[Floats, ...]:
         """Pixels [N, H, W, C] in 0-1 to the graph's outputs in the order of `names`, [N, ...] each. Blocks.
@@ -60,24 +66,50 @@ class ExplainSession:
             NoExplainGraphError: the bundle's files have changed since it was loaded.
         """
         with self._lock:
-            self._session = self._session or self._open()
-        return tuple(self._session.run(self.names, {"pixels": pixels}))
+            self._opened = self._opened or self._open_again()
+        return tuple(self._opened.session.run(self.names, {"pixels": pixels}))
 
-    def _open(self) -> ort.InferenceSession:
-        graph, encoder = self._manifest.graphs["explain"], self._manifest.graphs["encoder"]
+    def run_once(self, encoder: bytes, pixels: Floats) -> dict[str, Floats]:
+        """As `run`, with the outputs by name, of a session that is closed again.
+
+        Args:
+            encoder: the bundle's graph, which lends its weights.
+            pixels: [N, H, W, C] in 0-1.
+
+        Raises:
+            BundleError: ONNX Runtime cannot read or run the graph, or it is not what the manifest says.
+        """
+        opened = self._open(encoder)
+        try:
+            outputs = opened.session.run(self.names, {"pixels": pixels})
+        except Exception as error:  # ONNX Runtime's errors share no base class
+            raise BundleError(f"samples: {self._file} fails on them: {first_line(error)}") from error
+        return dict(zip(self.names, outputs, strict=True))
+
+    def _open_again(self) -> _Opened:
+        try:
+            return self._open(read_checked(self._bundle, self._manifest.graphs["encoder"]))
+        except (BundleError, OSError) as error:
+            raise NoExplainGraphError(
+                f"{self._file} of {self._manifest.model} cannot be loaded any more: {first_line(error)}"
+            ) from error
+
+    def _open(self, encoder: bytes) -> _Opened:
         options = cpu_options(self._threads)
         options.add_session_config_entry("session.load_model_format", "ONNX")
         share_arena(options)
         try:
-            names, self._weights = _weights(self._content, read_checked(self._bundle, encoder))
-            options.add_external_initializers(names, self._weights)
+            names, weights = _weights(self._content, encoder)
+            options.add_external_initializers(names, weights)
             session = ort.InferenceSession(self._content, options, providers=["CPUExecutionProvider"])
-            check_interface(session, graph)
         except Exception as error:  # ONNX Runtime's errors share no base class
-            raise NoExplainGraphError(
-                f"{graph.file} of {self._manifest.model} cannot be loaded any more: {first_line(error)}"
-            ) from error
-        return session
+            raise BundleError(f"{self._file} cannot be loaded: {first_line(error)}") from error
+        check_interface(session, self._manifest.graphs["explain"])
+        return _Opened(session, weights)
+
+    @property
+    def _file(self) -> str:
+        return self._manifest.graphs["explain"].file
 
 
 def _weights(content: bytes, lender: bytes) -> tuple[list[str], list[ort.OrtValue]]:

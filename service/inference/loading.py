@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from export.contract.graph_file import check_self_contained, check_weights_within
 from export.contract.manifest import BundleError, Manifest, Role, read_checked, read_manifest
 from export.optimize.plan import MAX_WORKERS
-from service.inference.checks import check_contract, check_half, check_samples
+from service.inference.checks import check_contract, check_explainer, check_half, check_samples
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import halved
@@ -51,7 +51,7 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
             last_error = error
             log.warning("%s; trying the next best device", error)
         else:
-            return _with_explainer(engine, bundle, graphs, options)
+            return _with_explainer(engine, bundle, graphs, samples, options)
     raise last_error or DeviceError("no device is available")  # the CPU is always among the candidates
 
 
@@ -124,13 +124,23 @@ def _open(
 
 
 def _with_explainer(
-    engine: Engine, bundle: Path, graphs: Mapping[Role, bytes], options: EngineOptions
+    engine: Engine,
+    bundle: Path,
+    graphs: Mapping[Role, bytes],
+    samples: Mapping[str, Floats],
+    options: EngineOptions,
 ) -> Engine:
-    """The engine with the explain graph, if there is one."""
+    """The engine with the explain graph, if there is one, which passes the samples."""
     if "explain" not in graphs:
         return engine
     threads = (options.threads or usable_cpus()) // MAX_WORKERS or 1
-    return replace(engine, explainer=ExplainSession(bundle, engine.manifest, graphs["explain"], threads))
+    explainer = ExplainSession(bundle, engine.manifest, graphs["explain"], threads)
+    try:
+        check_explainer(explainer, graphs["encoder"], samples)
+    except BaseException:
+        engine.close()
+        raise
+    return replace(engine, explainer=explainer)
 
 
 def _read_manifest_of(bundle: Path, model: str) -> Manifest:

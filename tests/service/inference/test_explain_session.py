@@ -1,11 +1,14 @@
 """The explain graph of a loaded bundle: opened when it is needed, from files that are still the same."""
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from export.contract.manifest import BundleError, read_manifest
 from service.errors import NoExplainGraphError
@@ -54,11 +57,71 @@ def test_it_is_not_opened_before_it_is_needed(bundle):
     assert engine.explainer.is_open
 
 
+def explain_graph(bundle: Path) -> onnx.ModelProto:
+    return onnx.load(bundle / "explain.onnx", load_external_data=False)
+
+
+def initial(graph: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    [found] = [tensor for tensor in graph.graph.initializer if tensor.name == name]
+    return found
+
+
+def fill(name: str, value: float) -> Callable[[onnx.ModelProto], None]:
+    """Give a constant of the graph this value everywhere."""
+
+    def change(graph: onnx.ModelProto) -> None:
+        tensor = initial(graph, name)
+        tensor.CopyFrom(numpy_helper.from_array(np.full(tensor.dims, value, np.float32), name))
+
+    return change
+
+
+def remove_an_output(graph: onnx.ModelProto) -> None:
+    graph.graph.output.pop()
+
+
+def pick_numbers_beyond_the_last(graph: onnx.ModelProto) -> None:
+    """Which ONNX Runtime notices when it runs."""
+    [sigmoid] = [node for node in graph.graph.node if node.op_type == "Sigmoid"]
+    count = initial(graph, "explain/activity_weights").dims[1]
+    graph.graph.initializer.append(numpy_helper.from_array(np.full(count, count), "beyond"))
+    place = list(graph.graph.node).index(sigmoid)
+    graph.graph.node.insert(
+        place, helper.make_node("Gather", [sigmoid.input[0], "beyond"], ["picked"], axis=1)
+    )
+    sigmoid.input[0] = "picked"
+
+
+def read_other_weights(graph: onnx.ModelProto) -> None:
+    [tensor] = [tensor for tensor in graph.graph.initializer if tensor.external_data]
+    [offset] = [entry for entry in tensor.external_data if entry.key == "offset"]
+    offset.value = "4"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (fill("explain/growth", 0.9), "samples: the last of activations of the explain graph differs by"),
+        (fill("explain/agreement_weights", np.nan), "samples: couplings of the explain graph is not finite"),
+        (read_other_weights, "samples: probabilities of the explain graph "),
+        (remove_an_output, r"explain\.onnx has the outputs"),
+        (pick_numbers_beyond_the_last, r"samples: explain\.onnx fails on them"),
+        (lambda graph: graph.graph.node.pop(), r"explain\.onnx cannot be loaded: "),
+    ],
+)
+def test_a_graph_that_does_not_give_the_samples_answer_is_refused_when_it_is_loaded(bundle, change, message):
+    graph = explain_graph(bundle)
+    change(graph)
+    replace_file(bundle, "explain", graph.SerializeToString())
+    with pytest.raises(BundleError, match=message):
+        load(bundle)
+
+
 def test_threads_that_come_at_once_open_it_once(bundle, monkeypatch):
     engine = load(bundle)
     assert engine.explainer
-    opened, really = [], engine.explainer._open
-    monkeypatch.setattr(engine.explainer, "_open", lambda: opened.append(1) or really())
+    opened, really = [], engine.explainer._open_again
+    monkeypatch.setattr(engine.explainer, "_open_again", lambda: opened.append(1) or really())
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: engine.explain(pixels())[0], range(8)))
     assert len(opened) == 1

@@ -71,7 +71,7 @@ def test_an_explanation_that_takes_too_long_ends_at_the_deadline(tmp_path, monke
         may_go_on = threading.Event()
         async with opened(tmp_path, deadline_ms=300) as repository, repository.use("tiny", None) as model:
             explainer = model.require_explainer()
-            monkeypatch.setattr(explainer, "_open", may_go_on.wait)
+            monkeypatch.setattr(explainer, "_open_again", may_go_on.wait)
             try:
                 with pytest.raises(DeadlineExceededError):
                     await model.explain(IMAGES)
@@ -87,7 +87,7 @@ def test_what_was_opened_to_explain_is_freed_with_the_version(tmp_path):
         async with opened(tmp_path) as repository:
             async with repository.use("tiny", None) as model:
                 await model.explain(IMAGES)
-                session = weakref.ref(model.require_explainer()._session)
+                session = weakref.ref(model.require_explainer()._opened.session)
                 assert session() is not None
             await repository.unload("tiny")
             await model.drain()
