@@ -1,5 +1,7 @@
 """The service on a real socket, in a thread of the test."""
 
+import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ def live_service(
     thread = threading.Thread(target=server.run, name="service")
     thread.start()
     try:
-        port = port or _port(server, thread)
+        port = _port(server, thread)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
             if ready:
                 wait_until(lambda: client.get("/readyz").status_code == 200)
@@ -45,6 +47,18 @@ def live_service(
     finally:
         server.should_exit = True
         thread.join()
+
+
+def free_port() -> int:
+    """A port for a service that is started more than once; whoever asks for any port gets another."""
+    first_of_the_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, first_of_the_system)))
+            except OSError:  # taken
+                continue
+            return probe.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = START_S) -> None:

@@ -58,17 +58,14 @@ export class Capsule {
     this.#showChosen(isFinal);
   }
 
-  /** Show another class's capsule in place of the chosen one. */
+  /** Show another class's capsule in place of the chosen one: its sliders at once, its picture when it has come. */
   async choose({ label, probability, pose }) {
     const known = this.#objects.findIndex((object) => object.label === label);
-    if (known < 0) {
-      const sweeps = new Sweeps(this.model, label, pose);
-      const moves = pose.map(() => 0);
-      const bitmap = (await sweeps.picture(moves)).bitmap;
-      this.#objects[this.#chosen] = this.#object({ label, probability, pose, bitmap });
-    } else this.#chosen = known;
+    if (known < 0) this.#objects[this.#chosen] = this.#object({ label, probability, pose, bitmap: this.#one.picture });
+    else this.#chosen = known;
     this.#showObjects();
     this.#showChosen(true);
+    if (known < 0) await this.#decode(this.#one);
   }
 
   /** What a link keeps, and what the snippets decode: [{label, pose, moves}], and which of them is chosen. */
@@ -95,6 +92,13 @@ export class Capsule {
     const original = { bitmap, columns: 1, row: 0, rows: 1 };
     drawPicture(picture, original, 0);
     return { label, probability, picture, original, sweeps: new Sweeps(this.model, label, pose), moves: pose.map(() => 0) };
+  }
+
+  async #decode(object) {
+    object.original = await object.sweeps.picture(object.moves.map(() => 0));
+    if (object.moves.some((move) => move !== 0)) return; // a moved capsule has another picture
+    drawPicture(object.picture, object.original, 0);
+    if (this.#objects.includes(object)) this.#paint();
   }
 
   async #restoreOne({ label, moves }, index) {

@@ -32,7 +32,7 @@ export class Explore {
 
   /** The input of the model: the drawing area, or a pair of views. */
   get #input() {
-    return this.model.manifest.views === 2 ? this.pair : this.pad;
+    return this.model?.manifest.views === 2 ? this.pair : this.pad;
   }
 
   /** What is on the screen, for links and snippets: the model, the answer and the files that were sent. */
@@ -51,9 +51,11 @@ export class Explore {
     this.capsule.setModel(model);
     this.routing.setModel(model);
     this.#forget();
-    showSamples(byId("samples"), await samplesFor(manifest), (strokes) => this.pad.setStrokes(strokes));
     if (manifest.views === 2) await this.pair.start();
+    if (model !== this.model) return; // another one was chosen meanwhile
     this.look(true);
+    const samples = await samplesFor(manifest);
+    if (model === this.model) showSamples(byId("samples"), samples, (strokes) => this.pad.setStrokes(strokes));
   }
 
   /** Ask what the network makes of the image; while somebody draws, one question at a time. */
@@ -96,26 +98,23 @@ export class Explore {
       api.classify(files, query, signal),
       several ? api.segment(files, { model: name, version }, signal) : null,
     ]);
+    const [result] = answer.results;
+    const [seen, objects] = await Promise.all([fromBase64(result.model_input), objectsOf(result, apart?.results[0])]);
     if (turn !== this.#asked || signal.aborted) return;
     hush();
-    await this.#show(answer.results[0], apart?.results[0], isFinal, files);
+    this.#show({ result, seen, objects }, isFinal, files);
   }
 
-  async #show(result, apart, isFinal, files) {
-    show(byId("seen"), await fromBase64(result.model_input));
+  /** All at one go: nobody can use a part of an answer before the rest of it is there. */
+  #show({ result, seen, objects }, isFinal, files) {
+    this.#answer = { result, files, isFinal };
+    show(byId("seen"), seen);
     this.bars.show(result);
-    this.#say(result, isFinal);
-    const answer = (this.#answer = { result, files, isFinal: false });
-    const objects = apart ? apart.objects : [result.classes[0]];
-    const pictures = apart ? apart.objects.map(({ reconstruction }) => reconstruction) : [result.reconstruction];
-    if (result.blank || !pictures[0]) this.capsule.clear();
-    else {
-      const bitmaps = await Promise.all(pictures.map(fromBase64));
-      this.capsule.show(objects.map((object, index) => ({ ...object, bitmap: bitmaps[index] })), isFinal);
-    }
+    if (objects) this.capsule.show(objects, isFinal);
+    else this.capsule.clear();
     if (result.blank) this.routing.clear();
     else if (isFinal) this.routing.show(files);
-    answer.isFinal = isFinal;
+    this.#say(result, isFinal);
   }
 
   #say(result, isFinal) {
@@ -151,7 +150,15 @@ export class Explore {
     if (pad.image) return [pad.image];
     const margin = this.model.manifest.preprocessing.placement === "digit" ? 0 : FIT_MARGIN;
     return [await strokesToFile(pad.strokes, margin)];
-  }}
+  }
+}
+
+/** The objects of an answer, each with the picture of its capsule; null if there is nothing, or no decoder. */
+async function objectsOf(result, apart) {
+  const objects = apart ? apart.objects : [{ ...result.classes[0], reconstruction: result.reconstruction }];
+  if (result.blank || !objects[0]?.reconstruction) return null;
+  return Promise.all(objects.map(async (object) => ({ ...object, bitmap: await fromBase64(object.reconstruction) })));
+}
 
 function hint(manifest) {
   if (manifest.preprocessing.placement !== "digit" && manifest.objects_per_image < 2) return "Open or drop an image";

@@ -11,7 +11,7 @@ from tests.support.live_service import live_service, settings_for
 from tests.support.places import MODELS
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE_MS = 20_000  # on a machine that may be busy
+PATIENCE_MS = 60_000  # on a machine that may be busy
 
 
 @dataclass
@@ -60,13 +60,19 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     watched: list[tuple[Watched, str, bool]] = []
 
     def open_one(
-        address: str, *, may_complain: bool = False, wait_for: str = ".model", **options: object
+        address: str,
+        *,
+        may_complain: bool = False,
+        wait_for: str = ".model",
+        prepare: Callable[[Page], object] = lambda page: None,
+        **options: object,
     ) -> Page:
         contexts.append(browser.new_context(**options))
         contexts[-1].set_default_timeout(PATIENCE_MS)
         page, one = contexts[-1].new_page(), Watched()
         one.watch(page)
         watched.append((one, address.split("/")[2], may_complain))
+        prepare(page)
         page.goto(address)
         page.wait_for_selector(wait_for)
         return page

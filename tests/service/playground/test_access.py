@@ -27,12 +27,11 @@ def tab_to(page: Page, name: str, key: str = "Tab") -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page, address, scheme, tmp_path):
-    page = open_page(f"{address}/", color_scheme=scheme)
+    page = open_page(f"{address}/", color_scheme=scheme, reduced_motion="reduce")
     page.wait_for_selector(".sample")
     assert not serious_findings(page), "empty"
     page.click('[aria-label="Sample: 7"]')
     answer(page)
-    page.wait_for_timeout(300)
     assert not serious_findings(page), "an answer"
     page.click("#sheet")
     expect(page.locator("#sheet-dialog")).to_be_visible()

@@ -1,12 +1,10 @@
 """A service that is busy, away, or wants a key."""
 
-import socket
-
 import pytest
 from playwright.sync_api import Route, expect
 
 from tests.service.playground.test_explore import answer
-from tests.support.live_service import live_service, settings_for
+from tests.support.live_service import free_port, live_service, settings_for
 from tests.support.tiny_bundle import write_bundle
 
 KEY = "a-key-for-the-page"
@@ -54,8 +52,7 @@ def test_an_error_of_the_service_is_shown_in_its_own_words_until_something_works
 
 
 def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_page, models):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = settings_for(models, optimize=False)
     with live_service(settings, port=port) as client:
         page = open_page(f"{str(client.base_url).rstrip('/')}/", may_complain=True)

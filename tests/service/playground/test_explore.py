@@ -1,8 +1,7 @@
 """The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
 
-import re
-
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Page, Request, Route, expect
 
 from tests.support.pen import draw
 
@@ -10,6 +9,32 @@ PICTURE = "canvas => canvas.toDataURL()"
 SUMS = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
     .reduce((sums, level, index) => { sums[index % 4] += level; return sums; }, [0, 0, 0, 0])"""
 CHANGED = "([canvas, before]) => document.querySelector(canvas).toDataURL() !== before"
+
+
+class Held:
+    """Requests that wait until they are released, the last one first."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._routes: list[Route] = []
+        self._holds = True
+
+    def hold(self, page: Page) -> None:
+        """Let the page's requests to addresses of this pattern wait."""
+
+        def meet(route: Route) -> None:
+            if self._holds:
+                self._routes.append(route)
+            else:
+                route.continue_()
+
+        page.route(self.pattern, meet)
+
+    def release(self) -> None:
+        """Let them go, and those that come later."""
+        self._holds = False
+        for route in reversed(self._routes):
+            route.continue_()
 
 
 def picture(page: Page, canvas: str) -> str:
@@ -90,16 +115,23 @@ def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
 def test_a_slider_asks_once_however_far_it_moves(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
-    page.wait_for_timeout(600)  # the ends of the sliders have come
     asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    slider = page.get_by_label("Dimension 5", exact=True)
-    with page.expect_response(re.compile("reconstruct")):
-        slider.focus()
+    page.on("request", lambda request: asked.append(request))
+    before = picture(page, "#decoded")
+    page.get_by_label("Dimension 5", exact=True).focus()
     for _ in range(25):
         page.keyboard.press("ArrowLeft")
-    page.wait_for_timeout(100)
-    assert len([url for url in asked if "reconstruct" in url]) == 1
+    page.wait_for_function(CHANGED, arg=["#decoded", before])
+    sweeps = [sweep for sweep in map(sweep_of, asked) if sweep]
+    assert [sweep["dimensions"] for sweep in sweeps if not of_both_ends(sweep)] == [[5]]
+
+
+def of_both_ends(sweep: dict) -> bool:
+    return sweep["step"] == pytest.approx(sweep["stop"] - sweep["start"])
+
+
+def sweep_of(request: Request) -> dict | None:
+    return request.post_data_json["sweep"] if "reconstruct" in request.url else None
 
 
 def test_another_class_may_be_decoded(page):
@@ -107,6 +139,34 @@ def test_another_class_may_be_decoded(page):
     answer(page)
     page.check('#bars input[value="2"]')
     expect(page.locator("#objects")).to_have_text("of the 2")
+    expect(page.get_by_label("Reconstruction of the 2")).to_be_visible()
+
+
+def test_of_classes_chosen_quickly_one_after_the_other_the_last_stays_and_its_sliders_move_at_once(page):
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    held = Held("**/reconstruct*")
+    held.hold(page)
+    for label in ("2", "3"):
+        page.check(f'#bars input[value="{label}"]')
+    page.get_by_label("Dimension 1", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".slider.moved")).to_have_count(1)
+    before = picture(page, "#decoded")
+    held.release()
+    page.wait_for_function(CHANGED, arg=["#decoded", before])
+    page.click("#reset")
+    expect(page.locator("#objects")).to_have_text("of the 3")
+    assert page.locator('#bars input[value="3"]').is_checked()
+
+
+def test_a_file_that_is_opened_before_a_model_is_there_is_answered_once_it_is(open_page, address):
+    held = Held("**/models/*")
+    page = open_page(f"{address}/", prepare=held.hold, wait_for="#pad")
+    page.set_input_files("#file", "docs/seven.jpg")
+    expect(page.locator("#clear")).to_be_enabled()
+    held.release()
+    assert answer(page) == "7"
 
 
 def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page):
