@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from training.models.cpu.em_forward import assigned
+from training.models.cpu.em_forward import Settings, assigned
 from training.models.cpu.lanes import (
     ELEMENTS,
     compiled,
@@ -26,7 +26,7 @@ from training.models.cpu.lanes import (
 @kernel
 def backward(  # arrays that a compiled function cannot take as one
     inverse_temperatures: Any,
-    settings: Any,
+    settings: Settings,
     poses: Any,
     activations: Any,
     matrices: Any,
@@ -52,17 +52,15 @@ def backward(  # arrays that a compiled function cannot take as one
     iterations, positions, types = len(means), len(child), len(matrices)
     of_votes = np.empty((of_r.shape[2], *means.shape[3:]), np.float32)
     of_density = np.zeros(of_r.shape[2:], np.float32)  # in the last iteration it is 0
-    now, later = (
-        np.zeros_like(activations),
-        np.zeros_like(activations),
-    )  # sum over a child's parents of R of_r
+    # Sums over a child's parents of R of_r, in this iteration and in the next one.
+    now, later = np.zeros_like(activations), np.zeros_like(activations)
     for t in range(iterations - 1, -1, -1):
         now[:] = 0
         for p in range(positions):
             for j in range(types):
                 mean, precision = load(means[t, p, j]), load(precisions[t, p, j])
                 if t + 1 < iterations:
-                    seen, matrix, exponent = child[p], matrices[j], every(settings[2])
+                    seen, matrix, exponent = child[p], matrices[j], every(settings.eta)
                     of_log_activation = through_softmax(
                         assignments[t, p, j], activations, seen, of_r[p, j], later, exponent, of_density
                     )
@@ -77,11 +75,11 @@ def backward(  # arrays that a compiled function cannot take as one
                 store(of_betas[1, j], load(of_betas[1, j]) + of_budget)
                 of_logs = every(0) - sum_of_density - total * of_budget
                 of_total = every(0) - (every(ELEMENTS * beta_u[j]) + load(half_logs[t, p, j])) * of_budget
-                inverse = every(1) / (total + every(settings[0]))
+                inverse = every(1) / (total + every(settings.mass_floor))
                 of_variance = precision * (every(2) * precision * second + of_logs)
                 of_mean += every(2) * precision * first
-                of_mean -= every(2) * of_variance * mean * (every(settings[0]) * inverse)
-                spread = every(0.5) / precision - every(settings[1])
+                of_mean -= every(2) * of_variance * mean * (every(settings.mass_floor) * inverse)
+                spread = every(0.5) / precision - every(settings.variance_floor)
                 of_total -= inverse * dot(of_variance, spread)
                 for n in range(len(of_density)):
                     c = child[p, n]

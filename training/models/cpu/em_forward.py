@@ -3,7 +3,7 @@
 # L = 16 examples, one in each lane, C children in all, P parent positions, J parent types, N children of a
 # parent, Q parent positions that a child reaches at most, 16 pose elements, T iterations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,24 @@ from training.models.cpu.lanes import (
 LEAST = -1e30  # below all logarithms; finite, so that nothing becomes NaN
 
 
+class Settings(NamedTuple):
+    """What is the same for all parents, float32.
+
+    Attributes:
+        mass_floor: added to a parent's mass before it divides.
+        variance_floor: added to each variance.
+        eta: power of the Gaussian's density in the E-step.
+    """
+
+    mass_floor: np.float32
+    variance_floor: np.float32
+    eta: np.float32
+
+
 @kernel
 def forward(  # arrays that a compiled function cannot take as one
     inverse_temperatures: Any,  # [T], lambda
-    settings: Any,  # floors of the mass and of the variance, eta
+    settings: Settings,
     poses: Any,  # [C, 16, L]
     activations: Any,  # [C, L]
     matrices: Any,  # [J, N, 16]
@@ -54,9 +68,9 @@ def forward(  # arrays that a compiled function cannot take as one
     for t in range(iterations):
         for p in range(positions):
             for j in range(types):
-                total = weigh(t, p, j, shares, assignments, activations, child[p], mass)
+                total = assigned_mass(t, p, j, shares, assignments, activations, child[p], mass)
                 mean, precision = means[t, p, j], precisions[t, p, j]
-                logs = fit(settings, poses, matrices[j], offsets, child[p], mass, total, mean, precision)
+                logs = m_step(settings, poses, matrices[j], offsets, child[p], mass, total, mean, precision)
                 cost = (every(ELEMENTS * beta_u[j]) + logs) * total
                 z = every(inverse_temperatures[t]) * (every(budget[j]) - cost)
                 log_activation = log_sigmoid(z)
@@ -65,12 +79,12 @@ def forward(  # arrays that a compiled function cannot take as one
                 store(complements[t, p, j], exp(log_activation - z))  # exact where a is near 1
                 store(log_activations[p, j], log_activation)
                 if t + 1 < iterations:
-                    eta, joint = every(settings[2]), assignments[t, p, j]
-                    likely = log_activation - eta * logs
-                    judge(poses, matrices[j], offsets, child[p], mean, precision, eta, likely, joint)
+                    eta, joint = every(settings.eta), assignments[t, p, j]
+                    at_mean = log_activation - eta * logs
+                    log_joints(poses, matrices[j], offsets, child[p], mean, precision, eta, at_mean, joint)
         if t + 1 < iterations:
             for c in range(len(poses)):
-                assign(places[c, : counts[c]], assignments[t])
+                e_step(places[c, : counts[c]], assignments[t])
 
 
 @compiled
@@ -80,10 +94,10 @@ def assigned(t: Any, p: Any, j: Any, n: Any, shares: Any, assignments: Any) -> A
 
 
 @compiled
-def weigh(
+def assigned_mass(
     t: Any, p: Any, j: Any, shares: Any, assignments: Any, activations: Any, child: Any, mass: Any
 ) -> Any:
-    """Fill in what is assigned of each child, [N, L]; the sum."""
+    """Fill in r of each child, its activation times its share in this parent, [N, L]; their sum."""
     total = every(0)
     for n in range(len(mass)):
         of_child = assigned(t, p, j, n, shares, assignments) * load(activations[child[n]])
@@ -93,8 +107,8 @@ def weigh(
 
 
 @compiled
-def fit(
-    settings: Any,
+def m_step(
+    settings: Settings,
     poses: Any,
     matrices: Any,  # [N, 16]
     offsets: Any,
@@ -104,8 +118,8 @@ def fit(
     mean: Any,  # [16, L], filled
     precision: Any,  # [16, L], filled
 ) -> Any:
-    """M-step: a parent's Gaussian; half of the sum of its variances' logarithms."""
-    inverse = every(1) / (total + every(settings[0]))
+    """Fill in a parent's Gaussian; half of the sum of its variances' logarithms."""
+    inverse = every(1) / (total + every(settings.mass_floor))
     first, second = no_pose(), no_pose()
     for n in range(len(mass)):
         first += load(mass[n]) * plus_product(load(offsets[n]), load(poses[child[n]]), matrices[n])
@@ -114,7 +128,7 @@ def fit(
         difference = plus_product(load(offsets[n]) - center, load(poses[child[n]]), matrices[n])
         second += load(mass[n]) * difference * difference
     store(mean, center)
-    store(precision, second * inverse + every(settings[1]))
+    store(precision, second * inverse + every(settings.variance_floor))
     logs = every(0)
     for h in range(ELEMENTS):
         variance = load(precision[h])
@@ -131,7 +145,7 @@ def log_sigmoid(z: Any) -> Any:
 
 
 @compiled
-def judge(
+def log_joints(
     poses: Any,
     matrices: Any,
     offsets: Any,
@@ -139,19 +153,19 @@ def judge(
     mean: Any,
     precision: Any,
     eta: Any,
-    likely: Any,
+    at_mean: Any,
     joint: Any,  # [N, L], filled
 ) -> None:
-    """For each child the logarithm that it is assigned by; for a vote at the mean it is `likely`."""
+    """Fill in log(a density^eta) of each child's vote; for a vote at the mean it is `at_mean`."""
     center, weights = load(mean), eta * load(precision)
     for n in range(len(joint)):
         difference = plus_product(load(offsets[n]) - center, load(poses[child[n]]), matrices[n])
-        store(joint[n], likely - dot(weights * difference, difference))
+        store(joint[n], at_mean - dot(weights * difference, difference))
 
 
 @compiled
-def assign(places: Any, joint: Any) -> None:
-    """E-step: a child's logarithms in [P, J, N, L] to its assignments, a softmax over all its parents."""
+def e_step(places: Any, joint: Any) -> None:
+    """A child's logarithms in [P, J, N, L] become its assignments, by a softmax over all its parents."""
     types, children = joint.shape[1:3]
     most, total = every(LEAST), every(0)
     for place in places:

@@ -96,7 +96,7 @@ def route(
         budget,
         (offsets[:, :, None].expand(-1, -1, LANES).contiguous(), child, places, counts, shares),
         np.array(inverse_temperatures, np.float32),
-        np.array((*floors, density_exponent), np.float32),
+        em_forward.Settings(*map(np.float32, (*floors, density_exponent))),
     )
     return from_lanes(means, len(poses)), from_lanes(log_activations, len(poses))
 
@@ -126,7 +126,7 @@ class _FusedEM(torch.autograd.Function):
         budget: Tensor,
         wiring: tuple[Tensor, ...],
         inverse_temperatures: Array,
-        settings: Array,
+        settings: em_forward.Settings,
     ) -> tuple[Tensor, Tensor]:
         offsets, child, places, counts, shares = wiring
         ctx.constants = inverse_temperatures, settings

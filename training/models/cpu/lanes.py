@@ -5,6 +5,20 @@ Numba has no vector types and LLVM rarely finds the vectors in its loops; but LL
 that live in registers: Lanes in one of AVX-512, two of AVX2 or four of NEON. Operators compute in each lane
 alone and in the order in which they are written, so results depend neither on memory addresses nor on the
 width of registers.
+
+A kernel reads like arithmetic with single numbers. This one moves 16 examples' poses to the mean of a few:
+
+    @kernel
+    def center(poses):  # float32 [C, 16, LANES]: the last axis is that of the examples
+        total = no_pose()
+        for c in range(len(poses)):
+            total += load(poses[c])  # 16 vectors, one for each element
+        mean = total / every(len(poses))  # `every` puts a number into all lanes
+        for c in range(len(poses)):
+            store(poses[c], load(poses[c]) - mean)
+
+It has three parts: `generated` functions write LLVM's instructions, `compiled` ones are made of these and
+become part of others, and a `kernel` is what Python calls, with NumPy arrays.
 """
 
 import operator

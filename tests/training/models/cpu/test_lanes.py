@@ -1,5 +1,6 @@
 import importlib.util
 import sys
+import textwrap
 
 import numba
 import numpy as np
@@ -97,6 +98,16 @@ def test_products_are_those_of_4x4_matrices_in_each_lane():
     np.testing.assert_allclose(matrices(found[2]), transposed @ matrices(other), atol=1e-5)
     np.testing.assert_allclose(found[3, 0], (pose * other).sum(axis=0), atol=1e-5)
     np.testing.assert_allclose(found[3, 1], pose.sum(axis=1), atol=1e-5)
+
+
+def test_the_example_of_the_documentation_does_what_it_says():
+    example = lanes.__doc__.split(":\n\n", 1)[1].split("\n\nIt has", 1)[0]
+    names = dict(vars(lanes))
+    exec(textwrap.dedent(example), names)
+    poses = np.random.default_rng(0).normal(size=(3, 16, LANES)).astype(np.float32)
+    expected = poses - poses.mean(axis=0)
+    names["center"](poses)
+    np.testing.assert_allclose(poses, expected, atol=1e-6)
 
 
 def test_operators_compute_element_by_element():
