@@ -1,12 +1,14 @@
 // The page: its views, and what they share.
 
+import { keep, parts } from "./address.js";
 import { Chooser } from "./chooser.js";
+import { byId } from "./dom.js";
 import { Explore } from "./explore.js";
 import { watchConnection } from "./notices.js";
 import { Score } from "./score.js";
 import { kept, restore } from "./share.js";
 import { prepareSheet } from "./sheet.js";
-import { prepareTabs } from "./tabs.js";
+import { prepareTabs, showTab } from "./tabs.js";
 import { prepareTakeaway } from "./takeaway.js";
 import { Tour } from "./tour.js";
 
@@ -18,11 +20,26 @@ const chooser = new Chooser(async (model) => {
   score.setModel(model);
   await explore.setModel(model);
 });
-const tour = new Tour(() => chooser.find(showsSingleDigits));
-prepareTabs((name) => name === "tour" && tour.start());
 const before = kept();
-await chooser.start(before?.model, before?.version);
+const started = chooser.start(before?.model, before?.version);
+const tour = new Tour(
+  async () => {
+    await started;
+    return chooser.find(showsSingleDigits);
+  },
+  (step) => !byId("tour").hidden && keep({ step }),
+  Number(parts().get("step")),
+);
+prepareTabs(onShow);
+showTab(parts().get("tab"), onShow);
+addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) && location.reload()); // another link
+await started;
 if (before) await restore(explore, before);
+
+function onShow(name) {
+  keep({ tab: name === "explore" ? null : name, step: name === "tour" ? tour.step : null });
+  if (name === "tour") tour.start();
+}
 
 /** Whether the tour can show this model: single digits, with poses that are vectors, and a decoder. */
 function showsSingleDigits({ class_names: names, objects_per_image: objects, views, pose_shape: shape, graphs }) {

@@ -1,23 +1,22 @@
-// A link that brings back what is on the screen: the model, the image and the sliders.
+// A link that brings back what is on the screen: the view, the model, the image and the sliders.
 
+import { changed, parts } from "./address.js";
 import { bytes } from "./picture.js";
 import { packStrokes, unpackStrokes } from "./strokes.js";
 
-const PREFIX = "#see=";
-
-/** The address of what the explore view shows. */
+/** The address of the view that is shown, and of what the explore view has. */
 export function linkTo(explore) {
   const { model, answer, objects, chosen } = explore.state;
+  if (!model) return changed({});
   const kept = { model: model.name, version: model.version, chosen };
   if (answer) Object.assign(kept, { image: imageOf(explore, answer), objects: objects.map(({ label, moves }) => ({ label, moves })) });
-  return `${location.href.split("#")[0]}${PREFIX}${pack(kept)}`;
+  return changed({ see: pack(kept) });
 }
 
-/** What the address of this page keeps; null if nothing, or if it is damaged. */
+/** What the address of this page keeps of the explore view; null if nothing, or if it is damaged. */
 export function kept() {
-  if (!location.hash.startsWith(PREFIX)) return null;
   try {
-    return unpack(location.hash.slice(PREFIX.length));
+    return unpack(parts().get("see"));
   } catch {
     return null;
   }

@@ -19,8 +19,9 @@ export function prepareTabs(onShow) {
   });
 }
 
-/** Show a view. */
+/** Show a view, if there is one of this name. */
 export function showTab(name, onShow) {
+  if (!TABS.includes(name)) return;
   for (const each of TABS) {
     const isShown = each === name;
     byId(each).hidden = !isShown;
@@ -28,5 +29,6 @@ export function showTab(name, onShow) {
     byId(`tab-${each}`).tabIndex = isShown ? 0 : -1;
   }
   byId("models").hidden = name === "tour";
+  byId("copy-code").hidden = name !== "explore";
   onShow(name);
 }

@@ -22,15 +22,27 @@ const STEPS = [
 ];
 
 export class Tour {
-  #step = 0;
+  #step; // from 0
+  #onStep;
   #live = null; // what all figures share
   #turn = 0;
 
-  /** @param {() => Promise<object>} findModel a model of single digits with a decoder, as the chooser gives it */
-  constructor(findModel) {
+  /**
+   * @param {() => Promise<object>} findModel a model of single digits with a decoder, as the chooser gives it
+   * @param {(step: number) => void} onStep called with the step that is shown, from 1
+   * @param {number} step to begin with, from 1; the first or the last one, if there is no such step
+   */
+  constructor(findModel, onStep, step) {
     this.findModel = findModel;
+    this.#onStep = onStep;
+    this.#step = within(Math.trunc(step) - 1);
     byId("tour-next").addEventListener("click", () => this.#go(this.#step + 1));
     byId("tour-back").addEventListener("click", () => this.#go(this.#step - 1));
+  }
+
+  /** The step that is shown, from 1. */
+  get step() {
+    return this.#step + 1;
   }
 
   /** Begin, or go on. */
@@ -48,7 +60,8 @@ export class Tour {
   async #go(step) {
     const turn = ++this.#turn;
     clearInterval(this.#live.timer);
-    this.#step = Math.min(STEPS.length - 1, Math.max(0, step));
+    this.#step = within(step);
+    this.#onStep(this.step);
     const { title, figure } = STEPS[this.#step];
     byId("tour-title").textContent = title;
     byId("tour-place").textContent = `Step ${this.#step + 1} of ${STEPS.length}`;
@@ -61,6 +74,8 @@ export class Tour {
     byId("tour-title").scrollIntoView({ block: "nearest" });
   }
 }
+
+const within = (step) => Math.min(STEPS.length - 1, Math.max(0, step)) || 0;
 
 async function gather(model) {
   const strokes = (await digitStrokes())[DIGIT];

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,62 @@ def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp
     restored.click('[aria-label="Sample: 4"]')
     expect(restored.locator("#best")).to_have_text("4")
     expect(restored.locator("#capsule")).to_be_visible()
+
+
+def test_a_link_made_in_the_tour_leads_to_its_step_and_keeps_the_image(copying, open_page):
+    copying.click('[aria-label="Sample: 4"]')
+    answer(copying)
+    copying.click("#tab-tour")
+    expect(copying.locator("#tour-figure canvas").first).to_be_visible()
+    copying.click("#tour-next")
+    copying.click("#tour-next")
+    expect(copying.locator("#tour-place")).to_have_text("Step 3 of 5")
+    expect(copying.locator("#copy-curl")).to_be_hidden()
+    restored = open_page(copied(copying, "#share"), wait_for="#tour-figure canvas")
+    expect(restored.locator("#tour-place")).to_have_text("Step 3 of 5")
+    expect(restored.locator("#tour-title")).to_have_text("Squashing turns a length into a probability")
+    expect(restored.locator("#tab-tour")).to_have_attribute("aria-selected", "true")
+    restored.click("#tab-explore")
+    assert answer(restored) == "4"
+
+
+def test_a_link_made_among_scored_files_leads_there_with_the_model(copying, open_page):
+    choose_model(copying, "capsnet-multimnist")
+    expect(copying.locator("#pad-hint")).to_have_text("Draw two digits over one another")
+    copying.click("#tab-score")
+    restored = open_page(copied(copying, "#share"), wait_for="#score .drop")
+    expect(restored.locator("#score-model")).to_contain_text("capsnet-multimnist")
+    expect(restored.locator("#explore")).to_be_hidden()
+
+
+def test_the_address_of_the_page_names_the_view_and_the_step(page):
+    page.click("#tab-tour")
+    expect(page.locator("#tour-figure canvas").first).to_be_visible()
+    page.click("#tour-next")
+    expect(page).to_have_url(re.compile("#tab=tour&step=2$"))
+    page.reload()
+    expect(page.locator("#tour-place")).to_have_text("Step 2 of 5")
+    expect(page.locator("#tour-figure canvas").first).to_be_visible()
+    page.click("#tab-explore")
+    expect(page).to_have_url(re.compile("/$"))
+    page.click("#tab-score")
+    expect(page).to_have_url(re.compile("#tab=score$"))
+    page.reload()
+    expect(page.locator("#score")).to_be_visible()
+
+
+@pytest.mark.parametrize(("step", "place"), [("0", 1), ("99", 5), ("x", 1), ("2.5", 2)])
+def test_a_step_that_the_tour_does_not_have_leads_to_the_nearest(open_page, address, step, place):
+    page = open_page(f"{address}/#tab=tour&step={step}", wait_for="#tour-figure canvas")
+    expect(page.locator("#tour-place")).to_have_text(f"Step {place} of 5")
+
+
+def test_a_link_pasted_into_the_address_bar_of_the_open_page_is_followed(page, address):
+    page.goto(f"{address}/#tab=score")
+    expect(page.locator("#score")).to_be_visible()
+    page.goto(f"{address}/#tab=nothing")
+    expect(page.locator("#explore")).to_be_visible()
+    expect(page.locator("#score")).to_be_hidden()
 
 
 def test_a_damaged_link_opens_the_page(open_page, address):
