@@ -7,9 +7,9 @@
 A step is forward, backward and Adam: of the dynamic-routing paper's MNIST network with its decoder, or of the
 smaller network of the EM-routing paper (68K parameters, stereo pictures of 32x32). Straightforward is
 straightforward.py, with its votes as a broadcast product or by einsum; for matrix capsules it is
-straightforward_em.py, a loop over positions, and on a CPU there are array operations over all
-positions as well, which is what runs on CUDA. Ours is what `capsnet-train fit` runs, and on CUDA once more
-with its kernels launched one by one. All begin with the same weights and see the same images, one step each
+straightforward_em.py, a loop over positions, and there are array operations over all positions as well, which
+is what is exported. Ours is what `capsnet-train fit` runs, and on CUDA once more with its kernels launched
+one by one, as those of the others are. All begin with the same weights and see the same images, one step each
 in turn, so that what else the machine does meets all of them. The table shows medians, and of the ratios of
 neighbours the median, the lowest and the highest: other programs on the same cores disturb what runs in
 parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest; on CUDA,
@@ -149,11 +149,9 @@ def highest_resident_bytes() -> int:
 
 
 def measured(network: str, device: torch.device) -> tuple[str, ...]:
-    """What is compared on the device, where ours are array operations on CUDA."""
+    """What is compared on the device."""
     others = CONTESTS[network].others
-    if device.type == "cuda":
-        return (*(kind for kind in others if kind != ARRAYS), OURS, EAGER)
-    return (*others, OURS)
+    return (*others, OURS, EAGER) if device.type == "cuda" else (*others, OURS)
 
 
 def measure_memory(network: str, images: int, device: torch.device) -> dict[str, int]:

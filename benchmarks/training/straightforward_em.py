@@ -97,7 +97,7 @@ def looped(model: MatrixCapsNet) -> MatrixCapsNet:
 
 
 def by_array_operations(model: MatrixCapsNet) -> MatrixCapsNet:
-    """The same network as it is trained on CUDA and exported, and never compiled."""
+    """The same network as it is exported."""
     for layer in [*_layers(model.conv_caps), model.class_caps]:
         layer.__class__ = ArrayCapsules
     return model

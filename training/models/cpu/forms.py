@@ -2,7 +2,7 @@
 
 A form is a subclass with the same parameters and the same results. It computes otherwise only where
 `trained_on_cpu` says that this pays, so that a network may have it on any device. EM routing alone chooses
-its compiled form itself, in `matrix_capsules.py`.
+its compiled form itself, in `matrix_capsules.py`: one for CPUs, one for CUDA.
 """
 
 from torch import nn

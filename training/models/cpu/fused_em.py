@@ -35,7 +35,7 @@ result beside these files, or where NUMBA_CACHE_DIR says.
 #     and a_n gets R_n of_r_n from every parent and iteration.
 # In the last iteration of_log_a and of_mean are what comes in; before it they are sum_n of_joint_n and 0.
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,7 +62,7 @@ def route(
     shares: Tensor,
     beta_u: Tensor,
     budget: Tensor,
-    inverse_temperatures: list[float],
+    inverse_temperatures: Sequence[float | Tensor],
     floors: tuple[float, float],
     density_exponent: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def route(
         beta_u,
         budget,
         (offsets[:, :, None].expand(-1, -1, LANES).contiguous(), child, places, counts, shares),
-        np.array(inverse_temperatures, np.float32),
+        np.array([float(x) for x in inverse_temperatures], np.float32),
         em_forward.Settings(*map(np.float32, (*floors, density_exponent))),
     )
     return from_lanes(means, len(poses)), from_lanes(log_activations, len(poses))

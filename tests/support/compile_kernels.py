@@ -1,0 +1,55 @@
+"""`python -m tests.support.compile_kernels 80 90`: compile the kernels in Triton for chips that are not here.
+
+Prints how often each exchanges data between threads, as a line of JSON for each compute capability.
+"""
+
+import json
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from training.models.cuda import em_kernels, fused_em
+
+NUMBERS = {"mass_floor", "variance_floor", "exponent"}
+COUNTS = {"batch", "types", "children", "reach", "positions", "stride_p", "stride_j", "stride_n", "stride_b"}
+INDICES = {"child", "places", "counts"}
+LAUNCHES = [
+    (em_kernels.m_step, {"is_last": False, **fused_em.SOME_CHILDREN}),
+    (em_kernels.m_step, {"is_last": True, **fused_em.SOME_CHILDREN}),
+    (em_kernels.e_step, {"type_tile": 16, **fused_em.ONE_CHILD}),
+    (em_kernels.gradients_of_parent, {"is_last": False, **fused_em.SOME_CHILDREN}),
+    (em_kernels.gradients_of_parent, {"is_last": True, **fused_em.SOME_CHILDREN}),
+    (em_kernels.gradients_of_matrix, fused_em.ONE_CHILD),
+    (em_kernels.gradients_of_child, fused_em.ONE_CHILD),
+]
+
+
+def type_of(argument: str) -> str:
+    """In Triton's words."""
+    kinds = {"fp32": NUMBERS, "i32": COUNTS, "*i64": INDICES}
+    return next((kind for kind, names in kinds.items() if argument in names), "*fp32")
+
+
+def exchanges(kernel, options, capability: int) -> int:
+    """Barriers and shuffles in a kernel that is compiled."""
+    constants = {name: value for name, value in options.items() if name in kernel.arg_names}
+    types = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
+    others = {name: value for name, value in options.items() if name not in constants}
+    source = ASTSource(
+        kernel, types, {(kernel.arg_names.index(name),): constants[name] for name in constants}
+    )
+    target = GPUTarget("cuda", capability, warp_size=32)
+    ptx = triton.compile(source, target=target, options=others).asm["ptx"]
+    return ptx.count("bar.sync") + ptx.count("shfl.sync")
+
+
+def main(capabilities: list[str]) -> None:
+    for capability in map(int, capabilities):
+        found = [(kernel.__name__, exchanges(kernel, options, capability)) for kernel, options in LAUNCHES]
+        sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
