@@ -41,6 +41,11 @@ class BaselineCnn(nn.Module):
 
     def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to logits [B, J]; with a `light` [B, 2] shown in that, see `relit`."""
+        logits: Tensor = self.classes(self.dropout(self.features(pixels, light)))
+        return logits
+
+    def features(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
+        """What the last hidden layer makes of images, [B, F]; arguments as of `forward`."""
         x = as_shown(pixels, self.config.standardize_per_image, light)
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
@@ -51,8 +56,7 @@ class BaselineCnn(nn.Module):
         x = x.flatten(1)
         for layer in self.hidden:
             x = torch.relu(layer(x))
-        logits: Tensor = self.classes(self.dropout(x))
-        return logits
+        return x
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of each class, 0 to 1, [B, J]; they sum to 1 if an image shows exactly one."""

@@ -17,7 +17,7 @@ from training.config import Block, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import EXPERIMENTS, run
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
-from training.experiments.sabour2017 import table1
+from training.experiments.sabour2017 import equivariance, table1
 from training.runs import checkpoint, provenance
 from training.runs.lock import lock_folder
 
@@ -188,11 +188,15 @@ ORIGIN = {"network": "a", "setting": "narrow", "seed": 7, "hours": 0.5, "hardwar
 ORIGIN |= {"command": "capsnet-train experiment", "source_commit": "abc", "steps": 5, "parameters": 1000}
 CHANGES = {"change": [0.01] * 10, "settling": [0.01] * 9, "trained_iterations": 3}
 STOP = {"validation_error_percent": 1.0, "asked_error_percent": 2.0, "epochs": 1.0}
+MOTION = {"amounts": [-1, 0, 1], "probability": [0.5, 1, 1], "accuracy_percent": [50, 100, 100]}
+MOTION |= {"degrees": [9, 0, 7], "explained": 0.5, "explained_by_components": 0.25, "deviations": [[1, -2]]}
+MOTIONS = dict.fromkeys(equivariance.MOTIONS, MOTION)
 FIRST = {  # what these experiments may have found when they are stopped, and a part of what they say then
     "table1": ({"data": "mnist", "method": table1.CNN}, "| mnist, baseline CNN | 5.00 | 0.39 | +4.61 |"),
     "affnist": ({"data": "shifted-mnist", "method": "CapsNet", "accuracy_percent": 95.0} | STOP, "95.00"),
     "routing": ({"figure": "A.1", "epoch": 0} | CHANGES, "| 2 | 0.01 | 0.01 | 0.007 | +0.003 |"),
     "smallnorb": ({"data": "smallnorb", "class_error_percent": [5.0] * 5}, "| 5.00 | 2.7 (1 network) |"),
+    "equivariance": ({"method": "CapsNet", "motions": MOTIONS}, "| turn, CapsNet | 1.00, 0.75 |"),
     "samples": ({"method": "CNN", "training_images": 100, "batch": 32}, "| 100 |  | 5.00 |  |"),
 }
 
