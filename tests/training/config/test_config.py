@@ -46,6 +46,12 @@ def test_the_short_preset_changes_only_the_schedule():
     assert dataclasses.replace(short, preset="mnist", optimizer=paper.optimizer) == paper
 
 
+def test_the_preset_with_learned_priors_changes_nothing_else():
+    paper, learned = load_preset("mnist"), load_preset("mnist-learned-priors")
+    model = dataclasses.replace(paper.model, learned_priors=True)
+    assert dataclasses.replace(paper, preset="mnist-learned-priors", model=model) == learned
+
+
 def test_the_official_preset_scales_the_margin_loss_as_half_a_mean_over_classes():
     config = load_preset("mnist-official")
     assert config.loss.margin_weight == pytest.approx(0.5 / config.model.classes)
