@@ -19,14 +19,16 @@ const FIT_MARGIN = 0.2; // around a drawing for models that take the whole pictu
 export class Explore {
   #looking = new Latest();
   #asked = 0; // answers of an earlier question are not shown after a later one's
-  #answer = null;
+  #question = null; // the latest: {isFinal}
+  #answer = null; // the one that is shown, and its question
 
   constructor() {
     this.bars = new Bars((label) => this.chooseClass(label));
     this.capsule = new Capsule((label) => this.bars.choose(label));
     this.routing = new Routing();
-    this.pad = new Pad((isFinal) => this.look(isFinal));
-    this.pair = new Pair((isFinal) => this.look(isFinal));
+    const [onChange, onEnd] = [(isFinal) => this.look(isFinal), () => this.#finish()];
+    this.pad = new Pad(onChange, onEnd);
+    this.pair = new Pair(onChange, onEnd);
     takeFiles((files) => this.take(files));
   }
 
@@ -65,13 +67,15 @@ export class Explore {
       this.#looking.cancel();
       return this.#forget();
     }
-    this.#looking.ask((signal) => this.#look(isFinal, signal), isFinal);
+    const question = (this.#question = { isFinal });
+    this.#looking.ask((signal) => this.#look(question, signal), isFinal);
   }
 
   /** Wait until the answer to what is on the screen is shown. */
   async settled() {
+    const isSettled = () => this.#question?.isFinal && this.#answer?.question === this.#question;
     await new Promise((resolve) => {
-      const wait = () => (this.#answer?.isFinal ? resolve() : setTimeout(wait, 20));
+      const wait = () => (isSettled() ? resolve() : setTimeout(wait, 20));
       wait();
     });
   }
@@ -87,9 +91,17 @@ export class Explore {
     if (found && this.model.manifest.graphs.decoder) await this.capsule.choose(found);
   }
 
-  async #look(isFinal, signal) {
+  /** The pen is lifted: what was asked last is the final question, and need not be asked again. */
+  #finish() {
+    const question = this.#question;
+    if (!question || question.isFinal) return;
+    question.isFinal = true;
+    if (this.#answer?.question === question) this.#show(this.#answer);
+    else this.#looking.hurry();
+  }
+
+  async #look(question, signal) {
     const turn = ++this.#asked;
-    if (isFinal && this.#answer) this.#answer.isFinal = false;
     const { name, version, manifest } = this.model;
     const files = await this.#files();
     const several = manifest.objects_per_image > 1 && manifest.graphs.decoder;
@@ -102,12 +114,13 @@ export class Explore {
     const [seen, objects] = await Promise.all([fromBase64(result.model_input), objectsOf(result, apart?.results[0])]);
     if (turn !== this.#asked || signal.aborted) return;
     hush();
-    this.#show({ result, seen, objects }, isFinal, files);
+    this.#show({ question, result, files, seen, objects });
   }
 
   /** All at one go: nobody can use a part of an answer before the rest of it is there. */
-  #show({ result, seen, objects }, isFinal, files) {
-    this.#answer = { result, files, isFinal };
+  #show(answer) {
+    const { result, files, seen, objects } = (this.#answer = answer);
+    const { isFinal } = answer.question;
     show(byId("seen"), seen);
     this.bars.show(result);
     if (objects) this.capsule.show(objects, isFinal);
@@ -133,7 +146,7 @@ export class Explore {
 
   #forget() {
     this.#asked++;
-    this.#answer = null;
+    this.#question = this.#answer = null;
     this.bars.clear();
     this.capsule.clear();
     this.routing.clear();
@@ -149,7 +162,7 @@ export class Explore {
     if (this.#input === this.pair) return this.pair.files();
     if (pad.image) return [pad.image];
     const margin = this.model.manifest.preprocessing.placement === "digit" ? 0 : FIT_MARGIN;
-    return [await strokesToFile(pad.strokes, margin)];
+    return [strokesToFile(pad.strokes, margin)];
   }
 }
 

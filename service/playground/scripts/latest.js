@@ -13,8 +13,15 @@ export class Latest {
    */
   ask(task, now = false) {
     this.#next = task;
-    if (now) this.#running?.abort();
-    if (now || !this.#running) this.#run();
+    if (now) this.hurry();
+    else if (!this.#running) this.#run();
+  }
+
+  /** Run the task that waits, if one does, in place of the one that runs. */
+  hurry() {
+    if (!this.#next) return;
+    this.#running?.abort();
+    this.#run();
   }
 
   /** Cancel what runs and what waits. */

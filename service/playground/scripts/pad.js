@@ -14,10 +14,14 @@ export class Pad {
   #drawing = null; // the stroke under the pen
   #cursor = null; // of the keyboard: where it is, and whether it draws
   #onChange;
+  #onEnd;
 
-  /** @param {(isFinal: boolean) => void} onChange called while drawing, and finally when the pen is lifted */
-  constructor(onChange) {
-    this.#onChange = onChange;
+  /**
+   * @param {(isFinal: boolean) => void} onChange called with each change; not final while somebody draws
+   * @param {() => void} onEnd called when the pen is lifted
+   */
+  constructor(onChange, onEnd) {
+    [this.#onChange, this.#onEnd] = [onChange, onEnd];
     const canvas = this.#canvas;
     canvas.addEventListener("pointerdown", (event) => this.#down(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
@@ -94,20 +98,22 @@ export class Pad {
   #move(event) {
     if (!this.#drawing || !this.#canvas.hasPointerCapture(event.pointerId)) return;
     const events = event.getCoalescedEvents?.() ?? [];
-    for (const each of events.length ? events : [event]) this.#extend(this.#place(each));
+    this.#extend((events.length ? events : [event]).map((each) => this.#place(each)));
   }
 
-  #extend(point) {
-    const [x, y] = this.#drawing.at(-1);
-    if (Math.hypot(point[0] - x, point[1] - y) < MIN_MOVE) return;
-    this.#drawing.push(point);
-    this.#changed(false);
+  #extend(points) {
+    const before = this.#drawing.length;
+    for (const point of points) {
+      const [x, y] = this.#drawing.at(-1);
+      if (Math.hypot(point[0] - x, point[1] - y) >= MIN_MOVE) this.#drawing.push(point);
+    }
+    if (this.#drawing.length > before) this.#changed(false);
   }
 
   #lift() {
     if (!this.#drawing) return;
     this.#drawing = null;
-    this.#changed(true);
+    this.#onEnd();
   }
 
   #place({ clientX, clientY }) {
@@ -129,7 +135,7 @@ export class Pad {
     const [x, y] = (this.#cursor ??= [0.5, 0.5]);
     const within = (at) => Math.min(1 - PEN / 2, Math.max(PEN / 2, at));
     this.#cursor = [within(x + right * KEY_STEP), within(y + down * KEY_STEP)];
-    if (this.#drawing) this.#extend(this.#cursor);
+    if (this.#drawing) this.#extend([this.#cursor]);
     else this.#paint();
   }
 

@@ -15,14 +15,17 @@ export class Pair {
   #own = null; // files of the user
   #onChange;
 
-  /** @param {(isFinal: boolean) => void} onChange */
-  constructor(onChange) {
+  /**
+   * @param {(isFinal: boolean) => void} onChange called with each change; not final while somebody turns the toy
+   * @param {() => void} onEnd called when it rests
+   */
+  constructor(onChange, onEnd) {
     this.#onChange = onChange;
     for (const name of ["azimuth", "elevation"]) {
       byId(name).addEventListener("input", () => this.#turned(false));
-      byId(name).addEventListener("change", () => this.#turned(true));
+      byId(name).addEventListener("change", onEnd);
     }
-    this.#dragging(document.querySelector("#pair .views"));
+    this.#dragging(document.querySelector("#pair .views"), onEnd);
   }
 
   get isEmpty() {
@@ -97,7 +100,7 @@ export class Pair {
     this.#onChange(isFinal);
   }
 
-  #dragging(views) {
+  #dragging(views, onEnd) {
     let from = null;
     views.addEventListener("pointerdown", (event) => {
       views.setPointerCapture(event.pointerId);
@@ -115,7 +118,7 @@ export class Pair {
     });
     for (const end of ["pointerup", "pointercancel"])
       views.addEventListener(end, () => {
-        if (from) this.#turned(true);
+        if (from) onEnd();
         from = null;
       });
   }

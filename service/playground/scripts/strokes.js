@@ -1,8 +1,10 @@
 // Pen strokes: lists of points [x, y] in 0-1 of the drawing area.
 
+import { toBmp } from "./bmp.js";
+
 export const PEN = 0.082; // of the area's side
 const GRID = 255; // of shared strokes
-const SENT_PIXELS = 280; // side of the picture that is sent
+const SENT_PIXELS = 144; // side of the picture that is sent: more take time, and change no answer
 
 /** Draw strokes on a square part of a canvas, in its own ink. */
 export function ink(drawing, strokes, { left = 0, top = 0, side, color }) {
@@ -24,19 +26,19 @@ export function ink(drawing, strokes, { left = 0, top = 0, side, color }) {
 }
 
 /**
- * Strokes as a PNG file, dark on light.
+ * Strokes as an image file, dark on light.
  *
  * @param {number[][][]} strokes
  * @param {number} margin on each side, as a share of the drawing area
  */
 export function strokesToFile(strokes, margin) {
   const canvas = new OffscreenCanvas(SENT_PIXELS, SENT_PIXELS);
-  const drawing = canvas.getContext("2d");
+  const drawing = canvas.getContext("2d", { willReadFrequently: true });
   drawing.fillStyle = "white";
   drawing.fillRect(0, 0, SENT_PIXELS, SENT_PIXELS);
   const side = SENT_PIXELS / (1 + 2 * margin);
   ink(drawing, strokes, { left: margin * side, top: margin * side, side, color: "black" });
-  return canvas.convertToBlob({ type: "image/png" });
+  return toBmp(canvas);
 }
 
 /** Strokes as small numbers, for a link. */

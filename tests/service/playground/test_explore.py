@@ -1,6 +1,10 @@
 """The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
 
+import io
+
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, Request, Route, expect
 
 from tests.support.pen import draw
@@ -80,6 +84,55 @@ def test_the_answer_comes_while_the_digit_is_drawn_and_shows_what_the_network_se
     assert sums(page, "#seen")[0] > 5000
     assert "28 × 28" in page.inner_text("#seen-note")
     assert page.locator(".threshold").count() == 10
+
+
+def press(page: Page) -> None:
+    """Put the pen down in the middle of the drawing area."""
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+
+
+def classified(page: Page) -> list[Request]:
+    """The questions that the page asks from now on."""
+    asked: list[Request] = []
+    page.on("request", lambda request: asked.append(request) if "classify" in request.url else None)
+    return asked
+
+
+def test_lifting_the_pen_ends_a_drawing_that_is_answered_without_another_question(page):
+    asked = classified(page)
+    press(page)
+    expect(page.locator("#best")).not_to_be_empty()
+    expect(page.locator("#spoken")).to_be_empty()
+    page.mouse.up()
+    expect(page.locator("#spoken")).to_contain_text("It sees")
+    assert len(asked) == 1
+
+
+def test_lifting_the_pen_while_the_last_question_is_asked_waits_for_its_answer(page):
+    asked, held = classified(page), Held("**/classify*")
+    held.hold(page)
+    with page.expect_request("**/classify*"):
+        press(page)
+    page.mouse.up()
+    held.release()
+    expect(page.locator("#spoken")).to_contain_text("It sees")
+    assert len(asked) == 1
+
+
+def test_lifting_the_pen_while_an_earlier_drawing_is_asked_about_asks_about_the_last_at_once(page):
+    held = Held("**/classify*")
+    held.hold(page)
+    with page.expect_request("**/classify*"):
+        press(page)
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+    with page.expect_request("**/classify*") as last:
+        page.mouse.up()
+    held.release()
+    expect(page.locator("#spoken")).to_contain_text("It sees 1")
+    assert last.value.response().ok
 
 
 def test_undo_takes_the_last_stroke_back_and_clear_everything(page):
@@ -195,3 +248,23 @@ def test_a_toy_is_named_while_it_turns_and_its_pose_is_a_matrix(page):
     expect(page.locator("#azimuth-value")).to_have_text("140°")
     page.wait_for_function(CHANGED, arg=["#matrix", before])
     assert page.locator("#matrix").is_visible()
+
+
+TO_BMP = """async ([width, height, levels]) => {
+    const { toBmp } = await import("/playground/scripts/bmp.js");
+    const canvas = new OffscreenCanvas(width, height);
+    const pixels = new Uint8ClampedArray(levels.flatMap((level) => [level, level, level, 255]));
+    canvas.getContext("2d").putImageData(new ImageData(pixels, width), 0, 0);
+    const file = toBmp(canvas);
+    const shown = await createImageBitmap(file);
+    return [[...new Uint8Array(await file.arrayBuffer())], file.type, shown.width, shown.height];
+}"""
+
+
+def test_a_drawing_is_sent_as_a_bmp_file_that_others_read(page):
+    levels = np.random.default_rng(3).integers(0, 256, (5, 16))
+    content, kind, *size = page.evaluate(TO_BMP, [16, 5, levels.ravel().tolist()])
+    assert (kind, size) == ("image/bmp", [16, 5])
+    with Image.open(io.BytesIO(bytes(content))) as read:
+        found = np.asarray(read.convert("L"), int)
+    assert np.abs(found - levels).max() <= 8
