@@ -9,7 +9,7 @@ VENV := .venv
 PIP := -m pip --disable-pip-version-check
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: help serve test test-all fuzz docs dev experiments-quick soak docker-test constraints clean
+.PHONY: help serve test test-all fuzz docs site dev experiments-quick soak docker-test constraints clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -34,8 +34,11 @@ test-all: $(VENV)/.dev ## run all tests, with the long forms of some
 fuzz: $(VENV)/.dev ## send the service more than 20,000 requests, most of them invalid (SEED=7 repeats a run)
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600
 
-docs: $(VENV)/.dev ## build the site in build/site; fails on a broken link
+docs: $(VENV)/.dev ## build the documentation in build/site; fails on a broken link
 	$(VENV)/bin/python -m docs.build
+
+site: docs ## build it with the playground that needs no server, for any static host (needs npm)
+	$(VENV)/bin/python -m browser.build
 
 dev: $(VENV)/.dev ## install everything that tests, benchmarks and experiments import
 
@@ -62,7 +65,7 @@ constraints: $(VENV)/.made ## update constraints.txt to the newest versions that
 clean: ## remove .venv and the files of the tools; keeps runs/ and data/
 	rm -rf $(VENV) build capsnet.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis .cache
-	find capsnet training export service tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find capsnet training export service browser tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------
 

@@ -17,6 +17,12 @@ from docs import generate
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
+PLAYGROUND = SITE / "playground"  # which `make site` adds
+NO_PLAYGROUND = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>No playground</title>
+<p>This build of the documentation has no playground: <code>make docs</code> leaves it out,
+<code>make site</code> adds it. <a href="../index.html">Back</a></p>
+"""
 LOADED = {"img", "script", "link", "iframe", "source"}  # what a browser fetches without being asked
 
 
@@ -51,6 +57,8 @@ def main() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if status := subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(status)
+    PLAYGROUND.mkdir()
+    (PLAYGROUND / "index.html").write_text(NO_PLAYGROUND)
     if found := sorted(faults(SITE)):
         sys.exit("\n".join(found))
 

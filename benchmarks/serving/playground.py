@@ -1,6 +1,8 @@
 """How fast the playground is in a browser: pictures a second as a slider moves, answers after a stroke.
 
     python -m benchmarks.serving.playground           half a minute; needs Chromium and `make dev`
+    python -m benchmarks.serving.playground --url http://localhost:8000/playground/index.html
+                                                      of a page that is served, such as that of `make site`
 
 Service and browser share the machine's processors. The slider goes from one end to the other and back, one
 step for each frame of the browser; a picture counts if it differs from the one before. An answer's time is
@@ -13,6 +15,8 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -47,19 +51,16 @@ def main() -> int:
     """Print the numbers; returns the exit status."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5, help="how long each slider moves (default: 5)")
+    parser.add_argument("--url", help="of a page that is served; without it, a service is started")
     options = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         print("playground: Chromium is not installed (Debian: apt install chromium)", file=sys.stderr)
         return 2
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        live_process(ROOT / "models", Path(folder) / "log") as service,
-        sync_playwright() as playwright,
-    ):
+    with page_address(options.url) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         page = browser.new_page()
-        page.goto(str(service.client.base_url))
+        page.goto(url)
         page.wait_for_selector(".sample")
         answers = sorted(time_to_answer(page, digit) for digit in DIGITS)
         print(f"answer after the last stroke: median {1000 * statistics.median(answers):.0f} ms, ", end="")
@@ -68,6 +69,19 @@ def main() -> int:
             print(f"slider of {model}: {pictures_a_second(page, model, options.seconds):.0f} pictures/s")
         browser.close()
     return 0
+
+
+@contextmanager
+def page_address(url: str | None) -> Iterator[str]:
+    """The given address, or that of a service that runs meanwhile."""
+    if url:
+        yield url
+        return
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        live_process(ROOT / "models", Path(folder) / "log") as service,
+    ):
+        yield str(service.client.base_url)
 
 
 def time_to_answer(page: Page, digit: int) -> float:

@@ -47,12 +47,16 @@ def test_where_tests_pass_and_there_is_no_docker_it_passes_and_says_so(checkout)
     assert "no Docker engine here" in ran.stdout
 
 
-def test_a_missing_chromium_is_installed_for_the_tests_of_the_playground(checkout):
+def test_what_the_tests_of_the_playground_run_is_installed_where_it_is_missing(checkout):
     program(checkout.parent, "id", "echo 0")
     program(checkout.parent, "apt-get", f"echo $* >> {checkout.parent}/asked")
     assert run(checkout).returncode == 0
-    assert "chromium" in (checkout.parent / "asked").read_text()
+    assert (checkout.parent / "asked").read_text().endswith(" chromium npm\n")
     program(checkout.parent, "chromium", "exit 1")
+    (checkout.parent / "asked").unlink()
+    run(checkout)
+    assert (checkout.parent / "asked").read_text().endswith(" npm\n")
+    program(checkout.parent, "npm", "exit 1")
     (checkout.parent / "asked").unlink()
     run(checkout)
     assert not (checkout.parent / "asked").exists()

@@ -1,0 +1,154 @@
+"""Build the playground that needs no server, with `python -m browser.build`: a folder for any static host.
+
+The page is the service's own (`service/playground`). What differs is laid over it: `page` has a module that
+asks an engine in the browser (`engine`) instead of the service, and a line that says so.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from browser.graphs import WEIGHTS_FILE, browser_graphs
+from browser.runtime import HERE, NpmError, runtime_files
+from docs.build import PLAYGROUND, ROOT, SITE, faults
+from export.contract.manifest import BundleError, Manifest, newest_version, read_manifest
+from export.contract.receptive_fields import capsule_grids
+from service.routes.playground import FOLDER, PAGE, SOURCES
+
+DEFAULT_MODEL = "capsnet-mnist"
+# Of a manifest, what neither the page nor the engine reads.
+LEFT_OUT = {"samples", "training", "metrics", "parity", "source_commit"}
+
+POLICY = "; ".join(
+    f"{kind} {sources}"
+    for kind, sources in (SOURCES | {"worker-src": "'self'"}).items()
+    if kind != "frame-ancestors"  # which a page cannot say of itself
+)
+SERVER = '<a href="../quickstart.html">the service</a>'
+# In the service's page, each of them once, and what stands there instead.
+REPLACED = {
+    '<meta charset="utf-8">': (
+        f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    ),
+    '<link rel="stylesheet" href="playground/styles/tour.css">': (
+        '<link rel="stylesheet" href="playground/styles/tour.css">\n'
+        '<link rel="stylesheet" href="playground/styles/banner.css">'
+    ),
+    '<a class="quiet docs" href="docs">API</a>': (
+        '<a class="quiet docs" href="../index.html">Documentation</a>'
+    ),
+    '<p id="notice"': (
+        '<p class="banner">This page computes everything in your browser: nothing leaves your machine. '
+        '<span id="banner-progress"></span></p>\n<p id="notice"'
+    ),
+    ' <a href="docs">The API\'s page</a> does, too.': "",
+    '<button id="copy-curl" class="button">': '<button id="copy-curl" class="button" hidden>',
+    '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
+    '<span id="copied"': (
+        f'<span class="note">To ask with curl or Python, run {SERVER}.</span>\n      <span id="copied"'
+    ),
+}
+
+
+class BuildError(RuntimeError):
+    """The playground cannot be built; the message says why."""
+
+
+def main() -> None:
+    """Build into the documentation's site, and check its links again."""
+    parser = argparse.ArgumentParser(prog="python -m browser.build", description=__doc__)
+    parser.add_argument(
+        "--models", type=Path, default=ROOT / "models", help="folder of bundles; newest versions"
+    )
+    parser.add_argument("--out", type=Path, default=PLAYGROUND, help="folder that is written anew")
+    options = parser.parse_args()
+    try:
+        build(options.models, options.out)
+    except (BuildError, BundleError, NpmError) as error:
+        sys.exit(f"browser.build: {error}")
+    if options.out == PLAYGROUND and (found := sorted(faults(SITE))):
+        sys.exit("\n".join(found))
+    print(f"{options.out}: {_megabytes(options.out):.0f} MB")
+
+
+def build(models: Path, out: Path) -> None:
+    """Write the playground with the newest versions of the bundles in a folder.
+
+    Args:
+        models: holds one folder per model.
+        out: of the playground; what was in it is removed.
+
+    Raises:
+        BuildError: there is no bundle, or the service's page is not the one that is known here.
+        BundleError: a bundle disagrees with its manifest.
+        NpmError: the runtime cannot be installed.
+    """
+    runtime = runtime_files(ROOT / "build" / "npm")
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(FOLDER, out / "playground", ignore=shutil.ignore_patterns(PAGE))
+    shutil.copytree(HERE / "page", out / "playground", dirs_exist_ok=True)
+    shutil.copytree(HERE / "engine", out / "engine")
+    (out / "engine" / "ort").mkdir()
+    for file in runtime:
+        shutil.copy(file, out / "engine" / "ort")
+    (out / PAGE).write_text(page_of((FOLDER / PAGE).read_text()))
+    write_models(models, out / "models")
+
+
+def page_of(page: str) -> str:
+    """The service's page for hosts without the service.
+
+    Raises:
+        BuildError: something that is replaced is not in it exactly once.
+    """
+    for old, new in REPLACED.items():
+        if page.count(old) != 1:
+            raise BuildError(f"{FOLDER / PAGE} has {page.count(old)} times: {old}")
+        page = page.replace(old, new)
+    return page
+
+
+def write_models(models: Path, out: Path) -> None:
+    """Write graphs and weights of the newest version of each model, and what the page is to know of them."""
+    bundles = [newest_version(folder) for folder in sorted(models.iterdir()) if folder.is_dir()]
+    if not bundles:
+        raise BuildError(f"{models} holds no bundle")
+    listed = []
+    for bundle in bundles:
+        manifest = read_manifest(bundle)
+        folder = out / manifest.model / bundle.name
+        folder.mkdir(parents=True)
+        graphs, weights = browser_graphs(bundle, manifest)
+        (folder / WEIGHTS_FILE).write_bytes(weights)
+        for role, content in graphs.items():
+            (folder / f"{role}.onnx").write_bytes(content)
+        version = _version(int(bundle.name), manifest, len(weights))
+        listed.append(
+            {"name": manifest.model, "default": manifest.model == DEFAULT_MODEL, "versions": [version]}
+        )
+    (out / "models.json").write_text(json.dumps({"models": listed}))
+
+
+def _version(version: int, manifest: Manifest, weights_bytes: int) -> dict[str, Any]:
+    """A version as the API lists it, with what the engine does not compute itself."""
+    entry = {
+        "version": version,
+        "state": "loaded",
+        "manifest": manifest.model_dump(mode="json", exclude=LEFT_OUT),
+        "weights_bytes": weights_bytes,
+    }
+    if "explain" in manifest.graphs:
+        grid = list(capsule_grids(manifest).values())[-1]
+        entry["grid"] = {"row_centers": grid.centers, "column_centers": grid.centers, "field": grid.field}
+    return entry
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+if __name__ == "__main__":
+    main()

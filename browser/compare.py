@@ -1,0 +1,67 @@
+"""Compare the graphs of the site with the bundles' own on the test images: `python -m browser.compare`.
+
+Printed for each bundle: of how many images they name other classes, by how much probabilities differ, and the
+test error of both.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+
+from browser.graphs import browser_graphs
+from docs.build import ROOT
+from export.contract.manifest import newest_version, read_checked, read_manifest
+from export.evaluate import answers, run_config
+from export.explain.shared_weights import hold_weights
+from export.optimize.half_gate import Agreement, compare
+from training.data.batches import evaluation_batches
+from training.evaluate.metrics import exact_errors
+
+
+def main() -> None:
+    """Compare the bundles that are named, or all that the site has."""
+    parser = argparse.ArgumentParser(prog="python -m browser.compare", description=__doc__)
+    parser.add_argument("bundles", nargs="*", type=Path, help="folders of models; without, all of models/")
+    parser.add_argument("--data", type=Path, default=os.environ.get("CAPSNET_DATA", "data"), help="data sets")
+    options = parser.parse_args()
+    for folder in options.bundles or sorted((ROOT / "models").iterdir()):
+        agreement, wrong, wrong_rounded = compare_bundle(newest_version(folder), options.data)
+        errors = [f"{100 * count / agreement.images:.2f} %" for count in (wrong, wrong_rounded)]
+        print(
+            f"{folder.name}: {agreement.images} test images, {agreement.other_decisions} with other classes, "
+            f"probabilities differ by at most {agreement.length_error:.1e}; "
+            f"test error {errors[0]} in float32 and {errors[1]} with weights in float16"
+        )
+
+
+def compare_bundle(bundle: Path, root: Path) -> tuple[Agreement, int, int]:
+    """What differs on the test images, and how many of these each graph gets wrong.
+
+    Args:
+        bundle: folder of the version.
+        root: holds one folder per data set.
+
+    Raises:
+        FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
+    """
+    manifest = read_manifest(bundle)
+    graphs, weights = browser_graphs(bundle, manifest)
+    encoders = (read_checked(bundle, manifest.graphs["encoder"]), hold_weights(graphs["encoder"], weights))
+    batches = evaluation_batches(run_config(manifest), root)
+    plain, rounded = ([*answers(encoder, batches)] for encoder in encoders)
+    objects = manifest.objects_per_image
+    wrong, wrong_rounded = (
+        sum(int(exact_errors(found, batch.targets, objects)) for found, batch in answered)
+        for answered in (plain, rounded)
+    )
+    expected, found = (
+        np.concatenate([probabilities.numpy() for probabilities, _ in answered])
+        for answered in (plain, rounded)
+    )
+    return compare(expected, found, objects), wrong, wrong_rounded
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The folder of the site: the service's page, what is laid over it, and where its parts come from."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from browser.build import REPLACED, BuildError, build, page_of
+from browser.graphs import WEIGHTS_FILE
+from browser.runtime import HERE, NpmError, runtime_files
+from docs.build import faults
+from service.routes.playground import FOLDER, PAGE
+from tests.support.places import MODELS, ROOT
+
+
+def test_the_page_is_the_services_but_for_what_is_laid_over_it(site_folder):
+    own = {path.relative_to(HERE / "page") for path in (HERE / "page").rglob("*") if path.is_file()}
+    assert own == {Path("scripts/api.js"), Path("scripts/banner.js"), Path("styles/banner.css")}
+    for path in FOLDER.rglob("*"):
+        name = path.relative_to(FOLDER)
+        if path.is_file() and name != Path(PAGE) and name not in own:
+            assert (site_folder / "playground" / name).read_bytes() == path.read_bytes()
+
+
+def test_the_module_in_place_of_the_api_has_its_functions():
+    functions = re.compile(r"^export (?:async function|function|const) (\w+)", re.MULTILINE)
+    here, there = (
+        set(functions.findall((folder / "scripts/api.js").read_text())) for folder in (HERE / "page", FOLDER)
+    )
+    assert here == there
+
+
+def test_the_page_may_load_nothing_from_elsewhere(site_folder):
+    page = (site_folder / PAGE).read_text()
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_every_file_that_the_page_names_is_there(site_folder):
+    missing = {
+        fault
+        for fault in faults(site_folder)
+        if "quickstart.html" not in fault and "../index.html" not in fault
+    }
+    assert not missing  # these two are pages of the documentation
+    for script in site_folder.rglob("*.js"):
+        for imported in re.findall(r'from "([^"]+)"', script.read_text()):
+            assert (script.parent / imported).is_file(), f"{script.name} imports {imported}"
+
+
+def test_a_page_that_has_changed_is_not_built_in_silence():
+    page = (FOLDER / PAGE).read_text()
+    for replaced in REPLACED:
+        with pytest.raises(BuildError, match="has 0 times"):
+            page_of(page.replace(replaced, ""))
+
+
+def test_weights_take_half_of_what_the_bundles_take_and_are_there_once(site_folder):
+    listed = json.loads((site_folder / "models" / "models.json").read_text())["models"]
+    assert [model["name"] for model in listed if model["default"]] == ["capsnet-mnist"]
+    for model in listed:
+        [version] = model["versions"]
+        bundle = MODELS / model["name"] / str(version["version"])
+        weights = site_folder / "models" / model["name"] / str(version["version"]) / WEIGHTS_FILE
+        assert weights.stat().st_size == version["weights_bytes"]
+        encoder_and_decoder = sum((bundle / f"{role}.onnx").stat().st_size for role in ("encoder", "decoder"))
+        assert weights.stat().st_size < 0.51 * encoder_and_decoder
+
+
+def test_a_folder_without_bundles_is_refused(tmp_path):
+    (tmp_path / "models").mkdir()
+    try:
+        runtime_files(ROOT / "build" / "npm")
+    except NpmError as error:
+        pytest.skip(f"the playground needs npm: {error}")
+    with pytest.raises(BuildError, match="holds no bundle"):
+        build(tmp_path / "models", tmp_path / "out")
+
+
+def test_without_npm_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NpmError, match=r"there is no npm.*install Node.js"):
+        runtime_files(tmp_path / "npm")
+
+
+def test_what_npm_says_is_passed_on(tmp_path, monkeypatch):
+    npm = tmp_path / "npm"
+    npm.write_text("#!/bin/sh\necho the registry is away >&2\nexit 1\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(NpmError, match="the registry is away"):
+        runtime_files(tmp_path / "packages")
+
+
+def test_the_lock_pins_every_package_by_its_hash_and_names_no_registry_but_the_public_one():
+    lock = json.loads((HERE / "package-lock.json").read_text())
+    packages = {name: package for name, package in lock["packages"].items() if name}
+    assert packages["node_modules/onnxruntime-web"]["version"] == "1.30.0"
+    assert all(package["integrity"].startswith("sha512-") for package in packages.values())
+    resolved = {package.get("resolved", "https://registry.npmjs.org/") for package in packages.values()}
+    assert all(url.startswith("https://registry.npmjs.org/") for url in resolved)

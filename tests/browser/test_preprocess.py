@@ -1,0 +1,94 @@
+"""Preprocessing in the browser: what `export.contract` makes of the same files."""
+
+import base64
+import json
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Page
+
+from browser.runtime import HERE
+from export.contract.manifest import Preprocessing, newest_version
+from service.inference.model_input import decode_image
+from tests.browser.conftest import serve_files
+from tests.browser.pictures import DIGIT, FIT, cases
+from tests.support.places import MODELS
+from tests.support.small_pictures import to_png
+
+STEREO = Preprocessing(height=32, width=32, channels=2, placement="centre-crop", crop_share=2 / 3)
+MAX_PIXELS = 50_000_000
+LABELED = {DIGIT: "capsnet-mnist", FIT: "capsnet-multimnist"}  # models of these rules
+TO_LEVELS = """async ([files, facts]) => {
+    const { readPicture } = await import("/pictures.js");
+    const { viewsToInput } = await import("/preprocess.js");
+    const bytes = files.map((file) => Uint8Array.from(atob(file), (letter) => letter.charCodeAt(0)));
+    const pictures = await Promise.all(bytes.map((one) => readPicture(new Blob([one]))));
+    return Array.from(viewsToInput(pictures, facts), (value) => Math.round(value * 255));
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(browser) -> Page:
+    """A page that may import the modules of the engine; they need nothing from npm."""
+    with serve_files(HERE / "engine") as address:
+        page = browser.new_page()
+        page.goto(f"{address}/resize.js")
+        yield page
+        page.close()
+
+
+def levels(page: Page, files: list[bytes], facts: Preprocessing) -> NDArray[np.float32]:
+    """The input that the browser makes, [H, W, C], 0 to 255."""
+    given = [[base64.b64encode(file).decode() for file in files], json.loads(facts.model_dump_json())]
+    found = page.evaluate(TO_LEVELS, given)
+    return np.array(found, np.float32).reshape(facts.height, facts.width, facts.channels)
+
+
+def expected_levels(files: list[bytes], facts: Preprocessing) -> NDArray[np.float32]:
+    return np.rint(decode_image(files, facts, "auto", MAX_PIXELS) * 255)
+
+
+@cache
+def encoder(name: str) -> ort.InferenceSession:
+    return ort.InferenceSession(newest_version(MODELS / name) / "encoder.onnx")
+
+
+def label(pixels: NDArray[np.float32], facts: Preprocessing) -> int:
+    """The class that the model of such pictures names."""
+    [probabilities] = encoder(LABELED[facts]).run(["probabilities"], {"pixels": pixels[None] / 255})
+    return int(probabilities[0].argmax())
+
+
+def test_two_hundred_pictures_differ_by_one_level_at_most_and_have_the_same_labels(page):
+    pictures = cases()
+    assert len(pictures) == 200
+    labeled = 0
+    for case in pictures:
+        expected, found = (
+            expected_levels([case.content], case.facts),
+            levels(page, [case.content], case.facts),
+        )
+        assert np.abs(found - expected).max() <= 1, case.name
+        if case.facts in LABELED:
+            assert label(found, case.facts) == label(expected, case.facts), case.name
+            labeled += 1
+    assert labeled > 150
+
+
+def test_the_views_of_a_pair_become_the_channels_of_one_input(page):
+    files = [(MODELS.parent / "docs" / name).read_bytes() for name in ("left.png", "right.png")]
+    assert np.abs(levels(page, files, STEREO) - expected_levels(files, STEREO)).max() <= 1
+
+
+def test_files_that_are_no_pictures_and_pictures_of_other_sizes_are_told_in_words(page):
+    with pytest.raises(PlaywrightError, match="this browser finds no picture"):
+        levels(page, [b"no picture"], DIGIT)
+    with pytest.raises(PlaywrightError, match="picture is 9x7; expected at least 8x8"):
+        levels(page, [to_png(np.zeros((7, 9), np.uint8))], DIGIT)
+    pair = [to_png(np.zeros((9, 9 + index), np.uint8)) for index in range(2)]
+    with pytest.raises(PlaywrightError, match="the right view is 10x9, and the left one before it 9x9"):
+        levels(page, pair, STEREO)
