@@ -45,11 +45,11 @@ REPLACED = {
         '<span id="banner-progress"></span></p>\n<p id="notice"'
     ),
     ' <a href="docs">The API\'s page</a> does, too.': "",
-    '<button id="copy-curl" class="button">': '<button id="copy-curl" class="button" hidden>',
-    '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
-    '<span id="copied"': (
-        f'<span class="note">To ask with curl or Python, run {SERVER}.</span>\n      <span id="copied"'
+    '<button id="copy-curl" class="button">': (
+        f'<span class="note">To ask with curl or Python, run {SERVER}.</span>\n'
+        '      <button id="copy-curl" class="button" hidden>'
     ),
+    '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
 }
 
 
