@@ -65,7 +65,7 @@ def with_another_cnn(matrix: RunConfig, capsnet: RunConfig, cnn: RunConfig) -> d
     return {MATRIX: matrix, CAPSNET: capsnet, CNN: cnn, OTHER_CNN: replace(cnn, seed=cnn.seed + 1)}
 
 
-ON_TOYS = (without_decoder("matrix-toys"), load_preset("toys"), load_preset("toys-cnn"))
+ON_TOYS = (stereo.ON_TOYS, load_preset("toys"), load_preset("toys-cnn"))
 CAPSNET_ON_SMALLNORB, CNN_ON_SMALLNORB = load_preset("smallnorb"), load_preset("smallnorb-cnn")
 FULL = Plan(
     {

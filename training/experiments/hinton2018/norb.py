@@ -48,7 +48,11 @@ FULL = Plan(
             SMALL_CAPSULES: without_decoder("matrix-smallnorb-small"),
             CNN: load_preset("smallnorb-cnn"),
         },
-        TOYS: {SMALL_CAPSULES: without_decoder("matrix-toys"), CNN: load_preset("toys-cnn")},
+        TOYS: {
+            CAPSULES: stereo.of_the_papers_size(stereo.ON_TOYS),
+            SMALL_CAPSULES: stereo.ON_TOYS,
+            CNN: load_preset("toys-cnn"),
+        },
     },
     (0, 1, 2),
 )

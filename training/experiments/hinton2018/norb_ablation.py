@@ -60,7 +60,7 @@ def _quick(capsules: str, cnn: str) -> tuple[RunConfig, RunConfig]:
 FULL = Plan(
     {
         SMALLNORB: (without_decoder("matrix-smallnorb"), load_preset("smallnorb-cnn")),
-        TOYS: (without_decoder("matrix-toys-3-iterations"), load_preset("toys-cnn")),
+        TOYS: (stereo.ON_TOYS, load_preset("toys-cnn")),
     },
     (0, 1, 2),
 )

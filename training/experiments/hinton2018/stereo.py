@@ -23,6 +23,14 @@ def without_decoder(preset: str) -> RunConfig:
     return replace(config, model=replace(config.model, decoder_hidden=()))
 
 
+def of_the_papers_size(config: RunConfig) -> RunConfig:
+    """The network of 310K parameters in place of the smaller one: A = B = C = D = 32."""
+    assert isinstance(config.model, MatrixCapsNetConfig)
+    model = replace(config.model, conv_channels=32, primary_types=32, conv_caps_types=(32, 32))
+    return replace(config, model=model)
+
+
+ON_TOYS = without_decoder("matrix-toys-3-iterations")
 QUICK_IMAGES, QUICK_EPOCHS = 3000, 4
 
 
@@ -33,7 +41,7 @@ def quick(config: RunConfig) -> RunConfig:
 
 QUICK_CAPSULES = {
     SMALLNORB: quick(without_decoder("matrix-smallnorb-small")),
-    TOYS: quick(without_decoder("matrix-toys")),
+    TOYS: quick(ON_TOYS),
 }
 QUICK_CNN = {SMALLNORB: quick(load_preset("smallnorb-cnn")), TOYS: quick(load_preset("toys-cnn"))}
 

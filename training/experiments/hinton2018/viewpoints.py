@@ -74,7 +74,7 @@ def matched_on_all(config: RunConfig) -> RunConfig:
 
 
 FAMILIAR_PAIRS = 24_300 // 3  # in smallNORB's test set and in that of toys
-TOYS_EPOCHS = 30  # with two seeds about eight hours of one core, if nothing is stopped early
+TOYS_EPOCHS = 30
 FULL = Plan(
     {
         SMALLNORB: {
@@ -82,11 +82,11 @@ FULL = Plan(
             CNN: matched_on_all(load_preset("smallnorb-cnn")),
         },
         TOYS: {
-            CAPSULES: matched_on_all(lasting(without_decoder("matrix-toys"), TOYS_EPOCHS)),
+            CAPSULES: matched_on_all(lasting(stereo.ON_TOYS, TOYS_EPOCHS)),
             CNN: matched_on_all(lasting(load_preset("toys-cnn"), TOYS_EPOCHS)),
         },
     },
-    (0, 1),
+    (0, 1, 2),
 )
 QUICK = Plan(
     {

@@ -18,6 +18,7 @@ from training.experiments.hinton2018.norb import CNN, ONE, SEVERAL, SMALL_CAPSUL
 from training.experiments.hinton2018.norb_ablation import FULL_NETWORK
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
+from training.models.build import build
 from training.runs import checkpoint
 
 TESTED = 100  # images
@@ -243,3 +244,16 @@ def test_both_sets_are_drawn_and_told_side_by_side(tmp_path):
     on_smallnorb, on_toys = norb_ablation.report(rows).split("| toys |")
     assert "| mixing proportions | 7 | 5.00 | 4.5 | +0.50 |" in on_smallnorb
     assert "| mixing proportions | 7 | 5.00 | 4.5 |  |" in on_toys
+
+
+@pytest.mark.parametrize("data", ["smallnorb", "toys"])
+def test_the_full_form_compares_networks_of_the_papers_sizes_with_three_iterations(data):
+    networks = norb.FULL.networks[data]
+    sizes = {
+        method: sum(weights.numel() for weights in build(config.model).parameters())
+        for method, config in networks.items()
+    }
+    assert sizes == {norb.CAPSULES: 317_194, norb.SMALL_CAPSULES: 68_754, norb.CNN: 4_253_349}
+    assert {networks[method].model.routing_iterations for method in (norb.CAPSULES, norb.SMALL_CAPSULES)} == {
+        3
+    }
