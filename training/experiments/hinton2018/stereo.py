@@ -54,9 +54,9 @@ def measure_methods(
     test_images: int | None,
     find: Callable[[Runner, RunConfig, int | None], Row],
 ) -> None:
-    """A row for each method and seed on a data set; `find` measures one."""
-    for seed in seeds:
-        for method, config in methods.items():
+    """A row for each method and seed on a data set; `find` measures one. All seeds of a method come first."""
+    for method, config in methods.items():
+        for seed in seeds:
             seeded = replace(config, seed=seed)
             key: Row = {"data": data, "method": method, "seed": seed}
             settings = networks_of(seeded) | {"at_most": test_images}
