@@ -56,7 +56,7 @@ def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         build(MODELS, folder)
     except NpmError as error:
-        pytest.skip(f"the playground needs npm: {error}")
+        pytest.skip(f"the playground needs npm: {str(error).splitlines()[0]}")
     return folder
 
 
