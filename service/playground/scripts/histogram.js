@@ -1,14 +1,14 @@
-// How far votes lie from the class's pose (Fig. 2 of Hinton et al. 2018), as a histogram.
+// How far votes lie from the pose of their class or capsule (Fig. 2 of Hinton et al. 2018), as a histogram.
 
 /**
  * Draw a histogram.
  *
  * @param {HTMLCanvasElement} canvas
  * @param {number[]} shares of each bin
- * @param {number[]} edges of the bins, one more
- * @param {number} full share of the highest bar
+ * @param {{edges: number[], full: number, axis: string}} scale edges of the bins, one more than bins; the share of the
+ *   highest bar; what the axis shows
  */
-export function drawHistogram(canvas, shares, edges, full) {
+export function drawHistogram(canvas, shares, { edges, full, axis }) {
   const drawing = canvas.getContext("2d");
   const { width, height } = canvas;
   const style = getComputedStyle(canvas);
@@ -26,6 +26,6 @@ export function drawHistogram(canvas, shares, edges, full) {
   drawing.textAlign = "right";
   drawing.fillText(edges.at(-1).toFixed(1), width, height - 6);
   drawing.textAlign = "center";
-  drawing.fillText("distance of the votes", width / 2, height - 6);
+  drawing.fillText(axis, width / 2, height - 6);
   drawing.textAlign = "left";
 }

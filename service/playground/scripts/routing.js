@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
+import { classesOf, typesOf } from "./explained.js";
 import { drawHeat, largest } from "./heat.js";
 import { drawHistogram } from "./histogram.js";
 import { Latest } from "./latest.js";
@@ -9,18 +10,21 @@ import { fromBase64 } from "./picture.js";
 import { ServiceError } from "./transport.js";
 
 const PLAY_MS = 900; // of each iteration
-const MOST = 5; // classes that are shown
+const MOST = 5; // bars that are shown
+const CLASSES = "classes"; // among the layers
 
 export class Routing {
   #asking = new Latest();
   #files = null;
   #answer = null;
+  #shown = null; // of the answer: its classes, or the types of a layer
   #iteration = 0;
   #timer = 0;
 
   constructor() {
     byId("explain").addEventListener("toggle", () => this.#look());
     byId("explain-play").addEventListener("click", () => this.#play());
+    byId("explain-layer").addEventListener("change", () => this.#show());
     byId("explain-class").addEventListener("change", () => this.#paint());
     byId("explain-steps").addEventListener("change", (event) => this.#step(Number(event.target.value)));
   }
@@ -69,13 +73,27 @@ export class Routing {
       answer.routing === "em"
         ? "Each part votes with a whole matrix. In each iteration, a class keeps the votes that lie close together, and those votes are assigned to it."
         : "At first, every part of the image votes for every class alike. In each iteration, votes that agree with a class count more there.";
-    const options = answer.classes.map(({ label }) => element("option", { value: label }, label));
-    byId("explain-class").replaceChildren(...options);
     byId("explain-steps").replaceChildren(...Array.from({ length: answer.iterations }, (_, index) => step(index)));
-    byId("explain-votes").hidden = answer.routing !== "em";
+    this.#iteration = answer.iterations - 1;
+    showLayers(answer.layers ?? []);
+    this.#show();
+  }
+
+  /** The chosen layer. */
+  #show() {
+    const answer = this.#answer;
+    if (!answer) return;
+    const layer = byId("explain-layer").value;
+    const isClasses = layer === CLASSES;
+    this.#shown = isClasses ? classesOf(answer) : typesOf(answer.layers.find(({ name }) => name === layer));
+    const options = this.#shown.rows.map(({ label }) => element("option", { value: label }, label));
+    byId("explain-class").replaceChildren(...options);
+    byId("explain-of").textContent = isClasses ? "Agreement with" : "Capsules of";
+    byId("explain-for").textContent = isClasses ? "votes for the class" : "active capsules";
+    byId("explain-votes").hidden = !this.#shown.edges;
     byId("explain-against").hidden = answer.routing === "em";
-    byId("explain-bars").classList.toggle("words", answer.classes.some(({ label }) => label.length > 3));
-    this.#step(answer.iterations - 1);
+    byId("explain-bars").classList.toggle("words", this.#shown.rows.some(({ label }) => label.length > 3));
+    this.#step(this.#iteration);
   }
 
   #play() {
@@ -100,22 +118,38 @@ export class Routing {
   }
 
   #paint() {
-    const answer = this.#answer;
-    if (!answer) return;
-    const one = answer.classes.find(({ label }) => label === byId("explain-class").value) ?? answer.classes[0];
-    const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: this.model.manifest.views };
-    drawHeat(byId("explain-heat"), this.input, answer.grid, one.heat[this.#iteration], scale);
-    byId("explain-heat").setAttribute("aria-label", `Where the agreement with ${one.label} comes from, iteration ${this.#iteration + 1}`);
-    if (one.distances) drawHistogram(byId("explain-votes"), one.distances[this.#iteration], answer.distance_edges, largest(one.distances));
-    byId("explain-numbers").textContent = numbers(answer, one, this.#iteration);
-    byId("explain-bars").replaceChildren(...answer.classes.slice(0, MOST).map((each) => bar(each, this.#iteration)));
+    if (!this.#answer) return;
+    const [{ grid, entropy, edges, rows }, at] = [this.#shown, this.#iteration];
+    const one = rows.find(({ label }) => label === byId("explain-class").value) ?? rows[0];
+    const scale = { full: largest(rows.map(({ heat }) => heat)), views: this.model.manifest.views };
+    drawHeat(byId("explain-heat"), this.input, grid, one.heat[at], scale);
+    const isClasses = byId("explain-layer").value === CLASSES;
+    const what = isClasses ? `Where the agreement with ${one.label} comes from` : `Where capsules of ${one.label} are active`;
+    byId("explain-heat").setAttribute("aria-label", `${what}, iteration ${at + 1}`);
+    const axis = isClasses ? "distance of the votes" : "mean distance of the votes for a capsule";
+    if (edges) drawHistogram(byId("explain-votes"), one.distances[at], { edges, full: largest(one.distances), axis });
+    byId("explain-numbers").textContent = numbers(this.#answer.routing, entropy[at], one, at);
+    byId("explain-bars").replaceChildren(...rows.slice(0, MOST).map((each) => bar(each, at)));
   }
 }
 
-function numbers({ entropy }, one, iteration) {
-  const said = [`Entropy of the couplings: ${entropy[iteration].toFixed(4)} of 1`];
+/** The layers to choose from; the chosen one stays if there is such a layer. */
+function showLayers(layers) {
+  const select = byId("explain-layer");
+  const before = select.value;
+  const options = layers.map(({ name, grid }, index) =>
+    element("option", { value: name }, `Capsule layer ${index + 1}, ${grid.row_centers.length} × ${grid.column_centers.length}`),
+  );
+  select.replaceChildren(element("option", { value: CLASSES }, "Classes"), ...options.reverse());
+  select.value = layers.some(({ name }) => name === before) ? before : CLASSES;
+  select.parentElement.hidden = !layers.length;
+}
+
+function numbers(routing, entropy, one, iteration) {
+  const said = [`Entropy of the ${routing === "em" ? "assignments" : "couplings"}: ${entropy.toFixed(4)} of 1`];
   if (one.logit_change)
     said.push(`logits change by ${one.logit_change[iteration].toFixed(3)} on average, ${one.largest_logit_change[iteration].toFixed(2)} at most`);
+  if (!one.probabilities) said.push("bars: mean activation");
   return `${said.join("; ")}.`;
 }
 
@@ -124,9 +158,9 @@ function step(index) {
   return element("label", { class: "object" }, input, `Iteration ${index + 1}`);
 }
 
-function bar({ label, probabilities }, iteration) {
+function bar({ label, values }, iteration) {
   const fill = element("span", { class: "fill" });
-  fill.style.width = `${100 * probabilities[iteration]}%`;
-  const value = element("span", { class: "value" }, probabilities[iteration].toFixed(2));
+  fill.style.width = `${100 * values[iteration]}%`;
+  const value = element("span", { class: "value" }, values[iteration].toFixed(2));
   return element("div", { class: "bar" }, element("span", { class: "name" }, label), element("span", { class: "track" }, fill), value);
 }

@@ -1,5 +1,6 @@
 """The iterations of routing, shown and played."""
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
@@ -43,6 +44,45 @@ def test_of_matrix_capsules_the_distances_of_the_votes_are_shown(page):
     page.locator("#explain-steps input").nth(0).check()
     page.wait_for_function(CHANGED, arg=["#explain-votes", before])
     expect(page.locator("#explain-against")).to_be_hidden()
+
+
+def bars(layer: dict, iteration: int) -> list[str]:
+    """The mean activations of the five types of a layer that vary most, as the page writes them."""
+    activations = np.array(layer["activations"])  # [T, types, R, R]
+    order = np.argsort(-activations[-1].var(axis=(1, 2)), kind="stable")
+    return [f"{value:.2f}" for value in activations[iteration].mean(axis=(1, 2))[order][:5]]
+
+
+@pytest.mark.parametrize(("index", "places"), [(0, "6 × 6"), (1, "4 × 4")])
+def test_a_convolutional_layer_of_matrix_capsules_can_be_chosen(page, index, places):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    with page.expect_response("**/explain*") as response:
+        page.click("#explain summary")
+    layer = response.value.json()["layers"][index]
+    expect(page.locator("#explain-layer option")).to_have_count(3)
+    classes = picture(page, "#explain-heat")
+    page.select_option("#explain-layer", label=f"Capsule layer {index + 1}, {places}")
+    expect(page.locator("#explain-class option")).to_have_count(16)
+    assert picture(page, "#explain-heat") != classes
+    for iteration in (1, 0):
+        page.locator("#explain-steps input").nth(iteration).check()
+        expect(page.locator("#explain-bars .value")).to_have_text(bars(layer, iteration))
+        entropy = f"Entropy of the assignments: {layer['entropy'][iteration]:.4f} of 1"
+        expect(page.locator("#explain-numbers")).to_contain_text(entropy)
+    most_active = picture(page, "#explain-heat"), picture(page, "#explain-votes")
+    page.locator("#explain-class").select_option(index=5)
+    assert (picture(page, "#explain-heat"), picture(page, "#explain-votes")) != most_active
+    assert not serious_findings(page)
+    with page.expect_response("**/explain*"):
+        page.check('#toys input[value="car"]')
+    expect(page.locator("#explain-layer")).to_have_value(layer["name"])
+    page.select_option("#explain-layer", "classes")
+    expect(page.locator("#explain-class option")).to_have_count(5)
+    choose_model(page, "capsnet-mnist")
+    page.click('[aria-label="Sample: 4"]')
+    expect(page.locator("#explain-class")).to_have_value("4")
+    expect(page.locator("#explain-layer")).to_be_hidden()
 
 
 def test_another_image_is_explained_as_soon_as_it_is_answered(page):
