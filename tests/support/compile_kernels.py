@@ -10,12 +10,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.models.cuda import em_kernels, fused_em
+from training.models.cuda import em_kernels, fused_em, fused_routing, routing_kernels
 
-NUMBERS = {"mass_floor", "variance_floor", "exponent"}
-COUNTS = {"batch", "types", "children", "reach", "positions", "stride_p", "stride_j", "stride_n", "stride_b"}
+NUMBERS = {"mass_floor", "variance_floor", "eta"}
+COUNTS = {"batch", "types", "children", "reach", "positions", "lower", "upper", "lower_dim", "upper_dim"}
+COUNTS |= {"iterations", *(f"stride_{axis}" for axis in "pjnbi")}
 INDICES = {"child", "places", "counts"}
+DIGITS = fused_routing.tiles(lower_dim=8, upper=10, upper_dim=16) | {"none_of_the_above": True}
 LAUNCHES = [
+    (routing_kernels.route_once, {"is_first": True, "chunk": fused_routing.CHUNK, **DIGITS}),
+    (routing_kernels.route_once, {"is_first": False, "chunk": fused_routing.CHUNK, **DIGITS}),
+    (routing_kernels.gradients_of_iteration, {"chunk": fused_routing.CHUNK, **DIGITS}),
+    (routing_kernels.gradients_of_factors, DIGITS),
     (em_kernels.m_step, {"is_last": False, **fused_em.SOME_CHILDREN}),
     (em_kernels.m_step, {"is_last": True, **fused_em.SOME_CHILDREN}),
     (em_kernels.e_step, {"type_tile": 16, **fused_em.ONE_CHILD}),

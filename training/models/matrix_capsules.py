@@ -105,7 +105,7 @@ class MatrixCapsules(nn.Module):
     def _routed(self, children: Capsules) -> Capsules:
         """`forward` of all examples together."""
         if self._can_be_fused(children.poses):
-            return self._fused(children, _fused_routing(children.poses.device))
+            return self.fused(children, _fused_routing(children.poses.device))
         votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
         parents: Capsules = self.routing(votes, activations, self.fields)
@@ -155,7 +155,7 @@ class MatrixCapsules(nn.Module):
             and self.routing.constants.cost_scale == 1
         )
 
-    def _fused(self, children: Capsules, route: FusedRouting) -> Capsules:
+    def fused(self, children: Capsules, route: FusedRouting) -> Capsules:
         """`forward` with votes that are made where they are wanted, and never written down."""
         fields, routing, types = self.fields, self.routing, children.poses.shape[2]
         each = torch.arange(types, device=children.poses.device)

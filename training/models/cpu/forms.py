@@ -1,7 +1,7 @@
-"""The one place where the networks of the papers get their faster forms for training on a CPU.
+"""The one place where the networks of the papers get their faster forms for training.
 
-A form is a subclass with the same parameters and the same results. It computes otherwise only where
-`trained_on_cpu` says that this pays, so that a network may have it on any device. EM routing alone chooses
+A form is a subclass with the same parameters and the same results. It computes otherwise only where that
+pays, as `trained_on_cpu` says for CPUs, so that a network may have it on any device. EM routing alone chooses
 its compiled form itself, in `matrix_capsules.py`: one for CPUs, one for CUDA.
 """
 
@@ -9,14 +9,15 @@ from torch import nn
 
 from training.models.capsules import ClassCapsules, RoutingByAgreement
 from training.models.convolution import Convolution
-from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
+from training.models.cpu.class_capsules import CpuRouting
 from training.models.cpu.convolution import CpuConvolution
 from training.models.cpu.primary_capsules import CpuPrimaryMatrixCapsules
+from training.models.cuda.class_capsules import CudaClassCapsules
 from training.models.matrix_capsules import PrimaryMatrixCapsules
 
 FORMS: dict[type[nn.Module], type[nn.Module]] = {
     Convolution: CpuConvolution,
-    ClassCapsules: CpuClassCapsules,
+    ClassCapsules: CudaClassCapsules,  # and on a CPU CpuClassCapsules
     RoutingByAgreement: CpuRouting,
     PrimaryMatrixCapsules: CpuPrimaryMatrixCapsules,
 }

@@ -103,12 +103,12 @@ def m_step(
     children,
     mass_floor,
     variance_floor,
-    exponent,  # eta
+    eta,
     is_last: tl.constexpr,
     child_tile: tl.constexpr,
     example_tile: tl.constexpr,
 ):
-    """Fit one parent to its children's votes in some examples, and judge the children by it."""
+    """Fit one parent to its children's votes in some examples, and find the log joint of each child."""
     parent = tl.program_id(0).to(tl.int64)
     p, j = parent // types, parent % types
     b, h = each_example(tl.program_id(1), example_tile), each_element()
@@ -158,7 +158,7 @@ def m_step(
             difference = load_votes(poses, matrices, offsets, c, j, n, b, children, batch) - mean
             log_density = -logs - over_elements(precision * difference * difference)
             slot = joint + (parent * children + n) * batch + b
-            tl.store(slot, log_activation + exponent * log_density, mask=there & (b < batch))
+            tl.store(slot, log_activation + eta * log_density, mask=there & (b < batch))
 
 
 @kernel
@@ -222,7 +222,7 @@ def gradients_of_parent(
     children,
     mass_floor,
     variance_floor,
-    exponent,
+    eta,
     is_last: tl.constexpr,
     child_tile: tl.constexpr,
     example_tile: tl.constexpr,
@@ -261,12 +261,12 @@ def gradients_of_parent(
             of_joint = next_mass * (of_next - tl.load(later + c * batch + b, mask=there, other=0.0))
             tl.store(of_r + slot, of_joint, mask=there)
             difference = load_votes(poses, matrices, offsets, c, j, n, b, children, batch) - mean
-            weighted = exponent * of_joint * difference
+            weighted = eta * of_joint * difference
             sum_of_joint += of_joint
             first += weighted
             second += weighted * difference
         of_log_activation = tl.sum(sum_of_joint, axis=2, keep_dims=True)
-        sum_of_density = exponent * of_log_activation
+        sum_of_density = eta * of_log_activation
         of_mean = 2 * precision * tl.sum(first, axis=2, keep_dims=True)
         of_variance = 2 * precision * precision * tl.sum(second, axis=2, keep_dims=True)
 
@@ -299,7 +299,7 @@ def through_vote(
     of_totals,
     batch,
     mass_floor,
-    exponent,
+    eta,
 ):
     """Back from a parent to one child, [.., 1, b]: the gradients by r_n and by the vote."""
     of_elements, here = (parent * 16 + each_element()) * batch + b, parent * batch + b
@@ -309,7 +309,7 @@ def through_vote(
     of_mean = tl.load(of_means + of_elements, mask=b < batch, other=0.0)
     change = tl.load(of_variances + of_elements, mask=b < batch, other=0.0) * difference + of_mean
     of_r = tl.load(of_totals + here, mask=b < batch, other=0.0) + inverse * over_elements(difference * change)
-    of_vote = mass * inverse * (2 * change - of_mean) - 2 * exponent * of_joint * precision * difference
+    of_vote = mass * inverse * (2 * change - of_mean) - 2 * eta * of_joint * precision * difference
     return of_r, of_vote
 
 
@@ -338,7 +338,7 @@ def gradients_of_matrix(
     children,
     positions,
     mass_floor,
-    exponent,
+    eta,
     example_tile: tl.constexpr,
 ):
     """Of one matrix W_jn: a sum over parent positions and examples."""
@@ -370,7 +370,7 @@ def gradients_of_matrix(
                 of_totals,
                 batch,
                 mass_floor,
-                exponent,
+                eta,
             )
             pose = tl.load(poses + (c * 16 + h) * batch + b, mask=b < batch, other=0.0)
             of_matrix += product_of_transposed(pose, of_vote)
@@ -406,7 +406,7 @@ def gradients_of_child(
     children,
     reach,
     mass_floor,
-    exponent,
+    eta,
     example_tile: tl.constexpr,
 ):
     """Of one child in some examples: a sum over all parents that it reaches."""
@@ -438,7 +438,7 @@ def gradients_of_child(
                 of_totals,
                 batch,
                 mass_floor,
-                exponent,
+                eta,
             )
             tl.store(slot, of_mass, mask=b < batch)
             of_activation += share * of_mass

@@ -42,7 +42,7 @@ def children(routed, count, seed=1):
 def by_both(routed, capsules):
     """By Triton, and by the reference."""
     seen = routed.votes(capsules.poses), routed.fields.seen(capsules.activations)
-    return routed._fused(capsules, fused_em.route), routed.routing(*seen, routed.fields)
+    return routed.fused(capsules, fused_em.route), routed.routing(*seen, routed.fields)
 
 
 def gradients(routed, capsules, parents):
@@ -108,7 +108,7 @@ def test_extreme_children_give_finite_parents_and_gradients(scale):
     capsules = children(routed, 1)
     capsules = Capsules(*(factor * part.detach() for factor, part in zip(scale, capsules, strict=True)))
     capsules = Capsules(*(part.requires_grad_() for part in capsules))
-    found = routed._fused(capsules, fused_em.route)
+    found = routed.fused(capsules, fused_em.route)
     for values in (*found, *gradients(routed, capsules, found)):
         assert values.isfinite().all()
 
@@ -118,7 +118,7 @@ def test_a_pose_that_is_no_number_is_seen_in_its_example_alone():
     capsules = children(routed, 2)
     with torch.no_grad():
         capsules.poses[0, 0, 0, 0] = float("nan")
-    found = routed._fused(capsules, fused_em.route)
+    found = routed.fused(capsules, fused_em.route)
     assert found.poses[0].isnan().any()
     assert found.poses[1].isfinite().all()
 

@@ -1,0 +1,169 @@
+"""Routing by agreement for training on CUDA: predictions are made where they are wanted, and never stored.
+
+The predictions of 128 MNIST images take 94 MB, which routing by array operations reads in every iteration,
+and again for gradients. Here an iteration is one kernel (`routing_kernels.py`), and so is the way back
+through it; one more makes the gradients of the factors of the predictions. Kept for the way back are logits
+and upper capsules of each iteration. Nothing waits for the GPU, so that CUDA graphs can record it.
+"""
+
+# B images, I lower capsules, J upper capsules, E lower pose, D upper pose, T iterations
+#
+# For each image, with b the logits, [J, I], in an iteration:
+#     c = softmax over j of b, s_j = sum over i of c_ji u_hat_ji + bias_j, v = squash(s),
+#     and the next b_ji is b_ji + u_hat_ji . v_j.
+#
+# Backwards, of_x is the gradient of the loss by x. From the last iteration to the first, with of_b' of the
+# next one, 0 in the last:
+#     of_v_j = sum over i of of_b'_ji u_hat_ji, or in the last what comes in; of_s by the squash,
+#     of_c_ji = u_hat_ji . of_s_j,
+#     of_b_ji = c_ji (of_c_ji - sum over j of c of_c) + of_b'_ji,
+#     and u_hat_ji gets c_ji of_s_j + of_b'_ji v_j from every iteration.
+# of_b of an iteration and of_v of the one before need the same predictions: they are one kernel.
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from training.models.capsules import squash
+from training.models.cuda import routing_kernels
+
+IMAGES = 16  # in a tile
+CHUNK = 32  # lower capsules that one program sums over
+WARPS = 8  # of a program; with 4, a tile does not fit into their registers
+SMALLEST_FACTOR = 16  # side of a matrix that Triton multiplies
+SQUASH_EPS = 1e-7  # as in `squash`
+
+
+def route(
+    u: Tensor,
+    weight: Tensor,
+    priors: Tensor | None,
+    bias: Tensor | None,
+    upper: int,
+    iterations: int,
+    none_of_the_above: bool,
+) -> Tensor:
+    """Routing of the predictions u_hat_j|i = W_ij u_i; all float32 on one device.
+
+    Args:
+        u: lower capsules, [B, I, E].
+        weight: the matrices of all pairs, [I, E, J * D].
+        priors: initial logits, [J, I]; None: 0.
+        bias: added to the upper capsules before the squash, [J, D]; None: 0.
+        upper: J.
+        iterations: T.
+        none_of_the_above: the softmax has one more logit, always 0.
+
+    Returns:
+        Upper capsules v, [B, J, D].
+    """
+    matrices = weight.unflatten(2, (upper, -1)).contiguous()
+    first_logits = u.new_zeros(u.shape[1], upper) if priors is None else priors.t().contiguous()
+    biases = u.new_zeros(matrices.shape[2:]) if bias is None else bias
+    with torch.cuda.device_of(u):
+        v: Tensor = _FusedRouting.apply(
+            u.contiguous(), matrices, first_logits, biases, iterations, none_of_the_above
+        )
+    return v
+
+
+class _FusedRouting(torch.autograd.Function):
+    """`route` of u [B, I, E] and W [I, E, J, D], with first logits [I, J] and biases [J, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, weight: Tensor, first_logits: Tensor, bias: Tensor, iterations: int, none: bool
+    ) -> Tensor:
+        (batch, lower, _), (upper, upper_dim) = u.shape, bias.shape
+        logits = u.new_empty(iterations - 1, batch, lower, upper)  # after the first iteration
+        s, v = u.new_empty(2, iterations, batch, upper, upper_dim)
+        sums = u.new_empty(triton.cdiv(lower, CHUNK), batch, upper, upper_dim)
+        for t in range(iterations):
+            is_first = t == 0
+            before = first_logits if t <= 1 else logits[t - 2]
+            routing_kernels.route_once[_grid(u)](
+                *(u, weight, before, *_strides(before), v[max(t - 1, 0)]),
+                *(None if is_first else logits[t - 1], sums, *_sizes(u, weight)),
+                is_first=is_first,
+                none_of_the_above=none,
+                chunk=CHUNK,
+                **tiles(*weight.shape[1:]),
+            )
+            torch.sum(sums, 0, out=s[t])
+            s[t] += bias
+            v[t] = squash(s[t])
+        ctx.none = none
+        ctx.save_for_backward(u, weight, first_logits, logits, s, v)
+        return v[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        u, weight, first_logits, logits, s, v = ctx.saved_tensors
+        iterations, batch, upper, upper_dim = s.shape
+        lower = u.shape[1]
+        of_s, of_v = torch.empty_like(s), given
+        of_logits = u.new_empty(iterations + 1, batch, lower, upper)
+        of_logits[iterations] = 0
+        sums = u.new_empty(triton.cdiv(lower, CHUNK), batch, upper, upper_dim)
+        first = 0 if ctx.needs_input_grad[2] else 1
+        for t in reversed(range(iterations)):
+            of_s[t] = _through_squash(s[t], of_v)
+            if t >= first:
+                here = first_logits if t == 0 else logits[t - 1]
+                routing_kernels.gradients_of_iteration[_grid(u)](
+                    *(u, weight, here, *_strides(here), of_s[t], of_logits[t + 1], of_logits[t], sums),
+                    *_sizes(u, weight),
+                    none_of_the_above=ctx.none,
+                    chunk=CHUNK,
+                    **tiles(*weight.shape[1:]),
+                )
+                of_v = sums.sum(0)
+        of_u, of_weight = torch.empty_like(u), torch.empty_like(weight)
+        routing_kernels.gradients_of_factors[(lower,)](
+            *(u, weight, first_logits, *_strides(first_logits), logits, v, of_s, of_logits[1:]),
+            *(of_u, of_weight, *_sizes(u, weight), iterations),
+            none_of_the_above=ctx.none,
+            **tiles(*weight.shape[1:]),
+        )
+        of_first_logits = None if first else of_logits[0].sum(0)
+        return of_u, of_weight, of_first_logits, of_s.sum((0, 1)), None, None
+
+
+def _through_squash(s: Tensor, of_v: Tensor) -> Tensor:
+    """Gradient by s of v = s f(|s|^2), [B, J, D]: f of_v + 2 f' (s . of_v) s."""
+    sq = s.square().sum(dim=-1, keepdim=True)
+    per_length = (sq + SQUASH_EPS).rsqrt()
+    share = sq / (1 + sq)
+    slope = per_length / (1 + sq).square() - 0.5 * share * per_length**3
+    return share * per_length * of_v + 2 * slope * (s * of_v).sum(dim=-1, keepdim=True) * s
+
+
+def _grid(u: Tensor) -> tuple[int, int]:
+    """One program for each tile of images and each chunk of lower capsules."""
+    return triton.cdiv(u.shape[0], IMAGES), triton.cdiv(u.shape[1], CHUNK)
+
+
+def _strides(logits: Tensor) -> tuple[int, int]:
+    """Of images and of lower capsules, in [B, I, J] or, the same for all images, [I, J]."""
+    return (0, logits.stride(0)) if logits.ndim == 2 else (logits.stride(0), logits.stride(1))
+
+
+def _sizes(u: Tensor, weight: Tensor) -> tuple[int, ...]:
+    """B, I, J, E, D."""
+    return len(u), len(weight), weight.shape[2], weight.shape[1], weight.shape[3]
+
+
+def tiles(lower_dim: int, upper: int, upper_dim: int) -> dict[str, Any]:
+    """How the kernels are launched."""
+    return {
+        "image_tile": IMAGES,
+        "upper_tile": triton.next_power_of_2(upper),
+        "lower_dim_tile": max(triton.next_power_of_2(lower_dim), SMALLEST_FACTOR),
+        "upper_dim_tile": max(triton.next_power_of_2(upper_dim), SMALLEST_FACTOR),
+        "num_warps": WARPS,
+        "enable_fp_fusion": True,
+    }
