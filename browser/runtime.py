@@ -47,4 +47,4 @@ def _install(folder: Path) -> None:
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise NpmError(f"npm cannot install the playground's runtime:\n{ran.stderr.strip()}")
+        raise NpmError(f"npm cannot install the playground's runtime: {' '.join(ran.stderr.split())}")

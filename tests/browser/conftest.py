@@ -15,7 +15,15 @@ from tests.service.playground.conftest import address as service  # noqa: F401 -
 from tests.service.playground.conftest import browser, open_page  # noqa: F401 - fixtures
 from tests.support.places import MODELS
 
-ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+# Of a host that lets pages have threads, and that allows scripts no more than they need.
+STRICT = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; worker-src 'self'; "
+        "connect-src 'self'; img-src 'self' blob: data:"
+    ),
+}
 
 
 class _Files(SimpleHTTPRequestHandler):

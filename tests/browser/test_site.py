@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import ISOLATED, serve_files
+from tests.browser.conftest import STRICT, serve_files
 from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture, sums
 from tests.service.playground.test_tour import TITLES
 from tests.support.accessibility import serious_findings
@@ -158,8 +158,8 @@ def test_a_link_brings_back_the_image_and_the_sliders(open_page, site):
     expect(restored.get_by_label("Dimension 2", exact=True)).to_have_value("10")
 
 
-def test_threads_are_used_where_the_host_isolates_the_page(open_page, site_folder):
-    with serve_files(site_folder, ISOLATED) as address:
+def test_a_host_may_isolate_the_page_and_have_a_policy_of_its_own(open_page, site_folder):
+    with serve_files(site_folder, STRICT) as address:
         page = open_page(f"{address}/")
         assert page.evaluate("() => crossOriginIsolated")
         page.click('[aria-label="Sample: 1"]')
