@@ -141,8 +141,10 @@ def _version(version: int, manifest: Manifest, weights_bytes: int) -> dict[str, 
         "weights_bytes": weights_bytes,
     }
     if "explain" in manifest.graphs:
-        grid = list(capsule_grids(manifest).values())[-1]
-        entry["grid"] = {"row_centers": grid.centers, "column_centers": grid.centers, "field": grid.field}
+        entry["grids"] = [
+            {"name": name, "row_centers": grid.centers, "column_centers": grid.centers, "field": grid.field}
+            for name, grid in capsule_grids(manifest).items()
+        ]
     return entry
 
 

@@ -66,14 +66,14 @@ export async function explain(files, { model: name, version }) {
   if (!manifest.graphs.explain)
     throw new Problem(409, "The bundle has no explain graph", `${name} has no explain graph; add it with: capsnet-export explain models/${name}`);
   const [{ filename, pixels }] = await decoded(files, manifest);
-  const { heat, probabilities, logit_change, largest_logit_change, distances, ...made } = explanation(await model.explain(pixels), manifest);
+  const { heat, probabilities, logit_change, largest_logit_change, distances, ...made } = explanation(await model.explain(pixels), model);
   const perClass = { heat, probabilities, logit_change, largest_logit_change, distances };
   const classes = ranked(probabilities.at(-1)).map((j) => {
     const own = Object.entries(perClass).filter(([, values]) => values);
     return { label: manifest.class_names[j], ...Object.fromEntries(own.map(([field, values]) => [field, values.map((one) => one[j])])) };
   });
   const model_input = await toBase64Png(pixels, manifest.preprocessing);
-  return { ...model.heading, filename, label: classes[0].label, model_input, grid: model.grid, classes, ...made };
+  return { ...model.heading, filename, label: classes[0].label, model_input, classes, ...made };
 }
 
 /** The PNG grid of POST /reconstruct. */

@@ -10,14 +10,14 @@ const SMALLEST = 2 ** -126; // of normal float32
  * How routing came to its answer for one input: {entropy: [T], heat: [T][J][R][R], ...}, see the API's /explain.
  *
  * @param {Record<string, {dims: number[], data: Float32Array}>} outputs of the graph, for one image
- * @param {object} manifest
+ * @param {{manifest: object, grids: object[]}} model with the grids of its routed capsules; the last votes for the classes
  */
-export function explanation(outputs, manifest) {
+export function explanation(outputs, { manifest, grids }) {
   const isEm = manifest.architecture === "matrix-capsnet";
   const [, iterations, classes, types, side] = (isEm ? outputs.assignments : outputs.couplings).dims;
   const shape = { iterations, classes, side, votes: types * side * side };
-  const shared = { iterations, probabilities: split(outputs.activations.data, classes) };
-  return { ...shared, ...(isEm ? ofEm(outputs, shape) : ofAgreement(outputs, shape, Boolean(manifest.parameters.none_of_the_above))) };
+  const shared = { iterations, probabilities: split(outputs.activations.data, classes), grid: places(grids.at(-1)) };
+  return { ...shared, ...(isEm ? { ...ofEm(outputs, shape), layers: grids.map((one) => layer(one, outputs)) } : ofAgreement(outputs, shape, Boolean(manifest.parameters.none_of_the_above))) };
 }
 
 /** Routing by agreement: each capsule's part in the length of the class's capsule, with its sign. */
@@ -47,6 +47,20 @@ function ofEm({ assignments, distances, activities }, shape) {
     distances: byClass(split(distances.data, shape.votes).map((one, row) => histogram(one, weights[row], largest)), shape),
   };
 }
+
+/** A convolutional layer of matrix capsules: its entropy [T], activations and distances [T][types][R][R]. */
+function layer({ name, ...grid }, outputs) {
+  const of = (what) => nested(outputs[`${name}.${what}`]);
+  return { name, grid, entropy: of("entropy"), activations: of("activations"), distances: of("distances") };
+}
+
+/** A tensor of one image as arrays in arrays. */
+function nested({ dims, data }) {
+  const inner = dims.slice(2).reverse();
+  return inner.reduce((values, size) => Array.from({ length: values.length / size }, (_, row) => values.slice(row * size, (row + 1) * size)), [...data]);
+}
+
+const places = ({ name, ...grid }) => grid;
 
 /** A number for each vote [T, J, K, P]. */
 function votes({ iterations, classes, votes: count }, value) {

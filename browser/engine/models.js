@@ -20,7 +20,7 @@ export function onProgress(listener) {
   tell = listener;
 }
 
-/** The models as the API lists them, each version with its manifest and the grid of its capsules. */
+/** The models as the API lists them, each version with its manifest and the grids of its capsules. */
 export async function models() {
   listed ??= download("models.json").then(async (answer) => (await answer.json()).models);
   return kept(listed, () => (listed = null));
@@ -42,8 +42,8 @@ class Model {
   #files = null; // a promise of the weights and the graphs
   #sessions = new Map(); // promises, by role
 
-  constructor(name, { version, manifest, grid, weights_bytes: bytes }) {
-    Object.assign(this, { name, version, manifest, grid });
+  constructor(name, { version, manifest, grids, weights_bytes: bytes }) {
+    Object.assign(this, { name, version, manifest, grids });
     this.#path = `${name}/${version}`;
     this.#bytes = bytes;
   }

@@ -88,6 +88,7 @@ def test_classes_poses_pictures_and_routing_are_those_of_the_service(pages, mode
     found, expected = (ask(page, "explain", CASES[model], {"model": model}) for page in pages)
     check(found, expected, "explain")
     assert {"heat", "probabilities"} <= set(found["classes"][0])
+    assert ("layers" in found) == ("layers" in expected)
 
 
 def test_objects_that_lie_over_one_another_are_taken_apart_as_by_the_service(pages):

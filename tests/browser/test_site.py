@@ -6,6 +6,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import STRICT, serve_files
 from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture, sums
+from tests.service.playground.test_routing import PLAY_MS
 from tests.service.playground.test_tour import TITLES
 from tests.support.accessibility import serious_findings
 from tests.support.pen import draw
@@ -82,6 +83,7 @@ def test_a_toy_turns_and_the_distances_of_its_votes_are_shown(page):
     page.click("#explain summary")
     expect(page.locator("#explain-steps input")).to_have_count(2)
     expect(page.locator("#explain-votes")).to_be_visible()
+    expect(page.locator("#explain-layer option")).to_have_count(3)
 
 
 def test_the_iterations_of_routing_are_played_without_a_network(cut_off):
@@ -90,11 +92,13 @@ def test_the_iterations_of_routing_are_played_without_a_network(cut_off):
     cut_off.click("#explain summary")
     expect(cut_off.locator("#explain-steps input")).to_have_count(3)
     last = picture(cut_off, "#explain-heat")
+    cut_off.clock.install(time=0)
+    cut_off.clock.pause_at(1)
     cut_off.click("#explain-play")
-    expect(cut_off.locator("#explain-steps input").nth(0)).to_be_checked()
-    cut_off.wait_for_function(CHANGED, arg=["#explain-heat", last])
-    expect(cut_off.locator("#explain-steps input").nth(2)).to_be_checked()
-    assert picture(cut_off, "#explain-heat") == last
+    for iteration in (0, 1, 2):
+        expect(cut_off.locator("#explain-steps input").nth(iteration)).to_be_checked()
+        assert (picture(cut_off, "#explain-heat") == last) == (iteration == 2)
+        cut_off.clock.run_for(PLAY_MS)
 
 
 def test_the_tour_leads_to_its_end_without_a_network(cut_off):
