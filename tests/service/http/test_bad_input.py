@@ -515,7 +515,7 @@ def peak_bytes() -> int:
 
 
 def raw_connection(client: httpx.Client) -> socket.socket:
-    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
 
 
 def head(route: str, *headers: str) -> bytes:

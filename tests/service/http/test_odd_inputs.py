@@ -326,7 +326,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_as_odd_as_this_is_answered_at_once(client, kind):
     sent, status = HEADS[kind]
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         connection.sendall(sent)
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
@@ -337,7 +337,7 @@ def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photog
     head = b"POST /classify HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
         body
     )
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         connection.sendall(head + body)
         connection.shutdown(socket.SHUT_WR)
         answer = connection.makefile("rb").read()
@@ -347,7 +347,7 @@ def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photog
 
 def test_leave_to_send_that_is_refused_closes_the_connection(client):
     head = b"POST /classify HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n"
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         connection.sendall(head)
         answer = connection.makefile("rb").read()  # to the end of the connection
     assert answer.startswith(b"HTTP/1.1 413 ")

@@ -80,7 +80,7 @@ def test_a_picture_waits_for_no_more_than_the_turns_under_way(threads):
 
 
 def test_a_lone_request_has_all_threads():
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=60)
     assert sorted(in_pool(3, lambda pool: pool.run_all([together.wait] * 3))) == [0, 1, 2]
 
 
@@ -93,7 +93,7 @@ def test_the_first_failure_is_raised_and_what_comes_behind_it_is_not_begun():
 
 
 def test_of_two_failures_at_once_that_of_the_earlier_picture_is_raised():
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=60)
 
     def fail_late(number: int) -> None:
         together.wait()
@@ -139,7 +139,7 @@ def test_however_requests_end_each_gets_its_own_and_no_thread_is_lost(threads, r
     async def use(pool: PicturePool) -> list[Any]:
         asked = (ask(pool, number, *each) for number, each in enumerate(requests))
         given_back = await asyncio.gather(*asked, return_exceptions=True)
-        together = threading.Barrier(threads, timeout=20)
+        together = threading.Barrier(threads, timeout=60)
         await pool.run_all([together.wait] * threads)
         return given_back
 

@@ -27,7 +27,7 @@ from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_process import live_process
-from tests.support.live_service import settings_for
+from tests.support.live_service import START_S, settings_for
 from tests.support.places import ROOT
 from tests.support.random_encoders import architecture_of
 from tests.support.tiny_bundle import write_bundle
@@ -147,7 +147,7 @@ def test_a_plan_that_was_measured_under_load_is_measured_again_in_an_idle_minute
         (before,) = repository.loaded()
         assert before.describe()["encoder"].endswith("; measured under load")
         choosing = asyncio.create_task(remeasure_graphs(repository, quiet_s=0.01))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):  # graphs are derived and measured first
             while repository.loaded() == [before]:
                 await asyncio.sleep(0.01)
         choosing.cancel()

@@ -143,7 +143,7 @@ def test_a_model_taken_down_while_it_is_being_loaded_stays_down(tmp_path):
             assert states(repository, "other") == {2: "unloaded", 1: "unloaded"}
             with pytest.raises(UnknownModelError, match="taken down by an operator"):
                 await loading
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while [name for name in inference_threads() if "other" in name]:
                     await asyncio.sleep(0.01)
 
@@ -152,7 +152,7 @@ def test_a_model_taken_down_while_it_is_being_loaded_stays_down(tmp_path):
 
 async def the_queue_for(repository: Repository, model: str) -> None:
     """Until somebody waits for the lock on a model, which the test holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not repository._inventory.changing[model]._waiters:
             await asyncio.sleep(0.001)
 
