@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from browser.graphs import WEIGHTS_FILE, browser_graphs
+from browser.graphs import WEIGHTS_FILE, RoundingError, browser_graphs
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import PLAYGROUND, ROOT, SITE, faults
 from export.contract.manifest import BundleError, Manifest, newest_version, read_manifest
@@ -63,11 +63,13 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, default=ROOT / "models", help="folder of bundles; newest versions"
     )
-    parser.add_argument("--out", type=Path, default=PLAYGROUND, help="folder that is written anew")
+    parser.add_argument(
+        "--out", type=Path, default=PLAYGROUND, help="folder; an older playground is replaced"
+    )
     options = parser.parse_args()
     try:
         build(options.models, options.out)
-    except (BuildError, BundleError, NpmError) as error:
+    except (BuildError, BundleError, NpmError, RoundingError) as error:
         sys.exit(f"browser.build: {error}")
     if options.out == PLAYGROUND and (found := sorted(faults(SITE))):
         sys.exit("\n".join(found))
@@ -79,13 +81,18 @@ def build(models: Path, out: Path) -> None:
 
     Args:
         models: holds one folder per model.
-        out: of the playground; what was in it is removed.
+        out: of the playground; an older playground in it is removed.
 
     Raises:
-        BuildError: there is no bundle, or the service's page is not the one that is known here.
+        BuildError: there is no bundle, `out` holds something else, or the service's page is not the one that
+            is known here.
         BundleError: a bundle disagrees with its manifest.
+        RoundingError: float16 does not hold a weight.
         NpmError: the runtime cannot be installed.
     """
+    bundles = bundles_in(models)
+    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
+        raise BuildError(f"{out} is not empty, and no playground: choose another folder")
     runtime = runtime_files(ROOT / "build" / "npm")
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(FOLDER, out / "playground", ignore=shutil.ignore_patterns(PAGE))
@@ -95,7 +102,7 @@ def build(models: Path, out: Path) -> None:
     for file in runtime:
         shutil.copy(file, out / "engine" / "ort")
     (out / PAGE).write_text(page_of((FOLDER / PAGE).read_text()))
-    write_models(models, out / "models")
+    write_models(bundles, out / "models")
 
 
 def page_of(page: str) -> str:
@@ -111,11 +118,20 @@ def page_of(page: str) -> str:
     return page
 
 
-def write_models(models: Path, out: Path) -> None:
-    """Write graphs and weights of the newest version of each model, and what the page is to know of them."""
-    bundles = [newest_version(folder) for folder in sorted(models.iterdir()) if folder.is_dir()]
-    if not bundles:
+def bundles_in(models: Path) -> list[Path]:
+    """The newest version of each model in a folder.
+
+    Raises:
+        BuildError: there is none.
+    """
+    folders = sorted(folder for folder in models.iterdir() if folder.is_dir()) if models.is_dir() else []
+    if not folders:
         raise BuildError(f"{models} holds no bundle")
+    return [newest_version(folder) for folder in folders]
+
+
+def write_models(bundles: list[Path], out: Path) -> None:
+    """Write graphs and weights of each bundle, and what the page is to know of them."""
     listed = []
     for bundle in bundles:
         manifest = read_manifest(bundle)

@@ -8,6 +8,7 @@ from filelock import FileLock
 
 HERE = Path(__file__).parent
 PINNED = ("package.json", "package-lock.json")
+FETCH_MS = 30_000  # until npm gives a download up
 FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 
@@ -44,7 +45,8 @@ def _install(folder: Path) -> None:
         )
     for name in PINNED:
         shutil.copy(HERE / name, folder)
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", f"--fetch-timeout={FETCH_MS}"]
+    command += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise NpmError(f"npm cannot install the playground's runtime: {' '.join(ran.stderr.split())}")

@@ -123,25 +123,39 @@ class Model {
   }
 
   async #downloadWeights() {
+    const path = `${this.#path}/${WEIGHTS}`;
     const weights = new Uint8Array(this.#bytes);
     const progress = { name: this.name, loaded: 0, total: this.#bytes };
-    const reader = (await download(`${this.#path}/${WEIGHTS}`)).body.getReader();
-    for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      weights.set(part.value, progress.loaded);
-      progress.loaded += part.value.length;
-      tell(progress);
+    const reader = (await download(path)).body.getReader();
+    const read = () =>
+      reader.read().catch((error) => {
+        throw failed(path, error.message);
+      });
+    try {
+      for (let part = await read(); !part.done; part = await read()) {
+        if (progress.loaded + part.value.length > this.#bytes) throw failed(path, `it has more than ${this.#bytes} bytes`);
+        weights.set(part.value, progress.loaded);
+        progress.loaded += part.value.length;
+        tell(progress);
+      }
+      if (progress.loaded < this.#bytes) throw failed(path, `it ends after ${progress.loaded} of ${this.#bytes} bytes`);
+    } finally {
+      tell({ ...progress, loaded: this.#bytes }); // nothing comes any more
     }
     return weights;
   }
 }
 
 async function download(path) {
-  const failed = (why) => new Problem(0, "A file of this site cannot be loaded", `${path}: ${why}. Check the connection, then try again.`);
   const answer = await fetch(new URL(path, FOLDER)).catch((error) => {
-    throw failed(error.message);
+    throw failed(path, error.message);
   });
-  if (!answer.ok) throw failed(`the host answers ${answer.status}`);
+  if (!answer.ok) throw failed(path, `the host answers ${answer.status}`);
   return answer;
+}
+
+function failed(path, why) {
+  return new Problem(0, "A file of this site cannot be loaded", `${path}: ${why}. Check the connection, then try again.`);
 }
 
 /** What was promised; if that failed, it may be tried again. */

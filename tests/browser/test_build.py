@@ -11,7 +11,7 @@ from browser.graphs import WEIGHTS_FILE
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
 from service.routes.playground import FOLDER, PAGE
-from tests.support.places import MODELS, ROOT
+from tests.support.places import MODELS
 
 
 def test_the_page_is_the_services_but_for_what_is_laid_over_it(site_folder):
@@ -71,13 +71,16 @@ def test_weights_take_half_of_what_the_bundles_take_and_are_there_once(site_fold
 
 
 def test_a_folder_without_bundles_is_refused(tmp_path):
-    (tmp_path / "models").mkdir()
-    try:
-        runtime_files(ROOT / "build" / "npm")
-    except NpmError as error:
-        pytest.skip(f"the playground needs npm: {str(error).splitlines()[0]}")
-    with pytest.raises(BuildError, match="holds no bundle"):
-        build(tmp_path / "models", tmp_path / "out")
+    for models in (tmp_path / "missing", tmp_path):
+        with pytest.raises(BuildError, match="holds no bundle"):
+            build(models, tmp_path / "out")
+
+
+def test_a_folder_with_something_else_is_not_touched(tmp_path):
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(BuildError, match="is not empty, and no playground"):
+        build(MODELS, tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
 def test_without_npm_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -63,6 +63,7 @@ def label(pixels: NDArray[np.float32], facts: Preprocessing) -> int:
     return int(probabilities[0].argmax())
 
 
+@pytest.mark.timeout(1200)
 def test_two_hundred_pictures_differ_by_one_level_at_most_and_have_the_same_labels(page):
     pictures = cases()
     assert len(pictures) == 200

@@ -93,7 +93,7 @@ def test_the_iterations_of_routing_are_played_without_a_network(cut_off):
     expect(cut_off.locator("#explain-steps input")).to_have_count(3)
     last = picture(cut_off, "#explain-heat")
     cut_off.clock.install(time=0)
-    cut_off.clock.pause_at(1)
+    cut_off.clock.pause_at(3600)  # seconds: not past yet, however slow the machine is
     cut_off.click("#explain-play")
     for iteration in (0, 1, 2):
         expect(cut_off.locator("#explain-steps input").nth(iteration)).to_be_checked()
@@ -135,6 +135,24 @@ def test_a_model_that_has_not_come_is_told_in_words_and_may_be_chosen_again(open
     page.click('[aria-label="Sample: 3 and 8"]')
     expect(page.locator("#objects input")).to_have_count(2)
     expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(lambda whole: whole[:-9], "it ends after"), (lambda whole: whole + b"9", "has more than")],
+)
+def test_weights_that_are_not_whole_are_told_in_words(open_page, site, site_folder, change, said):
+    [weights] = site_folder.glob("models/capsnet-mnist/*/weights.bin")
+    page = open_page(
+        f"{site}/",
+        may_complain=True,
+        prepare=lambda page: page.route(
+            "**/capsnet-mnist/*/weights.bin", lambda route: route.fulfill(body=change(weights.read_bytes()))
+        ),
+    )
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_contain_text(said)
+    expect(page.locator("#banner-progress")).to_be_empty()
 
 
 def test_the_page_says_that_nothing_leaves_the_machine_and_shows_nothing_that_needs_the_service(page):

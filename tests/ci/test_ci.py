@@ -76,6 +76,19 @@ def test_a_skip_that_is_not_listed_fails_and_is_named(checkout):
     assert "CUDA" not in ran.stderr
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        "the playground needs npm: npm cannot install the playground's runtime: npm error code ECONNREFUSED",
+        "Triton is not installed; `pip install triton==3.9.0` adds it with its interpreter",
+    ],
+)
+def test_what_a_machine_cannot_get_or_hold_may_be_skipped(checkout, why):
+    skipped = f"SKIPPED [1] tests/a.py:7: {why}\n"
+    (checkout.parent / "output").write_text(skipped + "===== 7 passed, 1 skipped in 1.00s =====\n")
+    assert run(checkout).returncode == 0
+
+
 def test_skips_that_are_not_shown_fail(checkout):
     (checkout.parent / "output").write_text(PASSED)
     ran = run(checkout)

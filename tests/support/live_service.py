@@ -51,11 +51,12 @@ def live_service(
 
 def free_port() -> int:
     """A port for a service that is started more than once; whoever asks for any port gets another."""
-    first_of_the_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    of_the_system = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of Linux; elsewhere it begins higher
+    first = int(of_the_system.read_text().split()[0]) if of_the_system.is_file() else 32_768
     while True:
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, first_of_the_system)))
+                probe.bind(("127.0.0.1", random.SystemRandom().randrange(1024, max(first, 2048))))
             except OSError:  # taken
                 continue
             return probe.getsockname()[1]
