@@ -15,8 +15,8 @@ const RENDER_MS = 300;
 
 export class Score {
   #table = new Table();
-  #rows = [];
-  #running = null;
+  #run = null; // the latest: {model, total, rows, stop: its AbortController, failure}
+  #waiting = null; // files that were given before there was a model
 
   constructor() {
     for (const id of ["score-files", "score-folder"]) {
@@ -27,8 +27,8 @@ export class Score {
         input.value = "";
       });
     }
-    byId("score-stop").addEventListener("click", () => this.#running?.abort());
-    byId("score-csv").addEventListener("click", () => save(this.#csv(), `${this.model.name}-scores.csv`));
+    byId("score-stop").addEventListener("click", () => this.#run?.stop.abort());
+    byId("score-csv").addEventListener("click", () => save(csvOf(this.#run), `${this.#run.model.name}-scores.csv`));
     const area = byId("score");
     area.addEventListener("dragover", (event) => event.preventDefault());
     area.addEventListener("drop", async (event) => {
@@ -40,33 +40,43 @@ export class Score {
   /** Score with this model from now on. */
   setModel(model) {
     this.model = model;
-    this.#running?.abort();
+    this.#run?.stop.abort();
     byId("score-model").textContent =
       model.manifest.views === 2
         ? `${model.name} takes pairs: consecutive files by name, the left view first.`
         : `${model.name} classifies them.`;
+    const found = this.#waiting;
+    this.#waiting = null;
+    if (found) this.start(found);
   }
 
-  /** Score files, [{file, path}]. */
+  /** Score files, [{file, path}]; once a model is there. */
   async start(found) {
+    if (!this.model) return this.#wait(found);
+    const { model } = this;
     const items = this.#items(found);
     if (!items) return;
-    this.#running?.abort();
-    const controller = (this.#running = new AbortController());
-    this.#rows = [];
+    this.#run?.stop.abort();
+    const run = (this.#run = { model, total: items.length, rows: [], stop: new AbortController(), failure: "" });
     byId("score-results").hidden = byId("score-stop").hidden = false;
-    byId("score-progress").max = items.length;
-    const timer = setInterval(() => this.#render(items.length), RENDER_MS);
+    const timer = setInterval(() => this.#render(run), RENDER_MS);
     try {
-      await scoreAll(items, this.model, (item, outcome) => this.#rows.push(this.#row(item, outcome)), controller.signal);
+      await scoreAll(items, model, (item, outcome) => run.rows.push(rowOf(model, item, outcome)), run.stop.signal);
     } catch (error) {
-      if (error instanceof ServiceError) byId("score-said").textContent = sentence(error);
-      else if (!controller.signal.aborted) throw error;
+      if (error instanceof ServiceError) run.failure = sentence(error);
+      else if (!run.stop.signal.aborted) throw error;
     } finally {
       clearInterval(timer);
-      byId("score-stop").hidden = true;
-      this.#render(items.length);
+      run.stop.abort(); // the requests that are left after a failure
+      if (run === this.#run) byId("score-stop").hidden = true;
+      this.#render(run);
     }
+  }
+
+  #wait(found) {
+    if (!found.length) return;
+    this.#waiting = found;
+    byId("score-said").textContent = `Waiting for a model: ${found.length} files`;
   }
 
   #items(found) {
@@ -85,39 +95,39 @@ export class Score {
     return items;
   }
 
-  #row({ name, path, files }, { result, error }) {
-    const truth = labelOf(path, this.model.manifest.class_names);
-    if (error) return { name, files, truth, error };
-    const label = result.labels.join(" + ");
-    return { name, files, truth, label, probability: result.classes[0].probability, confident: result.confident };
-  }
-
-  #render(total) {
-    const rows = this.#rows;
-    byId("score-progress").value = rows.length;
-    const judged = rows.filter(({ truth, error }) => truth !== null && !error);
-    const right = judged.filter(({ truth, label }) => truth === label).length;
-    const doubtful = rows.filter(({ confident }) => confident === false).length;
-    const unread = rows.filter(({ error }) => error).length;
-    const said = [`${rows.length} of ${total} files`];
-    if (judged.length) said.push(`${right} of ${judged.length} right (${((100 * right) / judged.length).toFixed(1)} %)`);
-    said.push(`${doubtful} doubtful`);
-    if (unread) said.push(`${unread} not readable`);
-    byId("score-said").textContent = said.join(" · ");
+  #render(run) {
+    if (run !== this.#run) return; // another one was started meanwhile
+    const { model, total, rows } = run;
+    Object.assign(byId("score-progress"), { max: total, value: rows.length });
+    byId("score-said").textContent = summary(run);
     this.#table.show(rows);
-    showConfusion(rows, this.model.manifest.class_names);
+    showConfusion(rows, model.manifest.class_names);
   }
+}
 
-  #csv() {
-    const head = ["file", "label", "probability", "confident", "truth", "error"];
-    const rows = this.#rows.map(({ name, label, probability, confident, truth, error }) => [
-      name,
-      label,
-      probability,
-      confident,
-      truth,
-      error,
-    ]);
-    return toCsv([head, ...rows]);
-  }
+/** A file's answer beside the class that its path names; no path names several objects of one image. */
+function rowOf({ manifest }, { name, path, files }, { result, error }) {
+  const truth = manifest.objects_per_image > 1 ? null : labelOf(path, manifest.class_names);
+  if (error) return { name, files, truth, error };
+  const label = result.labels.join(" + ");
+  return { name, files, truth, label, probability: result.classes[0].probability, confident: result.confident };
+}
+
+function summary({ rows, total, failure }) {
+  const judged = rows.filter(({ truth, error }) => truth !== null && !error);
+  const right = judged.filter(({ truth, label }) => truth === label).length;
+  const doubtful = rows.filter(({ confident }) => confident === false).length;
+  const unread = rows.filter(({ error }) => error).length;
+  const said = [`${rows.length} of ${total} files`];
+  if (judged.length) said.push(`${right} of ${judged.length} right (${((100 * right) / judged.length).toFixed(1)} %)`);
+  said.push(`${doubtful} doubtful`);
+  if (unread) said.push(`${unread} not readable`);
+  if (failure) said.push(failure);
+  return said.join(" · ");
+}
+
+function csvOf({ rows }) {
+  const head = ["file", "label", "probability", "confident", "truth", "error"];
+  const cells = rows.map(({ name, label, probability, confident, truth, error }) => [name, label, probability, confident, truth, error]);
+  return toCsv([head, ...cells]);
 }

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from service.score.table import FORMULA_STARTS
+from tests.service.playground.test_explore import Held, choose_model
 from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -87,3 +88,68 @@ def test_a_label_is_read_from_a_folder_or_a_name(page):
     script = "async (given) => (await import('/playground/scripts/labels.js')).labelOf(...given)"
     classes = [str(digit) for digit in range(10)]
     assert {path: page.evaluate(script, [path, classes]) for path in LABELS} == LABELS
+
+
+def fail(route: Route) -> None:
+    problem = '{"title": "Internal error", "status": 500}'
+    route.fulfill(status=500, headers={"Content-Type": "application/problem+json"}, body=problem)
+
+
+def test_an_error_of_the_service_ends_the_scoring_and_stays_to_be_read(page, files):
+    page.route("**/classify*", fail)
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files)
+    expect(page.locator("#score-said")).to_contain_text("Internal error")
+    expect(page.locator("#score-stop")).to_be_hidden()
+    expect(page.locator("#score-said")).to_have_text("0 of 51 files · 0 doubtful · Internal error")
+
+
+def test_files_that_are_given_while_others_are_scored_take_their_place(page, files):
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click("#tab-score")
+    with page.expect_request("**/classify*"):
+        page.set_input_files("#score-files", files)
+    with page.expect_event("requestfailed"):
+        page.set_input_files("#score-files", files[:3])
+    expect(page.locator("#score-stop")).to_be_visible()
+    expect(page.locator("#score-progress")).to_have_attribute("max", "3")
+    held.release()
+    expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
+    expect(page.locator("#score-stop")).to_be_hidden()
+    expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
+
+
+def test_files_that_are_given_before_a_model_is_there_are_scored_once_it_is(open_page, address, files):
+    held = Held("**/models/*")
+    page = open_page(f"{address}/", prepare=held.hold, wait_for="#pad")
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:3])
+    expect(page.locator("#score-said")).to_have_text("Waiting for a model: 3 files")
+    held.release()
+    expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
+
+
+def test_answers_of_several_objects_are_not_judged_by_the_names_of_files(page, files):
+    choose_model(page, "capsnet-multimnist")
+    expect(page.locator("#score-model")).to_contain_text("capsnet-multimnist")
+    page.click("#tab-score")
+    given = [{"name": "3_8.png", "mimeType": "image/png", "buffer": files[3].read_bytes()}]
+    page.set_input_files("#score-files", given)
+    expect(page.locator("#score-said")).to_contain_text("1 of 1 files")
+    assert "right" not in page.inner_text("#score-said")
+    expect(page.locator("#confusion-part")).to_be_hidden()
+    expect(page.locator("#scores-body tr.wrong")).to_have_count(0)
+
+
+def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:3])
+    expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
+    page.click("#tab-explore")
+    choose_model(page, "capsnet-multimnist")
+    expect(page.locator("#score-model")).to_contain_text("capsnet-multimnist")
+    page.click("#tab-score")
+    with page.expect_download() as download:
+        page.click("#score-csv")
+    assert download.value.suggested_filename == "capsnet-mnist-scores.csv"
