@@ -3,10 +3,12 @@
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
 import { drawHeat, largest } from "./heat.js";
+import { sentence } from "./notices.js";
 import { fromBase64, show } from "./picture.js";
 import { digitStrokes } from "./samples.js";
 import { drawPicture, Sweeps } from "./sweeps.js";
 import { poseBars, slider, squashCurve, unsquash } from "./tour_figures.js";
+import { ServiceError } from "./transport.js";
 import { moved } from "./views28.js";
 
 const DIGIT = 4;
@@ -25,6 +27,7 @@ export class Tour {
   #step; // from 0
   #onStep;
   #live = null; // what all figures share
+  #timer = 0; // of the figure that is shown, if it plays
   #turn = 0;
 
   /**
@@ -53,13 +56,12 @@ export class Tour {
       byId("tour-next").disabled = true;
       return;
     }
-    this.#live ??= await gather(model);
     await this.#go(this.#step);
   }
 
   async #go(step) {
     const turn = ++this.#turn;
-    clearInterval(this.#live.timer);
+    clearInterval(this.#timer);
     this.#step = within(step);
     this.#onStep(this.step);
     const { title, figure } = STEPS[this.#step];
@@ -67,11 +69,23 @@ export class Tour {
     byId("tour-place").textContent = `Step ${this.#step + 1} of ${STEPS.length}`;
     byId("tour-back").disabled = this.#step === 0;
     byId("tour-next").disabled = this.#step === STEPS.length - 1;
-    const { text, box } = await figure(this.#live);
-    if (turn !== this.#turn) return;
+    const { text, box, timer } = await this.#make(figure);
+    if (turn !== this.#turn) return clearInterval(timer);
+    this.#timer = timer;
     byId("tour-text").replaceChildren(...text.map((one) => element("p", {}, one)));
     byId("tour-figure").replaceChildren(...box);
     byId("tour-title").scrollIntoView({ block: "nearest" });
+  }
+
+  /** A figure; if the service refuses it, what the service says: it is asked again when one comes back. */
+  async #make(figure) {
+    try {
+      this.#live ??= await gather(await this.findModel());
+      return await figure(this.#live);
+    } catch (error) {
+      if (!(error instanceof ServiceError)) reportError(error);
+      return { text: [sentence(error)], box: [] };
+    }
   }
 }
 
@@ -84,7 +98,7 @@ async function gather(model) {
   const file = await moved(strokes, side, {}).convertToBlob({ type: "image/png" });
   const answer = await api.classify([file], { ...query, model_input: true });
   const [result] = answer.results;
-  return { model, strokes, side, query, file, result, input: await fromBase64(result.model_input), timer: 0 };
+  return { model, strokes, side, query, file, result, input: await fromBase64(result.model_input) };
 }
 
 async function numbersFigure({ model, result, input }) {
@@ -116,11 +130,11 @@ async function motionFigure(live) {
   const { strokes, side, query, result } = live;
   const label = result.label;
   const motions = [...TURNS.map((degrees) => ({ degrees })), ...SHIFTS.map((right) => ({ right }))];
-  live.moved ??= api.classify(
+  live.moved ??= await api.classify(
     await Promise.all(motions.map((motion) => moved(strokes, side, motion).convertToBlob({ type: "image/png" }))),
     query,
   );
-  const answers = (await live.moved).results.map(({ classes }) => classes.find((one) => one.label === label));
+  const answers = live.moved.results.map(({ classes }) => classes.find((one) => one.label === label));
   const still = answers[TURNS.indexOf(0)];
   const [bars, seen] = [poseBars(still.pose.length), picture("The digit, moved")];
   const said = element("p", { class: "tour-said", role: "status" });
@@ -190,7 +204,6 @@ async function agreementFigure(live) {
     at = (at + 1) % answer.iterations;
   };
   play();
-  live.timer = setInterval(play, PLAY_MS);
   const [first, last] = [0, answer.iterations - 1].map((one) => best.probabilities[one].toFixed(2));
   return {
     text: [
@@ -198,15 +211,19 @@ async function agreementFigure(live) {
       `In ${answer.iterations} iterations “${best.label}” goes from ${first} to ${last}. That is the answer. Draw your own digit in Explore, and open “Watch the votes agree” below it.`,
     ],
     box: [...canvases.map((canvas, index) => figure(canvas, `for ${[best, second][index].label}`)), said],
+    timer: setInterval(play, PLAY_MS),
   };
 }
 
 async function explain(live) {
-  live.explained ??= api.explain([live.file], live.query).then(
-    (answer) => ({ answer }),
-    (error) => ({ missing: error.message }), // the bundle has no such graph: the command that adds it
-  );
+  live.explained ??= await api.explain([live.file], live.query).then((answer) => ({ answer }), missing);
   return live.explained;
+}
+
+/** The bundle has no such graph: the command that adds it. */
+function missing(error) {
+  if (error.status !== 409) throw error;
+  return { missing: error.message };
 }
 
 /** The dimension whose ends differ most. */

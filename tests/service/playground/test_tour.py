@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.service.playground.test_explore import CHANGED, picture
 from tests.support.accessibility import serious_findings
@@ -60,3 +60,40 @@ def test_the_first_step_moves_a_number_of_a_live_capsule(page):
     for _ in range(10):
         page.keyboard.press("ArrowRight")
     page.wait_for_function(CHANGED, arg=[decoded, before])
+
+
+def fail_once(page: Page, pattern: str) -> None:
+    """Let the next request to an address of this pattern meet an error of the service."""
+    problem = '{"title": "Internal error", "status": 500}'
+
+    def fail(route: Route) -> None:
+        route.fulfill(status=500, headers={"Content-Type": "application/problem+json"}, body=problem)
+
+    page.route(pattern, fail, times=1)
+
+
+def go_to(page: Page, step: int) -> None:
+    """Go one step ahead or back."""
+    page.click("#tour-next" if int(page.inner_text("#tour-place").split()[1]) < step else "#tour-back")
+    expect(page.locator("#tour-title")).to_have_text(TITLES[step - 1])
+
+
+@pytest.mark.parametrize(("step", "asked"), [(1, "**/classify*"), (2, "**/classify*"), (4, "**/explain*")])
+def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open_page, address, step, asked):
+    page = open_page(f"{address}/", may_complain=True)
+    page.wait_for_selector(".sample")
+    if step == 1:
+        fail_once(page, asked)
+    page.click("#tab-tour")
+    for before in range(1, step):
+        expect(page.locator("#tour-text p")).to_have_count(2)
+        if before == step - 1:
+            fail_once(page, asked)
+        go_to(page, before + 1)
+    expect(page.locator("#tour-text")).to_have_text("Internal error")
+    expect(page.locator("#tour-figure > *")).to_have_count(0)
+    go_to(page, step + 1)
+    expect(page.locator("#tour-text p")).to_have_count(2)
+    go_to(page, step)
+    expect(page.locator("#tour-text p")).to_have_count(2)
+    assert page.locator("#tour-figure canvas").count()
