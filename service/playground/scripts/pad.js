@@ -11,6 +11,7 @@ export class Pad {
   #canvas = byId("pad");
   #content = { strokes: [], image: null, bitmap: null };
   #history = [];
+  #changes = 0; // so far: an image that is read slowly takes the place of nothing newer
   #drawing = null; // the stroke under the pen
   #cursor = null; // of the keyboard: where it is, and whether it draws
   #onChange;
@@ -55,8 +56,9 @@ export class Pad {
 
   /** Show an image; formats that the browser cannot show are sent to the service all the same. */
   async setImage(file) {
+    const change = ++this.#changes;
     const bitmap = await createImageBitmap(file).catch(() => null);
-    this.#replace({ strokes: [], image: file, bitmap }, true);
+    if (change === this.#changes) this.#replace({ strokes: [], image: file, bitmap }, true);
   }
 
   undo() {
@@ -76,6 +78,7 @@ export class Pad {
   }
 
   #changed(isFinal) {
+    this.#changes++;
     byId("undo").disabled = !this.#history.length;
     byId("clear").disabled = this.isEmpty;
     byId("pad-hint").hidden = !this.isEmpty;

@@ -57,13 +57,14 @@ export class Pair {
     TOYS.forEach((toy, index) => this.#strips.set(toy, bitmaps[index]));
     const legend = byId("toys").querySelector("legend");
     byId("toys").replaceChildren(legend, ...TOYS.map((toy) => this.#choice(toy)));
-    this.#choose(this.#toy);
+    if (!this.#own) this.#choose(this.#toy);
   }
 
   /** Show two files of the user, the left view first. */
   async setFiles(files) {
-    this.#own = files.slice(0, 2);
-    const bitmaps = await Promise.all(this.#own.map((file) => createImageBitmap(file).catch(() => null)));
+    const own = (this.#own = files.slice(0, 2));
+    const bitmaps = await Promise.all(own.map((file) => createImageBitmap(file).catch(() => null)));
+    if (own !== this.#own) return; // something else was chosen meanwhile
     for (const [index, id] of ["left", "right"].entries()) {
       const drawing = byId(id).getContext("2d");
       drawing.clearRect(0, 0, SIDE, SIDE);

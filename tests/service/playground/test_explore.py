@@ -1,6 +1,7 @@
 """The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,6 +221,53 @@ def test_a_file_that_is_opened_before_a_model_is_there_is_answered_once_it_is(op
     expect(page.locator("#clear")).to_be_enabled()
     held.release()
     assert answer(page) == "7"
+
+
+SLOW = """() => {
+    const [create, slow] = [window.createImageBitmap, Promise.withResolvers()];
+    window.createImageBitmap = async (file, ...rest) => {
+        if (file.name !== "slow.png") return create(file, ...rest);
+        await slow.promise;
+        return (window.bitmap = create(file, ...rest));
+    };
+    window.goOn = async () => {
+        slow.resolve();
+        await new Promise((resolve) => setTimeout(resolve));
+        await window.bitmap;
+        await new Promise((resolve) => setTimeout(resolve)); // what waited for it has run
+    };
+}"""
+
+
+def given(name: str) -> dict:
+    return {"name": name, "mimeType": "image/png", "buffer": Path("docs/three.png").read_bytes()}
+
+
+@pytest.mark.parametrize("later", ["sample", "file"])
+def test_an_image_that_is_read_slowly_takes_the_place_of_nothing_newer(page, later):
+    page.evaluate(SLOW)
+    page.set_input_files("#file", given("slow.png"))
+    if later == "sample":
+        page.click('[aria-label="Sample: 7"]')
+    else:
+        page.set_input_files("#file", "docs/seven.jpg")
+    assert answer(page) == "7"
+    before = picture(page, "#pad")
+    page.evaluate("window.goOn()")
+    assert picture(page, "#pad") == before
+    assert answer(page) == "7"
+
+
+def test_a_pair_that_is_read_slowly_takes_the_place_of_nothing_newer(page):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    page.evaluate(SLOW)
+    page.set_input_files("#file", [given("slow.png"), given("right.png")])
+    page.check('#toys input[value="airplane"]')
+    expect(page.locator("#spoken")).to_contain_text("airplane")
+    before = picture(page, "#left")
+    page.evaluate("window.goOn()")
+    assert picture(page, "#left") == before
 
 
 def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page):
