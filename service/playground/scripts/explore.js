@@ -101,6 +101,15 @@ export class Explore {
   }
 
   async #look(question, signal) {
+    try {
+      await this.#answerTo(question, signal);
+    } catch (error) {
+      if (question === this.#question && !signal.aborted) this.#forget(); // the answer shown is to an earlier image
+      throw error;
+    }
+  }
+
+  async #answerTo(question, signal) {
     const turn = ++this.#asked;
     const { name, version, manifest } = this.model;
     const files = await this.#files();

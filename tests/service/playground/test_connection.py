@@ -1,10 +1,12 @@
 """A service that is busy, away, or wants a key."""
 
+import numpy as np
 import pytest
 from playwright.sync_api import Route, expect
 
 from tests.service.playground.test_explore import answer
 from tests.support.live_service import free_port, live_service, settings_for
+from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import write_bundle
 
 KEY = "a-key-for-the-page"
@@ -49,6 +51,19 @@ def test_an_error_of_the_service_is_shown_in_its_own_words_until_something_works
     expect(page.locator("#notice")).to_contain_text("expected a PNG")
     page.click('[aria-label="Sample: 1"]')
     expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.mark.parametrize("wrong", ["text", "4 x 4 pixels"])
+def test_a_file_that_is_refused_takes_the_place_of_the_answer_before(page, tmp_path, wrong):
+    page.click('[aria-label="Sample: 1"]')
+    answer(page)
+    file = tmp_path / "no.png"
+    file.write_bytes(b"no picture" if wrong == "text" else to_png(np.zeros((4, 4), np.uint8)))
+    page.set_input_files("#file", file)
+    expect(page.locator("#notice")).to_be_visible()
+    expect(page.locator("#best")).to_be_empty()
+    expect(page.locator("#capsule")).to_be_hidden()
+    expect(page.locator("#notice")).to_be_visible()
 
 
 def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_page, models):
