@@ -16,10 +16,23 @@ export function linkTo(explore) {
 /** What the address of this page keeps of the explore view; null if nothing, or if it is damaged. */
 export function kept() {
   try {
-    return unpack(parts().get("see"));
+    const found = unpack(parts().get("see"));
+    return isWhole(found) ? found : null;
   } catch {
     return null;
   }
+}
+
+/** Whether this is what `linkTo` packs. */
+function isWhole({ image, objects, chosen }) {
+  if (!image) return true;
+  const isObject = ({ label, moves }) => typeof label === "string" && moves.every(Number.isFinite);
+  return isImage(image) && objects.every(isObject) && Number.isInteger(chosen);
+}
+
+function isImage({ strokes, toy, seen }) {
+  if (strokes) return strokes.every((flat) => flat.length >= 2 && flat.length % 2 === 0 && flat.every(Number.isFinite));
+  return toy ? typeof toy === "string" : bytes(seen).length > 0;
 }
 
 /** Show the image and the sliders that an address keeps; the model has been chosen. */

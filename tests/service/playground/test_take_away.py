@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import subprocess
 import sys
@@ -167,6 +168,27 @@ def test_a_link_pasted_into_the_address_bar_of_the_open_page_is_followed(page, a
 
 def test_a_damaged_link_opens_the_page(open_page, address):
     page = open_page(f"{address}/#see=%%%")
+    page.click('[aria-label="Sample: 1"]')
+    assert answer(page) == "1"
+
+
+WRONG = [
+    {"image": {"strokes": 5}, "objects": [], "chosen": 0},
+    {"image": {"strokes": [[]]}, "objects": [], "chosen": 0},
+    {"image": {"seen": "%"}, "objects": [], "chosen": 0},
+    {"image": {"strokes": [[1, 2, 90, 90]]}},
+    {"image": {"strokes": [[1, 2, 90, 90]]}, "objects": [{"label": "1"}], "chosen": 0},
+    {"image": {"strokes": [[1, 2, 90, 90]]}, "objects": [{"label": "1", "moves": []}], "chosen": "length"},
+    [None],
+    "text",
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
+def test_a_link_with_other_contents_than_the_page_gives_opens_the_page(open_page, address, wrong):
+    page = open_page(f"{address}/#see={base64.urlsafe_b64encode(json.dumps(wrong).encode()).decode().rstrip('=')}")
+    page.wait_for_selector(".sample")
+    expect(page.locator("#best")).to_be_empty()
     page.click('[aria-label="Sample: 1"]')
     assert answer(page) == "1"
 
