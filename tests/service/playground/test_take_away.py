@@ -186,7 +186,8 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_a_link_with_other_contents_than_the_page_gives_opens_the_page(open_page, address, wrong):
-    page = open_page(f"{address}/#see={base64.urlsafe_b64encode(json.dumps(wrong).encode()).decode().rstrip('=')}")
+    packed = base64.urlsafe_b64encode(json.dumps(wrong).encode()).decode().rstrip("=")
+    page = open_page(f"{address}/#see={packed}")
     page.wait_for_selector(".sample")
     expect(page.locator("#best")).to_be_empty()
     page.click('[aria-label="Sample: 1"]')
