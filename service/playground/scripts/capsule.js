@@ -11,7 +11,7 @@ import { addInColors } from "./tint.js";
 const ENDS_AFTER_MS = 180; // of rest
 
 export class Capsule {
-  #objects = []; // {label, probability, sweeps, moves, picture, original}
+  #objects = []; // {label, probability, sweeps, moves, picture, original}; without a picture until it has come
   #chosen = 0;
   #endsTimer = 0;
   #onChoose;
@@ -61,7 +61,7 @@ export class Capsule {
   /** Show another class's capsule in place of the chosen one: its sliders at once, its picture when it has come. */
   async choose({ label, probability, pose }) {
     const known = this.#objects.findIndex((object) => object.label === label);
-    if (known < 0) this.#objects[this.#chosen] = this.#object({ label, probability, pose, bitmap: this.#one.picture });
+    if (known < 0) this.#objects[this.#chosen] = this.#object({ label, probability, pose });
     else this.#chosen = known;
     this.#showObjects();
     this.#showChosen(true);
@@ -88,16 +88,15 @@ export class Capsule {
   }
 
   #object({ label, probability, pose, bitmap }) {
-    const picture = document.createElement("canvas");
-    const original = { bitmap, columns: 1, row: 0, rows: 1 };
-    drawPicture(picture, original, 0);
-    return { label, probability, picture, original, sweeps: new Sweeps(this.model, label, pose), moves: pose.map(() => 0) };
+    const object = { label, probability, sweeps: new Sweeps(this.model, label, pose), moves: pose.map(() => 0) };
+    if (bitmap) object.original = draw(object, { bitmap, columns: 1, row: 0, rows: 1 }, 0);
+    return object;
   }
 
   async #decode(object) {
     object.original = await object.sweeps.picture(object.moves.map(() => 0));
     if (object.moves.some((move) => move !== 0)) return; // a moved capsule has another picture
-    drawPicture(object.picture, object.original, 0);
+    draw(object, object.original, 0);
     if (this.#objects.includes(object)) this.#paint();
   }
 
@@ -105,7 +104,7 @@ export class Capsule {
     const object = this.#objects[index];
     if (object.label !== label || object.moves.length !== moves.length) return;
     object.moves = [...moves];
-    drawPicture(object.picture, await object.sweeps.picture(object.moves), 0);
+    draw(object, await object.sweeps.picture(object.moves), 0);
   }
 
   #ahead(dimension) {
@@ -120,7 +119,7 @@ export class Capsule {
     this.#numbers();
     const strip = object.sweeps.ready(dimension, object.moves) ?? (await object.sweeps.ahead(dimension, object.moves));
     if (object !== this.#one || object.moves[dimension] !== move) return; // a later move is shown instead
-    drawPicture(object.picture, strip, move + object.sweeps.range.steps);
+    draw(object, strip, move + object.sweeps.range.steps);
     this.#paint();
     this.#endsLater();
   }
@@ -128,7 +127,7 @@ export class Capsule {
   #reset() {
     const object = this.#one;
     object.moves.fill(0);
-    drawPicture(object.picture, object.original, 0);
+    if (object.original) draw(object, object.original, 0);
     this.#showChosen(true);
   }
 
@@ -171,6 +170,7 @@ export class Capsule {
   }
 
   #paint() {
+    if (this.#objects.some(({ picture }) => !picture)) return; // what is there keeps its name until then
     const labels = this.#objects.map(({ label }) => label).join(" and the ");
     byId("decoded").setAttribute("aria-label", `Reconstruction of the ${labels}`);
     const pictures = this.#objects.map(({ picture }) => picture);
@@ -188,4 +188,11 @@ export class Capsule {
         this.sliders.showEnds(strips);
     }, ENDS_AFTER_MS);
   }
+}
+
+/** Draw one picture of a strip as an object's; returns the strip. */
+function draw(object, strip, column) {
+  object.picture ??= document.createElement("canvas");
+  drawPicture(object.picture, strip, column);
+  return strip;
 }

@@ -191,9 +191,15 @@ def sweep_of(request: Request) -> dict | None:
 def test_another_class_may_be_decoded(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
+    seven, held = picture(page, "#decoded"), Held("**/reconstruct*")
+    held.hold(page)
     page.check('#bars input[value="2"]')
     expect(page.locator("#objects")).to_have_text("of the 2")
+    expect(page.get_by_label("Reconstruction of the 7")).to_be_visible()
+    assert picture(page, "#decoded") == seven, "no picture has another's name"
+    held.release()
     expect(page.get_by_label("Reconstruction of the 2")).to_be_visible()
+    assert picture(page, "#decoded") != seven
 
 
 def test_of_classes_chosen_quickly_one_after_the_other_the_last_stays_and_its_sliders_move_at_once(page):
