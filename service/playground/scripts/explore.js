@@ -94,7 +94,8 @@ export class Explore {
   /** The pen is lifted: what was asked last is the final question, and need not be asked again. */
   #finish() {
     const question = this.#question;
-    if (!question || question.isFinal) return;
+    if (!question) return this.look(true); // the last one failed
+    if (question.isFinal) return;
     question.isFinal = true;
     if (this.#answer?.question === question) this.#show(this.#answer);
     else this.#looking.hurry();

@@ -133,3 +133,17 @@ def test_a_key_is_not_dropped_because_a_request_without_it_is_refused_later(open
         page.wait_for_function("() => window.answered")
         expect(page.locator("#key-dialog")).to_be_hidden()
         assert page.evaluate("sessionStorage.getItem('capsnet-api-key')") == KEY
+
+
+def test_a_drawing_whose_last_question_failed_is_asked_again_when_the_pen_is_lifted(page):
+    problem = '{"title": "Something went wrong", "status": 500}'
+    headers = {"Content-Type": "application/problem+json"}
+    page.route("**/classify*", lambda route: route.fulfill(status=500, headers=headers, body=problem))
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 230)
+    expect(page.locator("#notice")).to_contain_text("Something went wrong")
+    page.unroute("**/classify*")
+    page.mouse.up()
+    assert answer(page) == "1"
