@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from training.models.cuda.device import runs_triton
+from training.models.cuda import device
+from training.models.cuda.device import has_c_compiler, runs_triton
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta", "mps"])
-def test_they_run_on_no_other_device(device):
-    assert not runs_triton(torch.device(device))
+@pytest.mark.parametrize("kind", ["cpu", "meta", "mps"])
+def test_they_run_on_no_other_device(kind):
+    assert not runs_triton(torch.device(kind))
 
 
 @pytest.mark.gpu
@@ -16,3 +17,23 @@ def test_they_run_on_no_other_device(device):
 def test_they_run_where_torch_brings_triton():
     pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it")
     assert runs_triton(torch.device("cuda")) == (torch.cuda.get_device_capability() >= (7, 0))
+
+
+def test_a_c_compiler_is_found_by_its_name_or_as_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not has_c_compiler()
+    (tmp_path / "clang").write_text("#!/bin/sh\n")
+    (tmp_path / "clang").chmod(0o755)
+    assert has_c_compiler()
+    (tmp_path / "clang").unlink()
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert has_c_compiler()
+
+
+def test_without_a_c_compiler_kernels_are_left_out_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    monkeypatch.setattr(device, "has_c_compiler", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (9, 0))
+    assert not runs_triton.__wrapped__(torch.device("cuda"))
+    assert "no C compiler" in caplog.text
