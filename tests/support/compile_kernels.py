@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.models.cuda import em_kernels, fused_em, fused_routing, routing_kernels
+from training.models.cuda import em_backward, em_forward, fused_em, fused_routing, routing_kernels
 
 NUMBERS = {"mass_floor", "variance_floor", "eta"}
 COUNTS = {"batch", "types", "children", "reach", "positions", "lower", "upper", "lower_dim", "upper_dim"}
@@ -22,13 +22,13 @@ LAUNCHES = [
     (routing_kernels.route_once, {"is_first": False, "chunk": fused_routing.CHUNK, **DIGITS}),
     (routing_kernels.gradients_of_iteration, {"chunk": fused_routing.CHUNK, **DIGITS}),
     (routing_kernels.gradients_of_factors, DIGITS),
-    (em_kernels.m_step, {"is_last": False, **fused_em.SOME_CHILDREN}),
-    (em_kernels.m_step, {"is_last": True, **fused_em.SOME_CHILDREN}),
-    (em_kernels.e_step, {"type_tile": 16, **fused_em.ONE_CHILD}),
-    (em_kernels.gradients_of_parent, {"is_last": False, **fused_em.SOME_CHILDREN}),
-    (em_kernels.gradients_of_parent, {"is_last": True, **fused_em.SOME_CHILDREN}),
-    (em_kernels.gradients_of_matrix, fused_em.ONE_CHILD),
-    (em_kernels.gradients_of_child, fused_em.ONE_CHILD),
+    (em_forward.m_step, {"is_last": False, **fused_em.SOME_CHILDREN}),
+    (em_forward.m_step, {"is_last": True, **fused_em.SOME_CHILDREN}),
+    (em_forward.e_step, {"type_tile": 16, **fused_em.ONE_CHILD}),
+    (em_backward.gradients_of_parent, {"is_last": False, **fused_em.SOME_CHILDREN}),
+    (em_backward.gradients_of_parent, {"is_last": True, **fused_em.SOME_CHILDREN}),
+    (em_backward.gradients_of_matrix, fused_em.ONE_CHILD),
+    (em_backward.gradients_of_child, fused_em.ONE_CHILD),
 ]
 
 

@@ -3,16 +3,16 @@
 from training.config import CapsNetConfig, CnnConfig, MatrixCapsNetConfig
 from training.models.baselines import BaselineCnn
 from training.models.capsnet import CapsNet
-from training.models.cpu.forms import use_cpu_forms
+from training.models.forms import use_training_forms
 from training.models.matrix_capsnet import MatrixCapsNet
 
 Network = CapsNet | MatrixCapsNet | BaselineCnn
 
 
 def build(config: CapsNetConfig | MatrixCapsNetConfig | CnnConfig) -> Network:
-    """The network with random weights, from torch's global generator, and the faster forms for CPUs."""
+    """The network with random weights, from torch's global generator, and its faster forms for training."""
     network = _plain(config)
-    use_cpu_forms(network)
+    use_training_forms(network)
     return network
 
 

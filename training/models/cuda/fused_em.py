@@ -1,14 +1,14 @@
 """EM routing for training on CUDA: votes are made where they are wanted, and never written down.
 
 As array operations EM routing writes its votes to memory and reads them again and again, and does little but
-wait for memory. Here an iteration is two kernels (`em_kernels.py`): an M-step for each parent, and an E-step
-for each child. The way back takes three: for each parent, for each matrix and for each child. What is kept
+wait for memory. Here an iteration is two kernels (`em_forward.py`): an M-step for each parent, and an E-step
+for each child. The way back takes three (`em_backward.py`): for each parent, matrix and child. What is kept
 for it are the assignments, a sixteenth of the votes' size, and the parents. The gradients are derived in
 `../cpu/fused_em.py`, and the arguments are those of its `route`. Nothing here waits for the GPU, so that CUDA
 graphs can record it.
 """
 
-# letters as in `em_kernels.py`; T iterations
+# letters as in `em_tiles.py`; T iterations
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.models.cuda import em_kernels
+from training.models.cuda import em_backward, em_forward
 
 EXAMPLES = 32  # in a tile: one in each thread of a warp
 CHILDREN = 8  # in a tile of a program that works on a parent: one in each warp
@@ -41,26 +41,7 @@ def route(
     floors: tuple[float, float],
     density_exponent: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """EM routing of votes that are products of 4x4 poses and 4x4 matrices; all float32 on one device.
-
-    Args:
-        poses: of the children, [B, C, 16].
-        activations: of the same, [B, C].
-        matrices: of each pair of child and parent type, [J, N, 16].
-        offsets: added to every parent's votes, without a gradient, [N, 16].
-        child: whom each parent position sees, int64 [P, N].
-        places: where each child is seen, as p * N + n, int64 [C, Q].
-        counts: in how many of these places, int64 [C].
-        shares: the first assignments, [P, N], the same for all parent types.
-        beta_u: cost of a child's element that is not explained, [J].
-        budget: beta_a in nats: what a parent's costs are held against, [J].
-        inverse_temperatures: lambda in each iteration, T of them.
-        floors: of mass and variance.
-        density_exponent: power of the Gaussian's density in the E-step.
-
-    Returns:
-        Means [B, P, J, 16] and log activations [B, P, J] of the parents.
-    """
+    """EM routing with the arguments and results of `training.models.cpu.fused_em.route`, on a CUDA device."""
     lambdas = [x if isinstance(x, Tensor) else poses.new_full((), x) for x in inverse_temperatures]
     with torch.cuda.device_of(poses):
         means, log_activations = _FusedEM.apply(
@@ -101,7 +82,7 @@ class _FusedEM(torch.autograd.Function):
         for t in range(iterations):
             is_last = t + 1 == iterations
             share = _assigned(t, shares, assignments)
-            em_kernels.m_step[_grid(positions * types, batch)](
+            em_forward.m_step[_grid(positions * types, batch)](
                 *(poses, activations, matrices, offsets, child, share, *share.stride()),
                 *(beta_u, budget, lambdas[t], means[t], precisions[t], half_logs[t], totals[t]),
                 *(complements[t], log_activations, None if is_last else assignments[t]),
@@ -110,7 +91,7 @@ class _FusedEM(torch.autograd.Function):
                 **SOME_CHILDREN,
             )
             if not is_last:
-                em_kernels.e_step[_grid(len(poses), batch)](
+                em_forward.e_step[_grid(len(poses), batch)](
                     *(places, counts, assignments[t], batch, types, children, places.shape[1]),
                     type_tile=triton.next_power_of_2(types),
                     **ONE_CHILD,
@@ -139,7 +120,7 @@ class _FusedEM(torch.autograd.Function):
         given = of_means.contiguous(), of_log_activations.contiguous()
         for t in reversed(range(iterations)):
             is_last = t + 1 == iterations
-            em_kernels.gradients_of_parent[_grid(positions * types, batch)](
+            em_backward.gradients_of_parent[_grid(positions * types, batch)](
                 *(*votes, child, beta_u, ctx.lambdas[t], means[t], precisions[t], half_logs[t], totals[t]),
                 *(complements[t], None if is_last else assignments[t], later, of_r, *given, *of_parents),
                 *(of_budgets[t], *sizes, *ctx.settings),
@@ -148,11 +129,11 @@ class _FusedEM(torch.autograd.Function):
             )
             share = _assigned(t, shares, assignments)
             fitted = share, *share.stride(), means[t], precisions[t], totals[t], of_r, *of_parents
-            em_kernels.gradients_of_matrix[(types * children,)](
+            em_backward.gradients_of_matrix[(types * children,)](
                 *(*votes, child, *fitted, of_matrices, *sizes, positions, mass_floor, exponent),
                 **ONE_CHILD,
             )
-            em_kernels.gradients_of_child[_grid(len(poses), batch)](
+            em_backward.gradients_of_child[_grid(len(poses), batch)](
                 *(*votes, places, counts, *fitted, now, of_poses, of_activations),
                 *(*sizes, places.shape[1], mass_floor, exponent),
                 **ONE_CHILD,

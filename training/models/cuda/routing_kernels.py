@@ -59,6 +59,29 @@ def load_matrix(
 
 
 @triton.jit
+def predict(
+    u,
+    weight,
+    i,
+    b,
+    batch,
+    lower,
+    upper,
+    lower_dim,
+    upper_dim,
+    image_tile: tl.constexpr,
+    upper_tile: tl.constexpr,
+    lower_dim_tile: tl.constexpr,
+    upper_dim_tile: tl.constexpr,
+):
+    """u_hat_i = u_i W_i, what one lower capsule predicts for all upper ones, [images, J, D]."""
+    pose = load_pose(u, i, b, batch, lower, lower_dim, lower_dim_tile)
+    matrix = load_matrix(weight, i, upper, lower_dim, upper_dim, upper_tile, lower_dim_tile, upper_dim_tile)
+    u_hat = tl.dot(pose, matrix, input_precision="ieee")
+    return tl.reshape(u_hat, [image_tile, upper_tile, upper_dim_tile])
+
+
+@triton.jit
 def couple(logits, none_of_the_above: tl.constexpr):
     """Softmax over upper capsules, [images, J]; one more logit is 0 where none of the above may be meant."""
     most = tl.max(logits, axis=1, keep_dims=True)
@@ -102,12 +125,21 @@ def route_once(
         of_v = load_upper(v, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
     s = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
     for i in range(first, tl.minimum(first + chunk, lower)):
-        pose = load_pose(u, i, b, batch, lower, lower_dim, lower_dim_tile)
-        matrix = load_matrix(
-            weight, i, upper, lower_dim, upper_dim, upper_tile, lower_dim_tile, upper_dim_tile
+        u_hat = predict(
+            u,
+            weight,
+            i,
+            b,
+            batch,
+            lower,
+            upper,
+            lower_dim,
+            upper_dim,
+            image_tile,
+            upper_tile,
+            lower_dim_tile,
+            upper_dim_tile,
         )
-        u_hat = tl.dot(pose, matrix, input_precision="ieee")
-        u_hat = tl.reshape(u_hat, [image_tile, upper_tile, upper_dim_tile])
         there = (b < batch) & (j < upper)
         logit = tl.load(logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
         if not is_first:
@@ -148,12 +180,21 @@ def gradients_of_iteration(
     of_sum = load_upper(of_s, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
     of_v = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
     for i in range(first, tl.minimum(first + chunk, lower)):
-        pose = load_pose(u, i, b, batch, lower, lower_dim, lower_dim_tile)
-        matrix = load_matrix(
-            weight, i, upper, lower_dim, upper_dim, upper_tile, lower_dim_tile, upper_dim_tile
+        u_hat = predict(
+            u,
+            weight,
+            i,
+            b,
+            batch,
+            lower,
+            upper,
+            lower_dim,
+            upper_dim,
+            image_tile,
+            upper_tile,
+            lower_dim_tile,
+            upper_dim_tile,
         )
-        u_hat = tl.dot(pose, matrix, input_precision="ieee")
-        u_hat = tl.reshape(u_hat, [image_tile, upper_tile, upper_dim_tile])
         there, here = (b < batch) & (j < upper), (b * lower + i) * upper + j
         logit = tl.load(logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
         c = couple(logit, none_of_the_above)

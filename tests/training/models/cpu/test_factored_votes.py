@@ -5,7 +5,7 @@ from torch import nn
 from training.models.capsules import ClassCapsules
 from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
 from training.models.cpu.factored_votes import FactoredVotes
-from training.models.cpu.forms import use_cpu_forms
+from training.models.forms import use_training_forms
 
 # B 2, I 5, J 3, E 4, D 6
 
@@ -17,7 +17,7 @@ def random(*shape, seed=0):
 def cpu_class_capsules(*arguments, **options):
     """As a built network has them."""
     layer = nn.Sequential(ClassCapsules(*arguments, **options))
-    use_cpu_forms(layer)
+    use_training_forms(layer)
     assert isinstance(layer[0], CpuClassCapsules)
     assert isinstance(layer[0].routing, CpuRouting)
     return layer[0]

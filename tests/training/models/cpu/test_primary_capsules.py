@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.models.cpu.forms import use_cpu_forms
 from training.models.cpu.primary_capsules import CpuPrimaryMatrixCapsules
+from training.models.forms import use_training_forms
 from training.models.matrix_capsules import PrimaryMatrixCapsules
 
 
@@ -12,7 +12,7 @@ def both_forms():
     plain = PrimaryMatrixCapsules(6, 3)
     built = nn.Sequential(PrimaryMatrixCapsules(6, 3))
     built[0].load_state_dict(plain.state_dict())
-    use_cpu_forms(built)
+    use_training_forms(built)
     assert isinstance(built[0], CpuPrimaryMatrixCapsules)
     return plain, built[0]
 

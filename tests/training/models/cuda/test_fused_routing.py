@@ -5,9 +5,9 @@ import torch
 
 from tests.support.triton_here import DEVICE, MARKS
 from training.models.capsules import ClassCapsules
-from training.models.cpu.forms import use_cpu_forms
 from training.models.cuda.class_capsules import CudaClassCapsules
 from training.models.cuda.fused_routing import CHUNK, IMAGES
+from training.models.forms import use_training_forms
 
 pytestmark = MARKS
 
@@ -19,7 +19,7 @@ def layers(lower, lower_dim, upper, upper_dim, iterations, **options):
         torch.nn.init.normal_(parameter, std=0.3)
     fused = ClassCapsules(lower, lower_dim, upper, upper_dim, iterations, **options)
     fused.load_state_dict(plain.state_dict())
-    use_cpu_forms(torch.nn.Sequential(fused))
+    use_training_forms(torch.nn.Sequential(fused))
     assert isinstance(fused, CudaClassCapsules)
     return fused.to(DEVICE), plain.to(DEVICE)
 

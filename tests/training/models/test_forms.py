@@ -10,7 +10,7 @@ from training.models.capsnet import CapsNet
 from training.models.convolution import Convolution
 from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cpu.convolution import CpuConvolution
-from training.models.cpu.forms import FORMS
+from training.models.forms import FORMS
 from training.models.matrix_capsnet import MatrixCapsNet
 
 PLAIN = {

@@ -23,7 +23,7 @@ FORMS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def use_cpu_forms(network: nn.Module) -> None:
+def use_training_forms(network: nn.Module) -> None:
     """Give every layer of a network the form it has in FORMS, if any; its parameters stay where they are."""
     for layer in network.modules():
         if form := FORMS.get(type(layer)):
