@@ -12,14 +12,15 @@ QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")  # RFC 9110, 12.4.2
 
 
 def prefers_png(request: Request) -> bool:
-    """Whether the Accept header of a request rates image/png above application/json."""
+    """Whether the Accept header of a request rates PNG above JSON."""
     return rates_png_higher(", ".join(request.headers.getlist("accept")))
 
 
 def rates_png_higher(accept: str) -> bool:
-    """Whether an Accept header names image/png, and rates it above application/json."""
+    """Whether an Accept header names image/png or image/*, and rates it above application/json."""
     ratings = dict(_rating(part) for part in accept.split(","))
-    return ratings.get("image/png", 0) > ratings.get("application/json", 0)
+    png = ratings.get("image/png", ratings.get("image/*", 0))
+    return png > ratings.get("application/json", ratings.get("application/*", 0))
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from browser.build import build
 from browser.runtime import NpmError
+from tests.conftest import made_once
 from tests.service.playground.conftest import address as service  # noqa: F401 - a fixture
 from tests.service.playground.conftest import browser, open_page  # noqa: F401 - fixtures
 from tests.support.places import MODELS
@@ -60,12 +61,10 @@ def serve_files(folder: Path, headers: dict[str, str] | None = None) -> Iterator
 @pytest.fixture(scope="session")
 def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The playground with the shipped models, as `make site` builds it."""
-    folder = tmp_path_factory.mktemp("site") / "playground"
     try:
-        build(MODELS, folder)
+        return made_once(tmp_path_factory, "playground", partial(build, MODELS))
     except NpmError as error:
         pytest.skip(f"the playground needs npm: {str(error).splitlines()[0]}")
-    return folder
 
 
 @pytest.fixture(scope="session")

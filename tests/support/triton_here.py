@@ -14,6 +14,4 @@ MARKS = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-pytest.importorskip(
-    "triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it with its interpreter"
-)
+pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it")

@@ -20,6 +20,7 @@ export class Explore {
   #looking = new Latest();
   #asked = 0; // answers of an earlier question are not shown after a later one's
   #question = null; // the latest: {isFinal}
+  #failed = 0; // questions that got no answer
   #answer = null; // the one that is shown, and its question
 
   constructor() {
@@ -71,11 +72,16 @@ export class Explore {
     this.#looking.ask((signal) => this.#look(question, signal), isFinal);
   }
 
-  /** Wait until the answer to what is on the screen is shown. */
-  async settled() {
+  /** Wait until the answer to what is on the screen is shown: true, or false if there is none. */
+  settled() {
+    const failed = this.#failed;
     const isSettled = () => this.#question?.isFinal && this.#answer?.question === this.#question;
-    await new Promise((resolve) => {
-      const wait = () => (isSettled() ? resolve() : setTimeout(wait, 20));
+    return new Promise((resolve) => {
+      const wait = () => {
+        if (this.#failed !== failed) resolve(false);
+        else if (isSettled()) resolve(true);
+        else setTimeout(wait, 20);
+      };
       wait();
     });
   }
@@ -105,7 +111,10 @@ export class Explore {
     try {
       await this.#answerTo(question, signal);
     } catch (error) {
-      if (question === this.#question && !signal.aborted) this.#forget(); // the answer shown is to an earlier image
+      if (question === this.#question && !signal.aborted) {
+        this.#failed++;
+        this.#forget(); // the answer shown is to an earlier image
+      }
       throw error;
     }
   }

@@ -41,7 +41,7 @@ export async function restore(explore, { image, objects, chosen }) {
   if (image.strokes) explore.pad.setStrokes(unpackStrokes(image.strokes));
   else if (image.toy) explore.pair.setPosition(image);
   else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
-  await explore.settled();
+  if (!(await explore.settled())) return;
   if (objects.length === 1) await explore.chooseClass(objects[0].label);
   await explore.capsule.restore({ objects, chosen });
 }

@@ -110,6 +110,30 @@ def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp
     expect(restored.locator("#capsule")).to_be_visible()
 
 
+def test_the_sliders_of_a_link_whose_image_got_no_answer_are_not_those_of_the_next(
+    copying, open_page, address
+):
+    copying.click('[aria-label="Sample: 4"]')
+    answer(copying)
+    move(copying, 4, 12)
+    link = copied(copying, "#share")
+    page = open_page(f"{address}/", may_complain=True)
+    problem = {
+        "type": "/problems/unsupported-image",
+        "title": "Unsupported",
+        "status": 415,
+        "detail": "Not this one.",
+    }
+    page.route("**/classify*", lambda route: route.fulfill(status=415, json=problem))
+    page.goto(link)
+    expect(page.locator("#notice")).to_contain_text("Not this one.")
+    page.unroute("**/classify*")
+    page.click('[aria-label="Sample: 4"]')
+    assert answer(page) == "4"
+    expect(page.locator("#reset")).to_be_disabled()
+    expect(page.locator(".slider.moved")).to_have_count(0)
+
+
 def test_a_link_made_in_the_tour_leads_to_its_step_and_keeps_the_image(copying, open_page):
     copying.click('[aria-label="Sample: 4"]')
     answer(copying)
@@ -141,14 +165,12 @@ def test_the_address_of_the_page_names_the_view_and_the_step(page):
     expect(page.locator("#tour-figure canvas").first).to_be_visible()
     page.click("#tour-next")
     expect(page).to_have_url(re.compile("#tab=tour&step=2$"))
-    page.reload()
     expect(page.locator("#tour-place")).to_have_text("Step 2 of 5")
     expect(page.locator("#tour-figure canvas").first).to_be_visible()
     page.click("#tab-explore")
     expect(page).to_have_url(re.compile("/$"))
     page.click("#tab-score")
     expect(page).to_have_url(re.compile("#tab=score$"))
-    page.reload()
     expect(page.locator("#score")).to_be_visible()
 
 

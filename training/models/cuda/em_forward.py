@@ -1,4 +1,5 @@
 """EM routing in Triton, forward: an M-step for each parent and an E-step for each child.
+
 The mathematics and its letters are those of `../cpu/fused_em.py`. Votes are made from their two factors
 wherever they are wanted, and never written down. All that is summed is summed by one program in a fixed
 order, without atomic additions, so that results repeat to the bit.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.places import ROOT
 
-pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds its compiler")
+pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it")
 
 
 @pytest.mark.timeout(1200)
