@@ -45,9 +45,16 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:
-        _fail(str(error))
+        _fail(_said(error))
     except KeyboardInterrupt:
         sys.exit(STOPPED_BY_SIGNAL)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong; of an operating system's error the file and the reason."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _fail(message: str) -> None:

@@ -161,6 +161,10 @@ def test_weights_of_another_architecture_are_refused_before_anything_is_made(tmp
             ["fit", "--preset", "drawn", "--out", "x", "--start-from", "nowhere"],
             "nowhere is neither a run of capsnet-train nor a bundle",
         ),
+        (
+            ["make", "toys", "--data", "/proc/nowhere"],
+            "capsnet-train: /proc/nowhere: No such file or directory",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-// Tables as CSV (RFC 4180).
+// Tables as CSV (RFC 4180), with a byte order mark: without it Excel takes UTF-8 for something else.
 
 const FORMULA = /^[=+\-@\t\r]/; // texts that spreadsheets compute
 
@@ -8,7 +8,7 @@ const FORMULA = /^[=+\-@\t\r]/; // texts that spreadsheets compute
  */
 export function toCsv(rows) {
   const text = rows.map((row) => row.map(field).join(",")).join("\r\n");
-  return new Blob([`${text}\r\n`], { type: "text/csv;charset=utf-8" });
+  return new Blob([`\ufeff${text}\r\n`], { type: "text/csv;charset=utf-8" });
 }
 
 function field(value) {

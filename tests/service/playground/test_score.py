@@ -1,11 +1,12 @@
 """The view that classifies many files."""
 
+import codecs
 import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Download, Route, expect
 
 from service.score.table import FORMULA_STARTS
 from tests.service.playground.test_explore import Held, choose_model
@@ -35,6 +36,14 @@ def page(open_page, address):
     return page
 
 
+def rows_of(download: Download) -> list[dict[str, str]]:
+    """Of a CSV file that spreadsheets open in UTF-8, since it begins with a byte order mark."""
+    path = Path(download.path())
+    assert path.read_bytes().startswith(codecs.BOM_UTF8)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
 def test_fifty_files_are_scored_judged_and_saved_though_one_is_no_picture(page, files):
     page.click("#tab-score")
     page.set_input_files("#score-files", files)
@@ -56,8 +65,7 @@ def test_fifty_files_are_scored_judged_and_saved_though_one_is_no_picture(page, 
 
     with page.expect_download() as download:
         page.click("#score-csv")
-    with Path(download.value.path()).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(download.value)
     assert len(rows) == 51
     assert sum(row["label"] == row["truth"] != "" for row in rows) == right
     assert [row["file"] for row in rows if row["error"]] == ["notes.png"]
@@ -72,8 +80,7 @@ def test_names_that_a_spreadsheet_would_compute_get_an_apostrophe(page):
     expect(page.locator("#score-said")).to_contain_text("7 of 7 files")
     with page.expect_download() as download:
         page.click("#score-csv")
-    with Path(download.value.path()).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(download.value)
     assert {row["file"] for row in rows} == {f"'{name}" for name in names} | {"0_a.png"}
     assert all(0 <= float(row["probability"]) <= 1 for row in rows)
 
