@@ -9,7 +9,7 @@ https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protoc
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Labels = NDArray[np.object_]  # of str
 Arrays = Mapping[str, Floats]
+Inputs = Mapping[str, Floats | NDArray[np.uint8]]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 FLOAT = np.dtype("<f4")
+DATATYPES: dict[str, np.dtype[Any]] = {"FP32": FLOAT, "UINT8": np.dtype(np.uint8)}  # outputs are FP32
+UINT8_MAX = 255
 # A value takes about ten times as many bytes in memory as in JSON.
 MAX_JSON_VALUES = 2**20
 MAX_AXES = 8
@@ -55,13 +58,13 @@ class InferRequest:
     """A request to run a graph.
 
     Attributes:
-        inputs: float32 of any shape, by name.
+        inputs: float32 or uint8 of any shape, by name.
         outputs: the outputs wanted, in this order; empty for all.
         binary: whether outputs are raw bytes unless they say otherwise.
         id: repeated in the response.
     """
 
-    inputs: Arrays
+    inputs: Inputs
     outputs: Sequence[RequestedOutput] = ()
     binary: bool = False
     id: str | None = None
@@ -121,7 +124,7 @@ def read_response(body: bytes, header_length: str | None) -> Arrays:
         WireError: it does not follow the protocol.
     """
     header, binary = split(body, header_length)
-    return read_tensors(header, "outputs", binary)
+    return read_tensors(header, "outputs", binary, ("FP32",))
 
 
 def write_message(
@@ -191,13 +194,21 @@ def _name_given_twice(text: bytes) -> str | None:
     return None
 
 
-def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> dict[str, Floats]:
+def read_tensors(
+    header: Mapping[str, Any], side: str, binary: memoryview, datatypes: Collection[str] = DATATYPES
+) -> dict[str, Any]:
     """The tensors that the header lists as its `side`, with values from the JSON or the binary part.
+
+    Args:
+        header: of the message.
+        side: "inputs" or "outputs".
+        binary: the bytes behind the header.
+        datatypes: those of DATATYPES that are read.
 
     Raises:
         WireError: a tensor is wrong; says which, and why.
     """
-    arrays: dict[str, Floats] = {}
+    arrays: dict[str, Any] = {}
     start = 0
     for given in _objects(header, side):
         name = _name(given, side)
@@ -205,13 +216,14 @@ def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> di
             raise WireError(f"{side} lists {_shown(name)} twice")
         place = f"{side[:-1]} {_shown(name)}"
         shape = _shape(given, place)
-        if given.get("datatype") != "FP32":
-            raise WireError(f"{place}: datatype must be 'FP32', got {_shown(given.get('datatype'))}")
+        datatype = given.get("datatype")
+        if datatype not in list(datatypes):
+            raise WireError(f"{place}: datatype must be {' or '.join(datatypes)}, got {_shown(datatype)}")
         size = _binary_size(given, place)
         if size is None:
-            arrays[name] = _from_json(given, shape, place)
+            arrays[name] = _from_json(given, shape, datatype, place)
             continue
-        arrays[name] = _from_bytes(binary[start : start + size], size, shape, place)
+        arrays[name] = _from_bytes(binary[start : start + size], size, shape, datatype, place)
         start += size
     if start != len(binary):
         raise WireError(
@@ -221,21 +233,24 @@ def read_tensors(header: Mapping[str, Any], side: str, binary: memoryview) -> di
     return arrays
 
 
-def _from_bytes(content: memoryview, size: int, shape: tuple[int, ...], place: str) -> Floats:
-    needed = math.prod(shape) * FLOAT.itemsize
+def _from_bytes(
+    content: memoryview, size: int, shape: tuple[int, ...], datatype: str, place: str
+) -> NDArray[Any]:
+    kind = DATATYPES[datatype]
+    needed = math.prod(shape) * kind.itemsize
     if size != needed:
         raise WireError(
-            f"{place}: shape {list(shape)} of FP32 takes {needed} bytes, binary_data_size is {size}"
+            f"{place}: shape {list(shape)} of {datatype} takes {needed} bytes, binary_data_size is {size}"
         )
     if len(content) != size:
         raise WireError(f"{place}: binary_data_size is {size}, but only {len(content)} bytes are left for it")
-    values = np.frombuffer(content, FLOAT)
+    values = np.frombuffer(content, kind)
     if not values.flags.aligned:  # the JSON may have any length; kernels need aligned data
-        values = np.frombuffer(bytes(content), FLOAT)
+        values = np.frombuffer(bytes(content), kind)
     return values.reshape(shape)
 
 
-def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], place: str) -> Floats:
+def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], datatype: str, place: str) -> NDArray[Any]:
     """Values from a flat list in row-major order, or from lists nested like the shape."""
     data = given.get("data")
     if not isinstance(data, list):
@@ -250,6 +265,10 @@ def _from_json(given: Mapping[str, Any], shape: tuple[int, ...], place: str) -> 
     if not kinds <= {int, float}:  # numpy would convert "0.5", true and null
         names = ", ".join(sorted(kind.__name__ for kind in kinds - {int, float}))
         raise WireError(f"{place}: data must hold numbers, got {names}")
+    if datatype == "UINT8":
+        if not (kinds == {int} and min(flat) >= 0 and max(flat) <= UINT8_MAX):
+            raise WireError(f"{place}: data of UINT8 must hold integers from 0 to {UINT8_MAX}")
+        return np.array(flat, np.uint8).reshape(shape)
     with np.errstate(over="ignore"):  # 1e300 becomes infinite, which is out of any range
         return np.array(flat, np.float32).reshape(shape)
 

@@ -7,12 +7,12 @@ The encoder answers to the model's name, the decoder to `<model>-decoder` and th
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsnet.wire_format import InferRequest, Message, RequestedOutput, write_message
+from capsnet.wire_format import UINT8_MAX, Arrays, InferRequest, Message, RequestedOutput, write_message
 from export.contract.manifest import VERSION, Graph, Role, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
 from service.inference.predictions import rank_classes
@@ -28,6 +28,7 @@ SUFFIXES: dict[Role, str] = {"decoder": "-decoder", "explain": "-explain"}
 MAX_EXPLAINED = 8  # images of a request to the explain graph, which gives up to megabytes for each
 PLATFORM = "onnxruntime_onnx"
 # A perturbed pose may leave the range of the encoder's, as in /reconstruct.
+UINT8_INPUT = "pixels"  # which may also come as integers from 0 to 255
 RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-MAX_POSE_VALUE, MAX_POSE_VALUE)}
 
 
@@ -88,18 +89,19 @@ def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
     }
 
 
-def check_request(model: OipModel, request: InferRequest, max_images: int) -> None:
-    """The model can answer the request.
+def check_request(model: OipModel, request: InferRequest, max_images: int) -> Arrays:
+    """The inputs of a request that the model can answer, float32 by name; pixels of UINT8 divided by 255.
 
     Raises:
-        WrongArrayError: an input that the model does not take, or of another shape or range.
+        WrongArrayError: an input that the model does not take, or of another datatype, shape or range.
         TooManyPicturesError: N is over `max_images`.
         InvalidFieldError: an output that the model does not have.
     """
-    graph, inputs = model.graph, request.inputs
-    _check_names(model, inputs, graph.inputs)
+    graph, given = model.graph, request.inputs
+    _check_names(model, given, graph.inputs)
     for tensor in graph.inputs:
-        _check_shape(tensor, inputs[tensor.name])
+        _check_shape(tensor, given[tensor.name])
+    inputs = {name: _as_floats(name, array) for name, array in given.items()}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise WrongArrayError(f"all inputs must have the same batch axis, got {counts}")
@@ -113,6 +115,7 @@ def check_request(model: OipModel, request: InferRequest, max_images: int) -> No
     for name, array in inputs.items():
         _check_range(name, array)
     _check_outputs(model, request.outputs)
+    return inputs
 
 
 def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, Floats]) -> Message:
@@ -156,14 +159,23 @@ def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": "FP32", "shape": shape}
 
 
-def _check_names(model: OipModel, inputs: Mapping[str, Floats], tensors: Collection[Tensor]) -> None:
+def _as_floats(name: str, array: Floats | NDArray[np.uint8]) -> Floats:
+    """float32; integers are scaled as those of a picture."""
+    if array.dtype != np.uint8:
+        return cast(Floats, array)
+    if name != UINT8_INPUT:
+        raise WrongArrayError(f"input {name} must be FP32, got UINT8")
+    return np.divide(array, np.float32(UINT8_MAX), dtype=np.float32)
+
+
+def _check_names(model: OipModel, inputs: Mapping[str, Any], tensors: Collection[Tensor]) -> None:
     expected = {tensor.name for tensor in tensors}
     if inputs.keys() != expected:
         came = ", ".join(shown(name) for name in list(inputs)[:5])
         raise WrongArrayError(f"{model.name} takes the inputs {', '.join(sorted(expected))}; got {came}")
 
 
-def _check_shape(tensor: Tensor, array: Floats) -> None:
+def _check_shape(tensor: Tensor, array: NDArray[Any]) -> None:
     if array.ndim != len(tensor.shape) or array.shape[1:] != tensor.shape[1:]:
         expected = ["N", *tensor.shape[1:]]
         raise WrongArrayError(
@@ -177,6 +189,7 @@ def _check_range(name: str, array: Floats) -> None:
     if not (low >= lowest and high <= highest):
         raise WrongArrayError(
             f"input {name} must be within {lowest:g} to {highest:g}, got {low:g} to {high:g}"
+            + ("; send 0 to 255 as UINT8" if name == UINT8_INPUT else "")
         )
 
 

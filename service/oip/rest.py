@@ -133,18 +133,20 @@ async def post_infer(request: Request) -> Response:
         service.while_wanted(request),
         use_model(service.repository, **request.path_params) as model,
     ):
-        asked = await _read(request, body, model, service)
-        images = len(next(iter(asked.inputs.values())))
+        asked, inputs = await _read(request, body, model, service)
+        images = len(next(iter(inputs.values())))
         log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
-        outputs = await model.run(asked.inputs)
+        outputs = await model.run(inputs)
         return await _answer(request, asked, model, outputs, service)
 
 
 answer_head(routes)
 
 
-async def _read(request: Request, body: bytes, model: OipModel, service: Service) -> InferRequest:
-    """The checked request of a body; a large one is read on a thread.
+async def _read(
+    request: Request, body: bytes, model: OipModel, service: Service
+) -> tuple[InferRequest, Arrays]:
+    """The request of a body, and its inputs, checked; a large one is read on a thread.
 
     Raises:
         ServiceError: the request is invalid, or the service is overloaded.
@@ -152,7 +154,7 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
     header_length = request.headers.get(HEADER_LENGTH)
     coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
 
-    def read() -> InferRequest:
+    def read() -> tuple[InferRequest, Arrays]:
         content = decompress(body, coding, service.settings.max_body_bytes)
         if not content:
             raise MalformedBodyError("the body is empty; expected an inference request of the protocol")
@@ -160,8 +162,7 @@ async def _read(request: Request, body: bytes, model: OipModel, service: Service
             asked = read_request(content, header_length)
         except WireError as error:
             raise MalformedBodyError(str(error)) from None
-        check_request(model, asked, service.settings.queue_images)
-        return asked
+        return asked, check_request(model, asked, service.settings.queue_images)
 
     if coding == "identity" and _reads_inline(body, header_length):
         return read()

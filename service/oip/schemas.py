@@ -61,7 +61,7 @@ class InferInput(BaseModel):
 
     name: str = Field(examples=["pixels"])
     shape: list[int] = Field(description="with the batch axis", examples=[[1, 28, 28, 1]])
-    datatype: Literal["FP32"]
+    datatype: Literal["FP32", "UINT8"] = Field(description="UINT8 of pixels alone: 0 to 255, divided by 255")
     data: list[Any] | None = Field(
         default=None, description="numbers, flat and row-major or nested as the shape is"
     )

@@ -166,9 +166,37 @@ def test_a_refusal_repeats_little_of_a_shape() -> None:
     assert len(str(raised.value)) < 500
 
 
-def test_other_datatypes_are_refused_by_name() -> None:
-    with pytest.raises(WireError, match="datatype must be 'FP32', got 'UINT8'"):
-        read_request(body_of(tensor(datatype="UINT8")), None)
+@pytest.mark.parametrize("datatype", ["FP16", "INT8", "uint8", None, ["FP32"]])
+def test_other_datatypes_are_refused_by_name(datatype: Any) -> None:
+    with pytest.raises(WireError, match="datatype must be FP32 or UINT8, got "):
+        read_request(body_of(tensor(datatype=datatype)), None)
+
+
+def test_integers_are_read_from_json_and_from_bytes() -> None:
+    listed = read_request(body_of(tensor(datatype="UINT8", data=[0, 255])), None).inputs["x"]
+    header = body_of(tensor(datatype="UINT8", data=None, parameters={"binary_data_size": 2}))
+    packed = read_request(header + bytes([0, 255]), str(len(header))).inputs["x"]
+    for found in (listed, packed):
+        assert found.dtype == np.uint8
+        assert found.tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("data", [[0, 256], [-1, 0], [0, 0.5], [0.0, 1.0], [0, 2**70]])
+def test_integers_are_of_8_bits(data: list[Any]) -> None:
+    with pytest.raises(WireError, match="integers from 0 to 255"):
+        read_request(body_of(tensor(datatype="UINT8", data=data)), None)
+
+
+def test_integers_take_a_byte_each() -> None:
+    header = body_of(tensor(datatype="UINT8", data=None, parameters={"binary_data_size": 8}))
+    with pytest.raises(WireError, match="UINT8 takes 2 bytes, binary_data_size is 8"):
+        read_request(header + bytes(8), str(len(header)))
+
+
+def test_an_answer_has_no_integers() -> None:
+    answer = orjson.dumps({"outputs": [tensor(datatype="UINT8", data=[0, 1])]})
+    with pytest.raises(WireError, match="datatype must be FP32, got 'UINT8'"):
+        read_response(answer, None)
 
 
 @pytest.mark.parametrize("size", [-8, 4, 9, 2**63, 8.0, True, "8"])

@@ -85,7 +85,7 @@ def graph_outputs(models: Path, count: int = 2, *, version: int = 2) -> tuple[np
 
 
 def an_input(name: str, array: np.ndarray, *, binary: bool = True) -> triton.InferInput:
-    given = triton.InferInput(name, list(array.shape), "FP32")
+    given = triton.InferInput(name, list(array.shape), "UINT8" if array.dtype == np.uint8 else "FP32")
     return given.set_data_from_numpy(array, binary_data=binary)
 
 
@@ -206,6 +206,16 @@ def test_answers_are_the_graphs_in_either_form(
     result = client.infer("tiny", [an_input("pixels", pixels(), binary=binary_in)], outputs=asked)
     for name, expected in zip(names, graph_outputs(models), strict=True):
         assert np.allclose(result.as_numpy(name), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_pixels_of_8_bits_are_those_of_a_picture(client: triton.InferenceServerClient, binary: bool) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 1), np.uint8)
+    found, expected = (
+        client.infer("tiny", [an_input("pixels", array, binary=binary)]).as_numpy("poses")
+        for array in (levels, levels.astype(np.float32) / np.float32(255))
+    )
+    assert np.array_equal(found, expected)
 
 
 def test_the_decoder_decodes(client: triton.InferenceServerClient, models: Path) -> None:
@@ -348,6 +358,8 @@ def test_the_asynchronous_client_sees_metadata_compression_and_errors(http: http
         ([("pixels", pixels() * np.float32(np.nan))], r"within 0 to 1, got nan"),
         ([("pixels", pixels() * np.float32(np.inf))], r"within 0 to 1, got inf to inf"),
         ([("pixels", pixels(QUEUE + 1))], r"may have 64 images \(CAPSNET_QUEUE_IMAGES\), got 65"),
+        ([("pixels", pixels() * 255)], r"send 0 to 255 as UINT8"),
+        ([("pixels", np.zeros((2, 28, 28, 2), np.uint8))], r"shape \[2, 28, 28, 2\]; expected"),
         ([("pixels", pixels()[:0])], r"sizes of at least 1, got \[0, 28, 28, 1\]"),
         ([("pixels", pixels()), ("pixels", pixels())], r"lists 'pixels' twice"),
     ],
@@ -357,6 +369,13 @@ def test_inputs_that_do_not_fit_are_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(InferenceServerException, match=message) as raised:
         client.infer("tiny", [an_input(name, np.ascontiguousarray(array)) for name, array in inputs])
+    assert raised.value.status()[0] == "4"
+
+
+def test_poses_are_no_integers(client: triton.InferenceServerClient) -> None:
+    poses, mask = np.zeros((2, 3, 4), np.uint8), np.zeros((2, 3), np.float32)
+    with pytest.raises(InferenceServerException, match="input poses must be FP32, got UINT8") as raised:
+        client.infer("tiny-decoder", [an_input("poses", poses), an_input("mask", mask)])
     assert raised.value.status()[0] == "4"
 
 
