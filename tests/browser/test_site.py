@@ -81,7 +81,7 @@ def test_a_toy_turns_and_the_distances_of_its_votes_are_shown(page):
         page.keyboard.press("ArrowRight")
     page.wait_for_function(CHANGED, arg=["#matrix", before])
     page.click("#explain summary")
-    expect(page.locator("#explain-steps input")).to_have_count(2)
+    expect(page.locator("#explain-steps input")).to_have_count(3)
     expect(page.locator("#explain-votes")).to_be_visible()
     expect(page.locator("#explain-layer option")).to_have_count(3)
 

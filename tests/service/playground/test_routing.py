@@ -39,7 +39,7 @@ def test_of_matrix_capsules_the_distances_of_the_votes_are_shown(page):
     choose_model(page, "matrix-capsnet-toys")
     expect(page.locator("#best")).to_have_text("truck")
     page.click("#explain summary")
-    expect(page.locator("#explain-steps input")).to_have_count(2)
+    expect(page.locator("#explain-steps input")).to_have_count(3)
     before = picture(page, "#explain-votes")
     page.locator("#explain-steps input").nth(0).check()
     page.wait_for_function(CHANGED, arg=["#explain-votes", before])
@@ -65,7 +65,7 @@ def test_a_convolutional_layer_of_matrix_capsules_can_be_chosen(page, index, pla
     page.select_option("#explain-layer", label=f"Capsule layer {index + 1}, {places}")
     expect(page.locator("#explain-class option")).to_have_count(16)
     assert picture(page, "#explain-heat") != classes
-    for iteration in (1, 0):
+    for iteration in (2, 1, 0):
         page.locator("#explain-steps input").nth(iteration).check()
         expect(page.locator("#explain-bars .value")).to_have_text(bars(layer, iteration))
         entropy = f"Entropy of the assignments: {layer['entropy'][iteration]:.4f} of 1"
