@@ -97,10 +97,10 @@ def _light(data: DataConfig) -> Iterator[str]:
     """How brightness and contrast are changed."""
     after = data.light == "standardized"
     if data.max_brightness:
-        yield f"brightness +- {data.max_brightness:.2g}{' of the standardised image' if after else ''}"
+        yield f"brightness +- {data.max_brightness:.2g}{' of the standardized image' if after else ''}"
     if data.contrast != (1, 1):
         least, most = data.contrast
-        yield f"contrast times {least:g} to {most:g}{', of the standardised image' if after else ''}"
+        yield f"contrast times {least:g} to {most:g}{', of the standardized image' if after else ''}"
 
 
 def _first_weights(config: RunConfig) -> str:

@@ -77,7 +77,7 @@ def measure(service: LiveProcess) -> None:
     """Print the table as it grows."""
     print(f"{'':44} {'requests':>8} {'after':>10} {'anonymous':>10} {'at most':>10}")
     print_row("capsnet-mnist loaded", 0, service)
-    print(f"idle for {IDLE_S} s: {idle_share(service):.2%} of a core", flush=True)
+    print(f"idle for {IDLE_S} s: {idle_fraction(service):.2%} of a core", flush=True)
     pixels = np.load(BUNDLE / "samples.npz")["pixels"]
     for asked in (kinds(pixels), kinds_of_other_models(to_png(pixels[0]))):
         for kind in asked:
@@ -88,7 +88,7 @@ def measure(service: LiveProcess) -> None:
         forget_the_highest(service)
         time.sleep(MINUTE_S)
         print_row("a minute later", 0, service)
-    print(f"idle for {IDLE_S} s: {idle_share(service):.2%} of a core")
+    print(f"idle for {IDLE_S} s: {idle_fraction(service):.2%} of a core")
 
 
 def kinds(pixels: Floats) -> Iterator[Kind]:
@@ -160,7 +160,7 @@ def publish(models: Path) -> Path:
     return models
 
 
-def idle_share(service: LiveProcess) -> float:
+def idle_fraction(service: LiveProcess) -> float:
     """Processor time over time, while nobody asks for anything."""
     time.sleep(1)  # the end of what was asked before
     began, before = time.monotonic(), cpu_seconds(service)

@@ -164,7 +164,7 @@ class Repository:
         paths = await self._bundles.paths(model)
         if not paths:
             self._inventory.check_known(model)
-        await self._bundles.look_at(model, paths, again=True)
+        await self._bundles.check_versions(model, paths, again=True)
         self._inventory.unloaded.discard(model)
         self._requested.add(model)
         await self._update(model)

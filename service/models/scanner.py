@@ -62,13 +62,13 @@ class Bundles:
             paths = await asyncio.to_thread(find_bundles, self._roots)
         await asyncio.to_thread(self._check_roots)
         for model in sorted(paths.keys() | self.versions.keys()):
-            await self.look_at(model, paths.get(model, {}))
+            await self.check_versions(model, paths.get(model, {}))
 
     async def paths(self, model: str) -> Mapping[int, Path]:
         """The folders of a model's versions as they are now; empty if there is no such model."""
         return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
 
-    async def look_at(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
+    async def check_versions(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
         """Note a model's bundles; those of the newest versions that have changed are checked and hashed.
 
         Args:

@@ -234,7 +234,7 @@ def test_held_out_toys_and_the_order_of_light_are_told(tiny):
     card = card_of(tiny, load_preset("toys"))
     assert "one toy of each category held out, 4860 pairs of these validated on" in row(card, "data")
     assert row(card, "augmentation").endswith(
-        "brightness +- 0.25 of the standardised image; contrast times 0.2 to 1.8, of the standardised image"
+        "brightness +- 0.25 of the standardized image; contrast times 0.2 to 1.8, of the standardized image"
     )
 
 

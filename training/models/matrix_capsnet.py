@@ -111,10 +111,10 @@ class MatrixCapsNet(nn.Module):
     def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config
         official = OFFICIAL_OF_CLASSES if of_classes else OFFICIAL
-        lambda_share = config.class_temperature_fraction if of_classes else 1.0
+        lambda_fraction = config.class_temperature_fraction if of_classes else 1.0
         constants = replace(
             official if config.official_routing else EMConstants(),
-            inverse_temperature=config.inverse_temperature * lambda_share,
+            inverse_temperature=config.inverse_temperature * lambda_fraction,
             density_exponent=config.density_exponent,
         )
         calibrated = config.activation_logit_sd is not None and not of_classes

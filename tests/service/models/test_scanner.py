@@ -92,7 +92,7 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
-            await repository._bundles.look_at("tiny", found)
+            await repository._bundles.check_versions("tiny", found)
             await repository._update("tiny")
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
 

@@ -132,7 +132,7 @@ class Seen(Exception):  # noqa: N818  # no error
 
 
 @pytest.mark.parametrize("config", NETWORKS, ids=lambda config: config.architecture)
-def test_a_network_that_standardises_sees_the_light_that_was_changed(config):
+def test_a_network_that_standardizes_sees_the_light_that_was_changed(config):
     """By the order of Sec. 5, Hinton et al. 2018: the other way round it would see 0.006 deviations of it."""
     batch = shown(max_shift_pixels=0, **LIGHT, light="standardized").random(torch.arange(40), generator())
     network = build(config)

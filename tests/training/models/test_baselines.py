@@ -159,7 +159,7 @@ def test_the_exported_graph_gives_the_same_logits_at_another_batch_size():
     np.testing.assert_allclose(logits, model(pixels).detach().numpy(), atol=1e-5)
 
 
-def test_a_network_that_standardises_its_images_does_not_see_how_bright_they_are():
+def test_a_network_that_standardizes_its_images_does_not_see_how_bright_they_are():
     torch.manual_seed(0)
     model = BaselineCnn(load_preset("smallnorb-cnn").model).eval()
     pixels = torch.rand(2, 2, 32, 32)

@@ -113,11 +113,11 @@ def test_reconstructed_pixels_lie_between_0_and_1():
     assert ((pixels >= 0) & (pixels <= 1)).all()
 
 
-def test_standardised_images_have_zero_mean_and_unit_variance():
+def test_standardized_images_have_zero_mean_and_unit_variance():
     found = standardize_per_image(0.2 + 0.1 * torch.rand(3, 2, 8, 8))
     torch.testing.assert_close(found.mean(dim=(1, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(found.std(dim=(1, 2, 3), unbiased=False), torch.ones(3))
 
 
-def test_standardising_a_flat_image_gives_zeros():
+def test_standardizing_a_flat_image_gives_zeros():
     torch.testing.assert_close(standardize_per_image(torch.full((1, 1, 4, 4), 0.5)), torch.zeros(1, 1, 4, 4))
