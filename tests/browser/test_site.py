@@ -5,11 +5,17 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import STRICT, serve_files
-from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture, sums
-from tests.service.playground.test_routing import PLAY_MS
+from tests.service.playground.test_explore import (
+    CHANGED,
+    answer,
+    choose_model,
+    draw_every_digit,
+    picture,
+    sums,
+)
+from tests.service.playground.test_routing import explain_a_four, played
 from tests.service.playground.test_tour import TITLES
 from tests.support.accessibility import serious_findings
-from tests.support.pen import draw
 from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -34,13 +40,8 @@ def cut_off(page) -> Page:
 
 
 def test_at_least_nine_of_ten_drawn_digits_are_named_rightly_without_a_network(cut_off):
-    named = []
-    for digit in range(10):
-        draw(cut_off, digit)
-        named.append(answer(cut_off) == str(digit))
-        cut_off.click("#clear")
-        expect(cut_off.locator("#best")).to_be_empty()
-    assert sum(named) >= 9, named
+    named = draw_every_digit(cut_off)
+    assert sum(name == str(digit) for digit, name in enumerate(named)) >= 9, named
 
 
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(cut_off):
@@ -87,18 +88,10 @@ def test_a_toy_turns_and_the_distances_of_its_votes_are_shown(page):
 
 
 def test_the_iterations_of_routing_are_played_without_a_network(cut_off):
-    cut_off.click('[aria-label="Sample: 4"]')
-    answer(cut_off)
-    cut_off.click("#explain summary")
-    expect(cut_off.locator("#explain-steps input")).to_have_count(3)
+    explain_a_four(cut_off)
     last = picture(cut_off, "#explain-heat")
-    cut_off.clock.install(time=0)
-    cut_off.clock.pause_at(3600)  # seconds: not past yet, however slow the machine is
-    cut_off.click("#explain-play")
-    for iteration in (0, 1, 2):
-        expect(cut_off.locator("#explain-steps input").nth(iteration)).to_be_checked()
+    for iteration in played(cut_off):
         assert (picture(cut_off, "#explain-heat") == last) == (iteration == 2)
-        cut_off.clock.run_for(PLAY_MS)
 
 
 def test_the_tour_leads_to_its_end_without_a_network(cut_off):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from tests.support.tiny_networks import TINY_MATRIX
 from tests.training.fit.test_loop import CONFIG, CPU, images
-from training.config import MatrixCapsNetConfig, RunConfig
+from training.config import RunConfig
 from training.data.batches import make_batches
 from training.data.images import hold_out
 from training.fit.distributed import Processes, together
@@ -20,20 +21,8 @@ from training.runs.checkpoint import Progress
 
 AVERAGED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, ema_decay=0.5))
 UNEVEN = replace(CONFIG, optimizer=replace(CONFIG.optimizer, batch_size=5))
-MIXING = replace(
-    CONFIG,
-    model=MatrixCapsNetConfig(
-        architecture="matrix-capsnet",
-        image_size=28,
-        image_channels=1,
-        conv_channels=2,
-        primary_types=1,
-        conv_caps_types=(2, 2),
-        classes=3,
-        mixing_proportions=True,
-    ),
-)
-CALIBRATED = replace(AVERAGED, model=replace(MIXING.model, mixing_proportions=False, activation_logit_sd=2.0))
+MIXING = replace(CONFIG, model=replace(TINY_MATRIX, mixing_proportions=True))
+CALIBRATED = replace(AVERAGED, model=replace(TINY_MATRIX, activation_logit_sd=2.0))
 FOLLOWING = replace(CALIBRATED, model=replace(CALIBRATED.model, calibration_momentum=0.1))
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
 

@@ -1,8 +1,10 @@
 """The iterations of routing, shown and played."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture
 from tests.support.accessibility import serious_findings
@@ -12,22 +14,33 @@ from tests.support.tiny_bundle import write_bundle
 PLAY_MS = 900  # of each iteration
 
 
-def test_the_iterations_of_a_digit_are_played_over_its_image(page):
+def explain_a_four(page: Page) -> None:
+    """Open the explanation of a sample, whose last iteration is shown."""
     page.click('[aria-label="Sample: 4"]')
     answer(page)
     page.click("#explain summary")
     expect(page.locator("#explain-steps input")).to_have_count(3)
-    expect(page.locator("#explain-numbers")).to_contain_text("Entropy of the couplings")
-    assert page.locator("#explain-steps input").nth(2).is_checked()
-    last, lengths = picture(page, "#explain-heat"), page.inner_text("#explain-bars")
+
+
+def played(page: Page) -> Iterator[int]:
+    """Play the iterations; each as soon as the page shows it, with the clock standing still."""
     page.clock.install(time=0)
     page.clock.pause_at(3600)  # seconds: not past yet, however slow the machine is
     page.click("#explain-play")
-    for iteration in (0, 1, 2):
+    for iteration in range(3):
         expect(page.locator("#explain-steps input").nth(iteration)).to_be_checked()
+        yield iteration
+        page.clock.run_for(PLAY_MS)
+
+
+def test_the_iterations_of_a_digit_are_played_over_its_image(page):
+    explain_a_four(page)
+    expect(page.locator("#explain-numbers")).to_contain_text("Entropy of the couplings")
+    assert page.locator("#explain-steps input").nth(2).is_checked()
+    last, lengths = picture(page, "#explain-heat"), page.inner_text("#explain-bars")
+    for iteration in played(page):
         assert (picture(page, "#explain-heat") == last) == (iteration == 2)
         assert (page.inner_text("#explain-bars") == lengths) == (iteration == 2)
-        page.clock.run_for(PLAY_MS)
     page.clock.resume()
     expect(page.locator("#explain-steps input").nth(2)).to_be_checked()
     page.select_option("#explain-class", "9")

@@ -13,12 +13,12 @@ import torch
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import LoopedCapsules
 from tests.support.places import ROOT
+from tests.support.tiny_networks import TINY_MATRIX
 from training.config import (
     Block,
     CapsNetConfig,
     CnnConfig,
     LossConfig,
-    MatrixCapsNetConfig,
     OptimizerConfig,
     RunConfig,
 )
@@ -36,17 +36,7 @@ from training.runs.checkpoint import Progress
 
 # Large enough for every layer to take the algorithm that it is trained by on a CPU.
 CONFIG = CapsNetConfig(conv_channels=96, primary_types=8, classes=3, class_dim=4, decoder_hidden=(8,))
-FOLLOWING = MatrixCapsNetConfig(
-    architecture="matrix-capsnet",
-    image_size=28,
-    image_channels=1,
-    conv_channels=2,
-    primary_types=1,
-    conv_caps_types=(2, 2),
-    classes=3,
-    activation_logit_sd=2.0,
-    calibration_momentum=0.1,
-)
+FOLLOWING = replace(TINY_MATRIX, activation_logit_sd=2.0, calibration_momentum=0.1)
 BATCH = 64
 RATE = 0.001
 
