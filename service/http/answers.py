@@ -12,15 +12,15 @@ QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")  # RFC 9110, 12.4.2
 
 
 def prefers_png(request: Request) -> bool:
-    """Whether the Accept header of a request rates PNG above JSON."""
+    """Whether the Accept header of a request rates image/png above application/json."""
     return rates_png_higher(", ".join(request.headers.getlist("accept")))
 
 
 def rates_png_higher(accept: str) -> bool:
-    """Whether an Accept header names image/png or image/*, and rates it above application/json."""
+    """Whether an Accept header rates image/png above application/json, or as high and more precisely."""
     ratings = dict(_rating(part) for part in accept.split(","))
-    png = ratings.get("image/png", ratings.get("image/*", 0))
-    return png > ratings.get("application/json", ratings.get("application/*", 0))
+    png, json = (_best_match(ratings, kind) for kind in ("image/png", "application/json"))
+    return png[0] > 0 and png > json
 
 
 def accepts_gzip(request: Request) -> bool:
@@ -43,6 +43,12 @@ class _Json(Response):
         self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
         for name, value in (headers or {}).items():
             self.headers[name] = value
+
+
+def _best_match(ratings: Mapping[str, float], kind: str) -> tuple[float, int]:
+    """The quality of the most precise range that covers a media type, and how precise it is (0: none)."""
+    ranges = [kind, f"{kind.split('/')[0]}/*", "*/*"]
+    return next(((ratings[r], 3 - place) for place, r in enumerate(ranges) if r in ratings), (0.0, 0))
 
 
 def _rating(part: str) -> tuple[str, float]:
