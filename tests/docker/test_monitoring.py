@@ -18,7 +18,7 @@ from tests.support.tiny_bundle import write_bundle
 
 MONITORING = ROOT / "docker" / "monitoring"
 # PromQL's words; what stands before a bracket is told apart by it.
-WORDS = {"by", "sum", "rate", "increase", "histogram_quantile", "label_values"}
+WORDS = {"by", "up", "sum", "rate", "increase", "histogram_quantile", "label_values"}
 ADDED_BY_PROMETHEUS = {"job", "instance", "service"}  # the last by the relabelling in prometheus.yml
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 
@@ -31,6 +31,12 @@ def compose() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def dashboard() -> dict[str, Any]:
     return json.loads((MONITORING / "grafana" / "dashboards" / "capsnet.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alerts() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return group["rules"]
 
 
 def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
@@ -78,6 +84,37 @@ def test_every_metric_and_label_on_the_dashboard_is_told_by_the_service(dashboar
         assert names <= scraped.keys(), expression
         for name in names:
             assert labels <= scraped[name] | ADDED_BY_PROMETHEUS, expression
+
+
+def test_every_metric_and_label_of_an_alert_is_told_by_the_service(alerts, scraped):
+    for alert in alerts:
+        names, labels = names_and_labels(alert["expr"])
+        assert names <= scraped.keys(), alert
+        assert names or alert["alert"] == "CapsnetDown"
+        for name in names:
+            assert labels <= scraped[name] | ADDED_BY_PROMETHEUS, alert
+            used = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
+            grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", alert["expr"]))))
+            assert used <= (grouped or scraped[name] | ADDED_BY_PROMETHEUS), alert
+
+
+def test_every_alert_says_what_happens_how_bad_it_is_and_what_to_do(alerts):
+    assert len({alert["alert"] for alert in alerts}) == len(alerts)
+    for alert in alerts:
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        assert alert["annotations"].keys() == {"summary", "description"}
+
+
+def test_prometheus_reads_the_alerts_that_compose_gives_it(compose):
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    mounts = {inside: outside for outside, inside, _ in mounts_of(compose["services"]["prometheus"])}
+    [rules] = config["rule_files"]
+    assert (ROOT / mounts[f"/etc/prometheus/{rules}"]).read_text() == (MONITORING / "alerts.yml").read_text()
+
+
+def mounts_of(service: dict[str, Any]) -> list[list[str]]:
+    """Outside, inside and mode of every file that compose mounts."""
+    return [volume.split(":") for volume in service["volumes"] if volume.startswith("./")]
 
 
 def test_a_legend_names_only_labels_that_its_query_keeps(dashboard):
