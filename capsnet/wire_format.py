@@ -25,7 +25,7 @@ Inputs = Mapping[str, Floats | NDArray[np.uint8]]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 FLOAT = np.dtype("<f4")
-DATATYPES: dict[str, np.dtype[Any]] = {"FP32": FLOAT, "UINT8": np.dtype(np.uint8)}  # outputs are FP32
+DATATYPES: dict[str, np.dtype[Any]] = {"FP32": FLOAT, "UINT8": np.dtype(np.uint8)}  # of inputs
 UINT8_MAX = 255
 # A value takes about ten times as many bytes in memory as in JSON.
 MAX_JSON_VALUES = 2**20

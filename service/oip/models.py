@@ -27,8 +27,8 @@ Floats = NDArray[np.float32]
 SUFFIXES: dict[Role, str] = {"decoder": "-decoder", "explain": "-explain"}
 MAX_EXPLAINED = 8  # images of a request to the explain graph, which gives up to megabytes for each
 PLATFORM = "onnxruntime_onnx"
-# A perturbed pose may leave the range of the encoder's, as in /reconstruct.
 UINT8_INPUT = "pixels"  # which may also come as integers from 0 to 255
+# A perturbed pose may leave the range of the encoder's, as in /reconstruct.
 RANGES = {"pixels": (0.0, 1.0), "mask": (0.0, 1.0), "poses": (-MAX_POSE_VALUE, MAX_POSE_VALUE)}
 
 
@@ -101,8 +101,7 @@ def check_request(model: OipModel, request: InferRequest, max_images: int) -> Ar
     _check_names(model, given, graph.inputs)
     for tensor in graph.inputs:
         _check_shape(tensor, given[tensor.name])
-    inputs = {name: _as_floats(name, array) for name, array in given.items()}
-    counts = {name: len(array) for name, array in inputs.items()}
+    counts = {name: len(array) for name, array in given.items()}
     if len(set(counts.values())) > 1:
         raise WrongArrayError(f"all inputs must have the same batch axis, got {counts}")
     images = max(counts.values())
@@ -112,6 +111,7 @@ def check_request(model: OipModel, request: InferRequest, max_images: int) -> Ar
         )
     if model.role == "explain" and images > MAX_EXPLAINED:
         raise TooManyPicturesError(f"a request to {model.name} may have {MAX_EXPLAINED} images, got {images}")
+    inputs = {name: _as_floats(name, array) for name, array in given.items()}
     for name, array in inputs.items():
         _check_range(name, array)
     _check_outputs(model, request.outputs)

@@ -425,9 +425,9 @@ def test_matrix_capsules_are_explained_with_their_layers(connect):
         pair = Pair(ROOT / "docs" / "left.png", ROOT / "docs" / "right.png")
         answer = connect(str(shipped.base_url)).explain(pair)
     assert (answer.routing, answer.filename) == ("em", "left.png, right.png")
-    assert answer.classes[0].poses.shape == (2, 4, 4)
-    assert answer.classes[0].distances.shape == (2, len(answer.distance_edges) - 1)
-    assert [layer.activations.shape for layer in answer.layers] == [(2, 16, 6, 6), (2, 16, 4, 4)]
+    assert answer.classes[0].poses.shape == (3, 4, 4)
+    assert answer.classes[0].distances.shape == (3, len(answer.distance_edges) - 1)
+    assert [layer.activations.shape for layer in answer.layers] == [(3, 16, 6, 6), (3, 16, 4, 4)]
 
 
 def test_objects_are_segmented_as_the_service_does_it(client, raw):

@@ -20,7 +20,6 @@ export class Explore {
   #looking = new Latest();
   #asked = 0; // answers of an earlier question are not shown after a later one's
   #question = null; // the latest: {isFinal}
-  #failed = 0; // questions that got no answer
   #answer = null; // the one that is shown, and its question
 
   constructor() {
@@ -72,14 +71,13 @@ export class Explore {
     this.#looking.ask((signal) => this.#look(question, signal), isFinal);
   }
 
-  /** Wait until the answer to what is on the screen is shown: true, or false if there is none. */
+  /** Wait until what has been asked is answered: true, or false if it got no answer or something else was asked. */
   settled() {
-    const failed = this.#failed;
-    const isSettled = () => this.#question?.isFinal && this.#answer?.question === this.#question;
+    const question = this.#question;
     return new Promise((resolve) => {
       const wait = () => {
-        if (this.#failed !== failed) resolve(false);
-        else if (isSettled()) resolve(true);
+        if (!question || question !== this.#question) resolve(false);
+        else if (question.isFinal && this.#answer?.question === question) resolve(true);
         else setTimeout(wait, 20);
       };
       wait();
@@ -111,10 +109,7 @@ export class Explore {
     try {
       await this.#answerTo(question, signal);
     } catch (error) {
-      if (question === this.#question && !signal.aborted) {
-        this.#failed++;
-        this.#forget(); // the answer shown is to an earlier image
-      }
+      if (question === this.#question && !signal.aborted) this.#forget(); // the answer shown is to an earlier image
       throw error;
     }
   }
