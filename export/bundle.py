@@ -87,7 +87,9 @@ class Exported:
     times_measured: int
 
 
-def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Publication:
+def publish(
+    run: Path, out: Path, root: Path, images: Path | None = None, remark: str | None = None
+) -> Publication:
     """Export a run's best checkpoint and publish it as the next version under `out`.
 
     Args:
@@ -95,6 +97,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
         out: the model's folder, `models/NAME`; its last part is the model's name.
         root: holds one folder per data set.
         images: folder of the user's own pictures that it was trained on; None: where they were in training.
+        remark: for the end of the model card: what the run cannot know.
 
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
@@ -109,7 +112,7 @@ def publish(run: Path, out: Path, root: Path, images: Path | None = None) -> Pub
 
     def write(folder: Path) -> None:
         _write_graphs_and_samples(folder, exported)
-        manifest = _manifest(folder, name, exported, earlier_versions=len(versions(out)))
+        manifest = _manifest(folder, name, exported, len(versions(out)), remark)
         (folder / CARD_FILE).write_text(model_card(manifest))
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         add_explain(folder)
@@ -168,9 +171,12 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
     np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, pixels))
 
 
-def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int) -> Manifest:
+def _manifest(
+    folder: Path, name: str, exported: Exported, earlier_versions: int, remark: str | None
+) -> Manifest:
     """The manifest of the graphs and samples in the folder."""
     measured = {"times_measured": exported.times_measured, "earlier_versions": earlier_versions}
+    remarks = {"remark": remark} if remark else {}
     config, model = exported.config, exported.model
     data, architecture = config.data.spec, model.config.architecture
     factors = weight_factors(model)
@@ -206,7 +212,7 @@ def _manifest(folder: Path, name: str, exported: Exported, earlier_versions: int
         ),
         metrics=_metrics(exported.test, config.data, name),
         confidence=exported.confidence,
-        training={"config": to_dict(config), **asdict(exported.progress), **measured},
+        training={"config": to_dict(config), **asdict(exported.progress), **measured, **remarks},
         source_commit=exported.progress.source_commit,
     )
 

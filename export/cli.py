@@ -81,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     bundle.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the model's folder, models/NAME"
     )
+    bundle.add_argument(
+        "--remark",
+        metavar="TEXT",
+        help="what the run cannot know and the model card should say, such as how it was chosen among others",
+    )
     _add_images(bundle)
     _add_data(bundle)
     bundle.set_defaults(run_command=_bundle)
@@ -197,7 +202,7 @@ def _bundle(options: argparse.Namespace) -> None:
     from export.bundle import publish
     from training.data.download import data_root
 
-    published = publish(options.run, options.out, data_root(options.data), options.images)
+    published = publish(options.run, options.out, data_root(options.data), options.images, options.remark)
     print(f"parity: PyTorch and ONNX Runtime agree to {published.parity_error:.1e}")
     print(_as_text(published.test))
     print(f"published {published.path}")

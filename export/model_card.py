@@ -29,6 +29,7 @@ def model_card(manifest: Manifest) -> str:
             *_use(manifest),
             *_confidence(manifest),
             *_limits(config),
+            *_remark(manifest),
         ]
     )
 
@@ -116,3 +117,9 @@ def _limits(config: RunConfig) -> list[str]:
         *([] if has_seen_blanks else ["It has never seen an empty image, and may be sure of one."]),
         "",
     ]
+
+
+def _remark(manifest: Manifest) -> list[str]:
+    """What its publisher adds, which the run cannot know."""
+    remark = manifest.training.get("remark")
+    return ["## Remark", "", remark, ""] if remark else []

@@ -142,8 +142,10 @@ def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, train
     first = shutil.copytree(trained_bundle, model / "1")
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     measured = times_measured(tiny_run, checkpoint.read_config(tiny_run))
-    main(["bundle", str(tiny_run), "--out", str(model)])
+    main(["bundle", str(tiny_run), "--out", str(model), "--remark", "The better of two seeds."])
     assert f"published {model / '2'}" in capsys.readouterr().out
+    assert (model / "2" / "MODEL_CARD.md").read_text().endswith("\n## Remark\n\nThe better of two seeds.\n")
+    assert "## Remark" not in (model / "1" / "MODEL_CARD.md").read_text()
     counted = read_manifest(model / "2").training
     assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 1)
     assert times_measured(tiny_run, checkpoint.read_config(tiny_run)) == measured + 1
