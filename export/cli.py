@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.contract.manifest import newest_version
+from export.contract.one_line import one_line
 
 if TYPE_CHECKING:
     from training.evaluate.metrics import Errors
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        _fail(one_line(error))
 
 
 def _fail(message: str) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from export.contract.one_line import one_line
 from training.config import RunConfig, load_preset
 from training.data.datasets import sources
 from training.data.download import DownloadError, data_root, download
@@ -45,16 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError, DownloadError) as error:
-        _fail(_said(error))
+        _fail(one_line(error))
     except KeyboardInterrupt:
         sys.exit(STOPPED_BY_SIGNAL)
-
-
-def _said(error: Exception) -> str:
-    """What went wrong; of an operating system's error the file and the reason."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def _fail(message: str) -> None:

@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import version as installed_version
 
 from capsnet import DEFAULT_URL
+from export.contract.one_line import one_line
 from service.score.query import ScoreError
 from service.score.run import score
 from service.score.terminal import say
@@ -82,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         )  # so that the flush at exit does not fail
         sys.exit(READER_GONE)
     except (ScoreError, SettingsError, OSError) as error:
-        say(str(error))
+        say(one_line(error))
         sys.exit(2)
 
 

@@ -1,0 +1,8 @@
+"""What a command says of an error that is its user's to mend."""
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong; of an operating system's error the file and the reason, without its number."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
