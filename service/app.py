@@ -83,14 +83,23 @@ def create_app(
         pool = PicturePool(settings.decode_threads, settings.queue_images)
         repository = Repository(settings, service_metrics)
         service_metrics.register(ModelGauges(repository))
+        loaded = asyncio.Event()
+
+        def note_loaded(repository: Repository) -> None:
+            loaded.set()
+            if on_loaded:
+                on_loaded(repository)
+
         tasks = [
-            asyncio.create_task(load_and_watch(repository, on_loaded)),
+            asyncio.create_task(load_and_watch(repository, note_loaded)),
             asyncio.create_task(remeasure_graphs(repository)),
             asyncio.create_task(release_memory_after_work(repository)),
         ]
         if on_stopped:
             tasks.append(asyncio.create_task(stop_when_inference_is_dead(repository, on_stopped)))
         try:
+            if settings.workers > 1:  # until then, the other workers accept the connections
+                await loaded.wait()
             yield {"service": Service(settings, repository, pool, service_metrics)}
         finally:
             for task in tasks:

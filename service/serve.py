@@ -4,12 +4,14 @@ import argparse
 import math
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from service.stopping import leave, leave_at_signals
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from service.settings import Settings
 
 EXAMPLES = """\
@@ -26,7 +28,7 @@ Every setting is an environment variable CAPSNET_<NAME>; options take precedence
   HOST PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE MAX_BATCH
   QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
-  RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS LOG_FORMAT LOG_LEVEL
+  WORKERS RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS LOG_FORMAT LOG_LEVEL
 
 exit status: 0 stopped by a signal, 1 cannot serve or inference has stopped, 2 wrong option or setting
 """
@@ -50,11 +52,33 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
     with listener, logging_to_stderr(settings.log_format, settings.log_level):
+        if settings.workers > 1:  # imported late, so that --help answers at once
+            from service.supervisor import Supervisor
+
+            return Supervisor(settings, listener, serve_as_worker, _print).run()
         leave_at_signals(is_logging=True)
-        return _serve(settings, listener)
+        return _serve(settings, listener, _print)
 
 
-def _serve(settings: "Settings", listener: socket.socket) -> int:
+def serve_as_worker(settings: "Settings", listener: socket.socket, channel: "Connection") -> None:
+    """Serve on a socket that other processes accept from, too, until a signal comes.
+
+    Args:
+        settings: those of one worker.
+        listener: of all workers.
+        channel: takes the line that says what is served, once connections are accepted.
+    """
+    from service.observability.logs import logging_to_stderr
+    from service.supervisor import end_with_supervisor
+
+    with listener, logging_to_stderr(settings.log_format, settings.log_level):
+        leave_at_signals(is_logging=True)
+        end_with_supervisor()
+        status = _serve(settings, listener, channel.send)
+    sys.exit(status)
+
+
+def _serve(settings: "Settings", listener: socket.socket, say: Callable[[str], None]) -> int:
     # Imported late, so that --help and a wrong setting answer at once.
     import asyncio
     import gc
@@ -82,7 +106,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         gc.collect()
         gc.freeze()  # what startup has made stays; to look through it again would stop requests for 70 ms
         served = ", ".join(loaded) or "every model from the first request for it"
-        print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
+        say(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)")
 
     app = create_app(settings, on_loaded=announce, on_stopped=end)
     config = uvicorn.Config(
@@ -120,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
     parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")
     parser.add_argument("--device", help="auto, cpu, cuda or tensorrt (CAPSNET_DEVICE, auto)")
+    parser.add_argument("--workers", help="processes on one port, on CPUs (CAPSNET_WORKERS, 1)")
     return parser
 
 
@@ -140,6 +165,10 @@ def _listen(settings: "Settings") -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _fail(message: str, status: int) -> int:

@@ -76,6 +76,8 @@ class Settings(BaseSettings):
         max_reconstructions: maximum pictures that one sweep, or one request to /segment, may ask for.
         threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
+        workers: processes that serve on one port. With more than one, the device must be `cpu`. Threads,
+            decoding threads, the queue and the memory of uploads are shared out among them.
         rescan_s: seconds between looks for newly published bundles; 0 never looks again.
         api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
             two keys at once, clients can change from the old one to the new one.
@@ -111,6 +113,7 @@ class Settings(BaseSettings):
     max_reconstructions: int = Field(default=512, ge=1)
     threads: int = Field(default=0, ge=0, le=1024)
     decode_threads: int = Field(default=2, ge=1, le=64)
+    workers: int = Field(default=1, ge=1, le=64)
     rescan_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     api_keys: SecretStr | None = None
     admin_key: SecretStr | None = None
@@ -179,6 +182,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"CAPSNET_UPLOADS_BYTES is {self.uploads_bytes}, of which large bodies may take 3/4; "
                 f"one of {self.max_body_bytes} bytes (CAPSNET_MAX_BODY_BYTES) would never be accepted"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_workers_share_a_cpu(self) -> Self:
+        if self.workers > 1 and self.device != "cpu":
+            raise ValueError(
+                f"CAPSNET_WORKERS is {self.workers} and CAPSNET_DEVICE is {self.device}; several workers "
+                "serve on CPUs only: set CAPSNET_DEVICE=cpu"
             )
         return self
 
