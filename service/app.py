@@ -1,6 +1,5 @@
 """The application: its middleware, its routes, and the state that the lifespan makes for them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
@@ -19,15 +18,9 @@ from service.http.limits import BodyLimit
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
 from service.http.request_log import RequestLog
-from service.models.background import (
-    load_and_watch,
-    release_memory_after_work,
-    stop_when_inference_is_dead,
-)
-from service.models.gauges import ModelGauges
-from service.models.remeasuring import remeasure_graphs
+from service.models.local_models import run_models
 from service.models.repository import Repository
-from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 from service.oip import repository as oip_repository
 from service.oip import rest as oip_rest
 from service.oip.schemas import IndexBody, InferBody, LoadBody
@@ -45,6 +38,8 @@ from service.routes import (
 from service.routes.schemas import ReconstructRequest
 from service.settings import Settings
 from service.state import Service, State
+from service.workers.place import EngineAddress
+from service.workers.remote_models import reach_models
 
 DESCRIPTION = "Capsule networks: class probabilities, pose vectors and reconstructions of pictures."
 TAGS = [
@@ -67,6 +62,7 @@ def create_app(
     settings: Settings,
     on_loaded: Callable[[Repository], None] | None = None,
     on_stopped: Callable[[str], None] | None = None,
+    engine: EngineAddress | None = None,
 ) -> FastAPI:
     """The application; models load in the background, and /readyz says when they have.
 
@@ -75,29 +71,20 @@ def create_app(
         on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
             anything can be served.
         on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
+        engine: the process that has the models; None: this one has them. With it, the application starts once
+            the models are loaded, and calls neither of the two.
     """
-    service_metrics = Metrics()
+    request_metrics = RequestMetrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         pool = PicturePool(settings.decode_threads, settings.queue_images)
-        repository = Repository(settings, service_metrics)
-        service_metrics.register(ModelGauges(repository))
-        tasks = [
-            asyncio.create_task(load_and_watch(repository, on_loaded)),
-            asyncio.create_task(remeasure_graphs(repository)),
-            asyncio.create_task(release_memory_after_work(repository)),
-        ]
-        if on_stopped:
-            tasks.append(asyncio.create_task(stop_when_inference_is_dead(repository, on_stopped)))
-        try:
-            yield {"service": Service(settings, repository, pool, service_metrics)}
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await repository.close()
-            pool.shutdown()
+        opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
+        async with opened as models:
+            try:
+                yield {"service": Service(settings, models, pool, request_metrics)}
+            finally:
+                pool.shutdown()
 
     app = _Application(
         title="capsnet",
@@ -109,7 +96,7 @@ def create_app(
     )
     _add_error_handlers(app)
     _add_routes(app)
-    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, service_metrics)
+    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, request_metrics)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if settings.accepted_keys:
         require_keys(document, OPEN)
@@ -132,7 +119,7 @@ class _Application(FastAPI):
         await self.entry(scope, receive, send)
 
 
-def _with_middleware(app: ASGIApp, settings: Settings, service_metrics: Metrics) -> ASGIApp:
+def _with_middleware(app: ASGIApp, settings: Settings, request_metrics: RequestMetrics) -> ASGIApp:
     """The application with what every request goes through, from the innermost to the outermost."""
     app = BodyLimit(
         app,
@@ -150,7 +137,7 @@ def _with_middleware(app: ASGIApp, settings: Settings, service_metrics: Metrics)
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestLog(app, metrics=service_metrics)
+    return RequestLog(app, metrics=request_metrics)
 
 
 def _add_routes(app: FastAPI) -> None:

@@ -4,13 +4,16 @@ import argparse
 import math
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from service.stopping import leave, leave_at_signals
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from service.settings import Settings
+    from service.workers.place import EngineAddress, Place
 
 EXAMPLES = """\
 examples:
@@ -26,7 +29,7 @@ Every setting is an environment variable CAPSNET_<NAME>; options take precedence
   HOST PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE MAX_BATCH
   QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
-  RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS LOG_FORMAT LOG_LEVEL
+  WORKERS RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS LOG_FORMAT LOG_LEVEL
 
 exit status: 0 stopped by a signal, 1 cannot serve or inference has stopped, 2 wrong option or setting
 """
@@ -50,11 +53,72 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
     with listener, logging_to_stderr(settings.log_format, settings.log_level):
+        if settings.worker_count > 1:
+            return _supervise(settings, listener)
         leave_at_signals(is_logging=True)
         return _serve(settings, listener)
 
 
-def _serve(settings: "Settings", listener: socket.socket) -> int:
+def _supervise(settings: "Settings", listener: socket.socket) -> int:
+    from service.workers.supervisor import Supervisor
+
+    supervisor = Supervisor(
+        settings,
+        listener,
+        serve_models=serve_models,
+        serve_requests=serve_requests,
+        say=lambda loaded: _announce(loaded, listener),
+    )
+    return supervisor.run()
+
+
+def serve_models(settings: "Settings", place: "Place", supervisor: "Connection") -> None:
+    """Run models for workers until a signal comes: an engine process.
+
+    Args:
+        settings: of the service.
+        place: where the processes meet.
+        supervisor: is sent what is loaded, once it is.
+    """
+    from service.observability.logs import logging_to_stderr
+    from service.workers.engine_process import run_engine
+    from service.workers.supervisor import begin_child
+
+    begin_child()
+    place.listener.close()
+    with logging_to_stderr(settings.log_format, settings.log_level):
+        leave_at_signals(is_logging=True)
+        failure = run_engine(settings, place.engine_listener, place.address.generation, supervisor.send)
+        if failure:
+            _fail(failure, 1)
+    sys.exit(1)
+
+
+def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection") -> None:
+    """Serve HTTP with the models of an engine process until a signal comes: a worker.
+
+    Args:
+        settings: those of one worker.
+        place: where the processes meet.
+        supervisor: is sent a line once connections are accepted.
+    """
+    from service.observability.logs import logging_to_stderr
+    from service.workers.supervisor import begin_child
+
+    begin_child()
+    place.engine_listener.close()
+    with place.listener, logging_to_stderr(settings.log_format, settings.log_level):
+        leave_at_signals(is_logging=True)
+        status = _serve(settings, place.listener, place.address, lambda: supervisor.send("ready"))
+    sys.exit(status)
+
+
+def _serve(
+    settings: "Settings",
+    listener: socket.socket,
+    engine: "EngineAddress | None" = None,
+    on_started: Callable[[], None] | None = None,
+) -> int:
     # Imported late, so that --help and a wrong setting answer at once.
     import asyncio
     import gc
@@ -78,13 +142,11 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         if repository.failure:
             end(str(repository.failure))
             return
-        loaded = [f"{one.full_name} on {one.engine.device}" for one in repository.loaded()]
         gc.collect()
         gc.freeze()  # what startup has made stays; to look through it again would stop requests for 70 ms
-        served = ", ".join(loaded) or "every model from the first request for it"
-        print(f"Serving {served} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
+        _announce(repository.summary(), listener)
 
-    app = create_app(settings, on_loaded=announce, on_stopped=end)
+    app = create_app(settings, on_loaded=announce, on_stopped=end, engine=engine)
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -94,7 +156,7 @@ def _serve(settings: "Settings", listener: socket.socket) -> int:
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
-    server = GracefulServer(config)
+    server = GracefulServer(config, on_started)
 
     async def serve() -> None:
         await server.serve(sockets=[listener])
@@ -120,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
     parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")
     parser.add_argument("--device", help="auto, cpu, cuda or tensorrt (CAPSNET_DEVICE, auto)")
+    parser.add_argument("--workers", help="processes on one port, or auto (CAPSNET_WORKERS, 1)")
     return parser
 
 
@@ -140,6 +203,10 @@ def _listen(settings: "Settings") -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(loaded: str, listener: socket.socket) -> None:
+    print(f"Serving {loaded} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
 
 
 def _fail(message: str, status: int) -> int:

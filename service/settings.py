@@ -9,8 +9,12 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.processors import usable_cpus
+
 PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
+MAX_WORKERS = 64
+WORKERS = re.compile(r"[1-9][0-9]?")
 SECRETS = frozenset({"api_keys", "admin_key"})
 KEY = re.compile(
     r"[!-+\--~]+"
@@ -76,6 +80,9 @@ class Settings(BaseSettings):
         max_reconstructions: maximum pictures that one sweep, or one request to /segment, may ask for.
         threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
+        workers: processes that serve on one port, with one more that has the models. Decoding threads and the
+            memory of uploads are shared out among them. `auto`: a third of the cores with the device `cpu` or
+            `auto`, and all but two of them, at most 16, with `cuda` and `tensorrt`. 1: everything in one.
         rescan_s: seconds between looks for newly published bundles; 0 never looks again.
         api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
             two keys at once, clients can change from the old one to the new one.
@@ -111,12 +118,22 @@ class Settings(BaseSettings):
     max_reconstructions: int = Field(default=512, ge=1)
     threads: int = Field(default=0, ge=0, le=1024)
     decode_threads: int = Field(default=2, ge=1, le=64)
+    workers: int | Literal["auto"] = 1
     rescan_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     api_keys: SecretStr | None = None
     admin_key: SecretStr | None = None
     cors_origins: str = ""
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def worker_count(self) -> int:
+        """How many processes serve; 1: this one, with the models."""
+        if self.workers != "auto":
+            return self.workers
+        if self.device in {"cuda", "tensorrt"}:
+            return max(min(usable_cpus() - 2, 16), 1)
+        return max(usable_cpus() // 3, 1)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -135,6 +152,14 @@ class Settings(BaseSettings):
     def origins(self) -> tuple[str, ...]:
         """The origins of `cors_origins`."""
         return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers_are_a_number_or_auto(cls, given: object) -> object:
+        text = str(given)
+        if text == "auto" or (WORKERS.fullmatch(text) and int(text) <= MAX_WORKERS):
+            return text if text == "auto" else int(text)
+        raise ValueError(f"expected 1 to {MAX_WORKERS}, or auto")
 
     @field_validator("api_keys", "admin_key")
     @classmethod

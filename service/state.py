@@ -8,8 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError
 from service.http.picture_pool import PicturePool
-from service.models.repository import Repository
-from service.observability.metrics import Metrics
+from service.models.served import Models
+from service.observability.request_metrics import RequestMetrics
 from service.settings import Settings
 
 # A client that hangs up is noticed only after this time: most answers take less, and watching costs time.
@@ -31,9 +31,9 @@ class Service:
     """
 
     settings: Settings
-    repository: Repository
+    models: Models
     pool: PicturePool
-    metrics: Metrics
+    metrics: RequestMetrics
 
     def while_wanted(self, request: Request) -> "_Answering":
         """Work on the answer to a request until its deadline, or until its client hangs up.

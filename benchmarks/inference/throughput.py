@@ -50,7 +50,7 @@ from export.optimize.choice import choose, open_variants
 from export.optimize.derive import write_variants
 from export.optimize.measure import SIZES, measure
 from export.optimize.plan import Variant
-from service.inference.providers import usable_cpus
+from service.processors import usable_cpus
 
 # N images, H rows, W columns, C channels
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -26,7 +26,22 @@ log = logging.getLogger(__name__)
 
 
 class GracefulServer(uvicorn.Server):
-    """A server that stops in three steps: announce the end, wait for slow clients, cut off the rest."""
+    """A server that stops in three steps: announce the end, wait for slow clients, cut off the rest.
+
+    Args:
+        config: Uvicorn's.
+        on_started: called once connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None = None) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then accept connections."""
+        await super().startup(sockets)
+        if self._on_started and not self.should_exit:
+            self._on_started()
 
     @property
     def is_told_to_stop(self) -> bool:

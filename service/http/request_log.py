@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import errors
-from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -33,7 +33,7 @@ class RequestLog:
     the answer repeats it in the header of that name. This runs for every request: microseconds count.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self._app = app
         self._metrics = metrics
         self._prefix = secrets.token_hex(8)  # of this process; the rest counts

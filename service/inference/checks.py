@@ -11,9 +11,10 @@ from export.contract.manifest import BundleError, Manifest
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
-from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances, usable_cpus
+from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances
 from service.inference.samples import first_line
 from service.inference.sessions import create_session
+from service.processors import usable_cpus
 
 # N images, H rows, W columns, C channels
 

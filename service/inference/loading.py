@@ -16,10 +16,11 @@ from service.inference.checks import check_contract, check_explainer, check_half
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import halved
-from service.inference.providers import DeviceError, EngineOptions, UsedDevice, candidates, usable_cpus
+from service.inference.providers import DeviceError, EngineOptions, UsedDevice, candidates
 from service.inference.samples import read_samples
 from service.inference.session_pool import open_on_cpu, pool_of_one
 from service.inference.sessions import open_session
+from service.processors import usable_cpus
 
 Floats = NDArray[np.float32]
 

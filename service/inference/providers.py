@@ -1,6 +1,5 @@
 """Devices and their ONNX Runtime providers: which are available, and with which options."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,7 +23,6 @@ TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster.
 LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 64, "tensorrt": 64}
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class DeviceError(RuntimeError):
@@ -158,16 +156,6 @@ def tensorrt_options(graph: Graph, max_batch: int, folder: Path, *, half: bool) 
         "trt_profile_opt_shapes": shapes(max_batch),
         "trt_profile_max_shapes": shapes(max_batch),
     }
-
-
-def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
-    """CPUs this process may use: those it may run on, or fewer where its control group has a quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):  # no control group of version 2
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 def _sizes(tensor: Tensor, images: int) -> str:

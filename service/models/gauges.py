@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.errors import NotReadyError
-from service.models.inventory import IndexEntry
+from service.models.index_entry import IndexEntry
 from service.models.repository import Repository
 from service.observability.metrics import VERSION
 

@@ -2,38 +2,17 @@
 
 import asyncio
 from collections import defaultdict
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from service.errors import ModelRequiredError, NotReadyError, RefusedModelError, UnknownModelError, shown
+from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
 from service.models.scanner import Bundles
 from service.settings import Settings
 
-State = Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"]
-SERVABLE = frozenset({"loaded", "loading", "available"})  # states of versions that answer, or will when asked
-
 
 class StartError(RuntimeError):
     """Nothing can be served; the message says what was looked for, where, and what was wrong with it."""
-
-
-class IndexEntry(NamedTuple):
-    """A version and what has become of it.
-
-    Attributes:
-        state: `superseded` by as many newer versions as are served.
-        reason: why it is not served; of a loaded version whose files have changed, why they would not be.
-    """
-
-    name: str
-    version: int
-    state: State
-    reason: str = ""
-
-    @property
-    def is_refused(self) -> bool:
-        """Its files cannot be served as they are now; a loaded version serves on as they were."""
-        return self.state == "refused" or (self.state == "loaded" and bool(self.reason))
 
 
 class Inventory:
@@ -201,7 +180,7 @@ class Inventory:
         manifest = bundle.manifest if bundle else None
         if model := self.loaded.get(entry.name, {}).get(entry.version):
             described |= model.describe()
-            manifest = model.engine.manifest
+            manifest = model.manifest
         if manifests and manifest:
             described["manifest"] = manifest.model_dump(mode="json")
         return described

@@ -11,13 +11,15 @@ requests name stays loaded while they do, however many newer ones there are: a l
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from service.errors import InferenceStoppedError, NotReadyError, UnknownModelError
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
 from service.inference.providers import DeviceError, EngineOptions
-from service.models.inventory import SERVABLE, IndexEntry, Inventory, StartError
+from service.models.index_entry import SERVABLE, IndexEntry
+from service.models.inventory import Inventory, StartError
 from service.models.loaded_model import LoadedModel, start_model
 from service.models.scanner import Bundles, BundleVersion
 from service.observability.metrics import Metrics
@@ -34,6 +36,7 @@ class Repository:
     Attributes:
         work_done: requests that have used a model, and versions dropped, so far.
         stopped: why new bundles are not noticed any more; "" while they are.
+        on_change: called when other versions serve than before, or another model is the default.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -56,6 +59,7 @@ class Repository:
         self._last_used_s = time.monotonic()
         self.work_done = 0
         self.stopped = ""
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def failure(self) -> StartError | None:
@@ -76,10 +80,18 @@ class Repository:
     async def begin_use(self, model: str | None, version: int | None) -> LoadedModel:
         """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
         found = self._inventory.find(model, version) or await self._load_to_use(model, version)
-        found.users += 1
+        self.note_used(found)
         if version is not None:
-            found.last_named_s = time.monotonic()
+            self.note_named(found)
         return found
+
+    def note_used(self, found: LoadedModel) -> None:
+        """A request needs the model until `end_use`."""
+        found.users += 1
+
+    def note_named(self, found: LoadedModel) -> None:
+        """A request has named this version: it stays loaded for NAMED_S."""
+        found.last_named_s = time.monotonic()
 
     def end_use(self, found: LoadedModel) -> None:
         """A request needs the model no more."""
@@ -126,6 +138,11 @@ class Repository:
             if model in self._requested or model in self._loaded or model == self._inventory.default():
                 await self._update(model)
         self._inventory.note_failure()
+        self.on_change()
+
+    def default(self) -> str | None:
+        """The model of requests that name none; None where they must."""
+        return self._inventory.default()
 
     def index(self) -> list[IndexEntry]:
         """Every version that is loaded or on disk, by name, newest first.
@@ -181,7 +198,9 @@ class Repository:
         self._inventory.unloaded.add(model)
         self._requested.discard(model)
         async with self._inventory.changing[model]:  # what is being loaded ends first
-            for version in self._loaded.pop(model, {}).values():
+            dropped = self._loaded.pop(model, {})
+            self.on_change()
+            for version in dropped.values():
                 self._retire(version)
         self._inventory.note_failure()
 
@@ -194,6 +213,7 @@ class Repository:
             new = await self._load(old.name, old.version, old.bundle, old, again=True)
             if new is not None and new is not old:
                 self._loaded[old.name] = {**versions, old.version: new}
+                self.on_change()
                 self._retire(old)
 
     def seconds_without_requests(self) -> float:
@@ -221,6 +241,11 @@ class Repository:
             if not one.batcher.answering:
                 raise NotReadyError(f"an inference thread of {one.full_name} does not answer")
         return loaded
+
+    def summary(self) -> str:
+        """What is loaded, for people."""
+        loaded = [f"{one.full_name} on {one.engine.device}" for one in self.loaded()]
+        return ", ".join(loaded) or "every model from the first request for it"
 
     def check_alive(self) -> None:
         """This process can still recover by itself from whatever is wrong.
@@ -258,6 +283,7 @@ class Repository:
                 self._loaded[model] = serving
             else:
                 self._loaded.pop(model, None)
+            self.on_change()
             for version in {*before.values(), *wanted.values()} - {*serving.values()}:
                 self._retire(version)
         self._inventory.note_failure()
@@ -281,6 +307,7 @@ class Repository:
                 wanted[version] = loaded
                 # It serves at once, not after the older ones are loaded.
                 self._loaded[model] = {**self._loaded.get(model, {}), version: loaded}
+                self.on_change()
         return wanted
 
     async def _load(

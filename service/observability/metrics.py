@@ -1,17 +1,16 @@
 """Metrics for Prometheus: counters and histograms as things happen; gauges are read when it asks."""
 
+import os
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
+from service.observability.process_totals import ProcessTotals
+
 VERSION = ("model", "version")
-REQUEST_S = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0),
-)
 WAIT_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
@@ -46,25 +45,18 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The metrics of one application, in their own registry. Every method may be called from any thread.
+    """The metrics of loading, inference and the processes, in their own registry; for any thread.
 
-    Finding a labeled child takes a lock and a dictionary of strings, so each is looked up once and kept.
+    Attributes:
+        pids: the processes of the service.
     """
 
     def __init__(self) -> None:
+        self.pids: Callable[[], Iterable[int]] = lambda: (os.getpid(),)
         self._registry = CollectorRegistry()
-        self._by_status: dict[tuple[str, int], Counter] = {}
-        self._by_route: dict[str, Histogram] = {}
         self._users: Tally[tuple[str, int]] = (
             Tally()
         )  # a version that is loaded anew is there twice for a while
-        self._requests = self._counter("requests", "Requests answered", "route", "status")
-        self._durations = self._histogram(
-            "request_duration_seconds",
-            "Time from a request's head to the end of its answer",
-            REQUEST_S,
-            "route",
-        )
         self._waits = self._histogram(
             "queue_wait_seconds",
             "Time that a request's images waited for their first batch",
@@ -79,27 +71,11 @@ class Metrics:
         self._restarts = self._counter(
             "inference_thread_restarts", "Inference threads that died and were replaced", "model"
         )
-        ProcessCollector(registry=self._registry)
+        self.register(ProcessTotals(lambda: self.pids()))
 
     def register(self, collector: Collector) -> None:
         """Ask this collector, too, at every scrape."""
         self._registry.register(collector)
-
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """A request is over.
-
-        Args:
-            route: the template it matched, such as `/models/{name}`; never the path, of which there are
-                infinitely many.
-            status: of the answer; 499 if the client hung up before it.
-            seconds: how long it took.
-        """
-        counter = self._by_status.get((route, status))
-        if counter is None:
-            counter = self._by_status[route, status] = self._requests.labels(route, status)
-            self._by_route[route] = self._durations.labels(route)
-        counter.inc()
-        self._by_route[route].observe(seconds)
 
     def model(self, name: str, version: int) -> ModelMetrics:
         """The metrics of a version; call it at each load of the version, and `dropped` at the end of each."""

@@ -16,9 +16,8 @@ from capsnet.wire_format import UINT8_MAX, Arrays, InferRequest, Message, Reques
 from export.contract.manifest import VERSION, Graph, Role, Tensor
 from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
 from service.inference.predictions import rank_classes
-from service.models.inventory import SERVABLE
-from service.models.loaded_model import MAX_POSE_VALUE, LoadedModel
-from service.models.repository import Repository
+from service.models.index_entry import SERVABLE
+from service.models.served import MAX_POSE_VALUE, Models, ServedModel
 
 # N images or poses, J classes
 
@@ -38,12 +37,12 @@ class OipModel:
 
     name: str
     role: Role
-    loaded: LoadedModel
+    loaded: ServedModel
 
     @property
     def graph(self) -> Graph:
         """The inputs and outputs, from the manifest."""
-        return self.loaded.engine.manifest.graphs[self.role]
+        return self.loaded.manifest.graphs[self.role]
 
     async def run(self, inputs: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Checked inputs [N, ...] to all outputs [N, ...], by name."""
@@ -56,7 +55,7 @@ class OipModel:
 
 
 @asynccontextmanager
-async def use_model(repository: Repository, name: str, version: str | None = None) -> AsyncIterator[OipModel]:
+async def use_model(models: Models, name: str, version: str | None = None) -> AsyncIterator[OipModel]:
     """The model of a request's path, kept loaded while the request needs it.
 
     Raises:
@@ -65,19 +64,19 @@ async def use_model(repository: Repository, name: str, version: str | None = Non
     """
     if version is not None and not VERSION.fullmatch(version):
         raise UnknownModelError(f"versions of {shown(name)} are positive integers, got {shown(version)}")
-    bundle, role = _bundle_and_role(name, repository)
-    async with repository.use(bundle, int(version) if version else None) as loaded:
-        if role not in loaded.engine.manifest.graphs:
+    bundle, role = await _bundle_and_role(name, models)
+    async with models.use(bundle, int(version) if version else None) as loaded:
+        if role not in loaded.manifest.graphs:
             what = "explain graph" if role == "explain" else role
             raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no {what}")
         yield OipModel(name, role, loaded)
 
 
-def describe(model: OipModel, repository: Repository) -> dict[str, Any]:
+async def describe(model: OipModel, models: Models) -> dict[str, Any]:
     """The protocol's metadata of a model; -1 is the batch axis."""
     versions = [
         str(entry.version)
-        for entry in repository.index()
+        for entry in await models.index()
         if entry.name == model.loaded.name and entry.state in SERVABLE
     ]
     return {
@@ -146,10 +145,10 @@ def wanted_outputs(model: OipModel, request: InferRequest) -> list[RequestedOutp
     ]
 
 
-def _bundle_and_role(name: str, repository: Repository) -> tuple[str, Role]:
+async def _bundle_and_role(name: str, models: Models) -> tuple[str, Role]:
     """A bundle that is itself called `<model>-decoder` keeps its name."""
     for role, suffix in SUFFIXES.items():
-        if name.endswith(suffix) and name not in repository.names():
+        if name.endswith(suffix) and name not in await models.names():
             return name.removesuffix(suffix), role
     return name, "encoder"
 
@@ -207,7 +206,7 @@ def _check_outputs(model: OipModel, outputs: Collection[RequestedOutput]) -> Non
 
 def _classify(model: OipModel, probabilities: Floats, classes: int) -> NDArray[np.object_]:
     """Probabilities [N, J] to the best k of each as "score:index:label", [N, k]; k is J at most."""
-    labels = model.loaded.engine.manifest.class_names
+    labels = model.loaded.manifest.class_names
     best = rank_classes(probabilities, classes)
     scores = np.take_along_axis(probabilities, best, axis=1)
     texts = [

@@ -5,12 +5,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.errors import InvalidFieldError, NotReadyError, shown
+from service.errors import InvalidFieldError, shown
 from service.http.auth import check_admin
 from service.http.bodies import parse_json
 from service.http.openapi import PROBLEMS
-from service.inference.providers import DeviceError
-from service.models.inventory import IndexEntry
+from service.models.index_entry import IndexEntry
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.state import Service, service_of
 
@@ -32,7 +31,7 @@ async def post_index(request: Request) -> Response:
     only_ready = (await _fields(request)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidFieldError(f"ready must be true or false, got {shown(only_ready)}")
-    entries = service.repository.index()
+    entries = await service.models.index()
     listed = [_describe(entry) for entry in entries if entry.state == "loaded" or not only_ready]
     return Response(orjson.dumps(listed), media_type="application/json")
 
@@ -50,10 +49,7 @@ async def post_load(name: str, request: Request) -> Response:
     for parameter in await _parameters(request):
         if parameter == "config" or parameter.startswith("file:"):
             raise InvalidFieldError(f"a bundle is served as it was published; got {shown(parameter)}")
-    try:
-        await service.repository.load(name)
-    except DeviceError as error:
-        raise NotReadyError(str(error)) from None
+    await service.models.load(name)
     return Response()
 
 
@@ -68,7 +64,7 @@ async def post_unload(name: str, request: Request) -> Response:
     """Requests that have begun are answered; the model stays unloaded until it is loaded again."""
     service = await _as_admin(request)
     await _parameters(request)
-    await service.repository.unload(name)
+    await service.models.unload(name)
     return Response()
 
 

@@ -59,7 +59,7 @@ async def get_server(request: Request) -> Response:
 async def get_live(request: Request) -> Response:
     """As /healthz: 503 once inference threads have died too often and only a new process helps."""
     service = service_of(request)
-    service.repository.check_alive()
+    await service.models.check_alive()
     return json_response({"live": True})
 
 
@@ -69,7 +69,7 @@ async def get_live(request: Request) -> Response:
 async def get_ready(request: Request) -> Response:
     """As /readyz: 503 with the reason until a model is loaded, and while an inference thread is stuck."""
     service = service_of(request)
-    service.repository.ready()
+    await service.models.ready()
     return json_response({"ready": True})
 
 
@@ -88,8 +88,8 @@ async def get_ready(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Names, shapes and datatypes as in the graph; loads a model that loads on first use."""
     service = service_of(request)
-    async with use_model(service.repository, **request.path_params) as model:
-        return json_response(describe(model, service.repository))
+    async with use_model(service.models, **request.path_params) as model:
+        return json_response(await describe(model, service.models))
 
 
 @routes.get(
@@ -107,8 +107,8 @@ async def get_model(request: Request) -> Response:
 async def get_model_ready(request: Request) -> Response:
     """Loads a model that loads on first use, so that a client can wait for it here."""
     service = service_of(request)
-    async with use_model(service.repository, **request.path_params) as model:
-        if not model.loaded.batcher.answering:
+    async with use_model(service.models, **request.path_params) as model:
+        if not await model.loaded.is_answering():
             raise NotReadyError(f"an inference thread of {model.name} does not answer")
         return json_response({"name": model.name, "ready": True})
 
@@ -131,7 +131,7 @@ async def post_infer(request: Request) -> Response:
     body = await request.body()  # no version is kept loaded by a slow sender
     async with (
         service.while_wanted(request),
-        use_model(service.repository, **request.path_params) as model,
+        use_model(service.models, **request.path_params) as model,
     ):
         asked, inputs = await _read(request, body, model, service)
         images = len(next(iter(inputs.values())))

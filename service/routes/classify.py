@@ -13,7 +13,7 @@ from service.http.openapi import PROBLEMS
 from service.http.png import to_base64_pngs
 from service.http.request_log import log_fields
 from service.inference.predictions import predictions
-from service.models.loaded_model import LoadedModel
+from service.models.served import ServedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import ClassifyAnswer, ClassifyQuery
 from service.state import Service, service_of
@@ -45,21 +45,21 @@ async def post_classify(request: Request, query: Annotated[ClassifyQuery, Query(
     body = await read_images_body(request)  # no version is kept loaded by a slow sender
     async with service.while_wanted(request):
         given = await parse_images(body, service)
-        async with service.repository.use(query.model, query.version) as model:
+        async with service.models.use(query.model, query.version) as model:
             check_query(query, model)
-            images = await decode_images(given, model.engine.manifest, query.preprocess, service)
+            images = await decode_images(given, model.manifest, query.preprocess, service)
             log_fields(request, model=model.full_name, images=len(images.pixels))
             return json_response(await classify(model, images, query, service))
 
 
-def check_query(query: ClassifyQuery, model: LoadedModel) -> None:
+def check_query(query: ClassifyQuery, model: ServedModel) -> None:
     """The model can answer the query.
 
     Raises:
         InvalidFieldError: top_k is more than there are classes.
         NoDecoderError: a reconstruction of a model that has no decoder.
     """
-    classes = len(model.engine.manifest.class_names)
+    classes = len(model.manifest.class_names)
     if query.top_k is not None and query.top_k > classes:
         raise InvalidFieldError(
             f"top_k must be 1 to {classes}, the classes of {model.name}; got {query.top_k}"
@@ -69,12 +69,12 @@ def check_query(query: ClassifyQuery, model: LoadedModel) -> None:
 
 
 async def classify(
-    model: LoadedModel, images: Images, query: ClassifyQuery, service: Service
+    model: ServedModel, images: Images, query: ClassifyQuery, service: Service
 ) -> dict[str, Any]:
     """The answer for images [N, H, W, C]; arrays in it stay arrays, for orjson."""
     probabilities, poses = await model.encode(images.pixels)  # [N, J], [N, J, D]
     made = predictions(
-        images.pixels, (probabilities, poses), model.engine.manifest, query.top_k, query.min_probability
+        images.pixels, (probabilities, poses), model.manifest, query.top_k, query.min_probability
     )
     results: list[dict[str, Any]] = [
         {"filename": filename, **prediction}

@@ -15,7 +15,7 @@ from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs
 from service.http.request_log import log_fields
 from service.inference.explanation import Explanation, explanation
-from service.models.loaded_model import LoadedModel
+from service.models.served import ServedModel
 from service.routes.explain_schemas import ExplainAnswer
 from service.routes.images import (
     IMAGES_BODY,
@@ -52,14 +52,14 @@ async def post_explain(request: Request, query: Annotated[ExplainQuery, Query()]
     body = await read_images_body(request)
     async with service.while_wanted(request):
         given = await parse_images(body, service)
-        async with service.repository.use(query.model, query.version) as model:
-            model.require_explainer()
+        async with service.models.use(query.model, query.version) as model:
+            model.require_explain_graph()
             chosen = None if query.label is None else model.class_index(query.label)
             images = await decode_one(given, model, query, service)
             log_fields(request, model=model.full_name, images=1)
             outputs = await model.explain(images.pixels)
             alone = {name: values[0] for name, values in outputs.items()}
-            made = await service.pool.run(explanation, alone, model.engine.manifest)
+            made = await service.pool.run(explanation, alone, model.manifest)
             order = shown_classes(made, chosen)
             if prefers_png(request):
                 return Response(
@@ -70,14 +70,14 @@ async def post_explain(request: Request, query: Annotated[ExplainQuery, Query()]
             return json_response(await service.pool.run(json_answer, model, images, made, order), VARY)
 
 
-async def decode_one(given: ImageFiles, model: LoadedModel, query: ExplainQuery, service: Service) -> Images:
+async def decode_one(given: ImageFiles, model: ServedModel, query: ExplainQuery, service: Service) -> Images:
     """The image of a body.
 
     Raises:
         TooManyPicturesError: there are several.
         ServiceError: a file or the array is invalid, or the service is overloaded.
     """
-    manifest = model.engine.manifest
+    manifest = model.manifest
     if not given.is_array and len(given.files) > manifest.views:
         raise _several(len(given.files) // manifest.views)
     images = await decode_images(given, manifest, query.preprocess, service)
@@ -109,9 +109,9 @@ def png_answer(pixels: NDArray[np.float32], made: Explanation, order: list[int],
     return heat_strip(pixels, heat, made.grid)
 
 
-def json_answer(model: LoadedModel, images: Images, made: Explanation, order: list[int]) -> dict[str, Any]:
+def json_answer(model: ServedModel, images: Images, made: Explanation, order: list[int]) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG file of the image."""
-    names = model.engine.manifest.class_names
+    names = model.manifest.class_names
     [shown] = to_base64_pngs(images.pixels)
     answer = {
         **model.heading(),

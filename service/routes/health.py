@@ -14,15 +14,15 @@ routes = APIRouter(tags=["Operations"])
 @routes.get("/healthz", summary="Is the process alive?", responses={200: {"model": Health}, **UNREADY})
 async def get_health(request: Request) -> Response:
     """503 once inference threads have died too often and only a new process helps; /readyz says more."""
-    service_of(request).repository.check_alive()
+    await service_of(request).models.check_alive()
     return json_response({"status": "ok"})
 
 
 @routes.get("/readyz", summary="Will requests be answered?", responses={200: {"model": Readiness}, **UNREADY})
 async def get_readiness(request: Request) -> Response:
     """503 with the reason until a model is loaded and warmed, and while an inference thread is stuck."""
-    loaded = service_of(request).repository.ready()
-    devices = ", ".join(sorted({model.engine.device for model in loaded}))
+    loaded = await service_of(request).models.ready()
+    devices = ", ".join(sorted({model.device for model in loaded}))
     names = sorted(model.full_name for model in loaded)
     return json_response({"status": "ready", "device": devices, "models": names})
 

@@ -1,8 +1,11 @@
 """/metrics: what Prometheus scrapes."""
 
+from contextlib import suppress
+
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from service.errors import NotReadyError
 from service.http.direct_route import answer_head
 from service.state import service_of
 
@@ -16,7 +19,11 @@ routes = APIRouter(tags=["Operations"])
 )
 async def get_metrics(request: Request) -> Response:
     """Requests, queues, batches, models and the process, in Prometheus' text format; needs no key."""
-    return Response(service_of(request).metrics.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    service = service_of(request)
+    of_models = b""
+    with suppress(NotReadyError):  # while the engine process starts, requests are counted all the same
+        of_models = await service.models.metrics()
+    return Response(service.metrics.scrape() + of_models, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 answer_head(routes)

@@ -14,8 +14,8 @@ routes = APIRouter(tags=["Models"])
 @routes.get("/models", summary="All models and their versions", responses={200: {"model": ModelsAnswer}})
 async def get_models(request: Request) -> Response:
     """Which versions are loaded, which are refused and why; without the manifests."""
-    repository = service_of(request).repository
-    listed = [repository.describe(name, manifests=False) for name in repository.names()]
+    models = service_of(request).models
+    listed = [await models.describe(name, manifests=False) for name in await models.names()]
     return json_response({"models": listed})
 
 
@@ -24,7 +24,7 @@ async def get_models(request: Request) -> Response:
 )
 async def get_model(name: str, request: Request) -> Response:
     """The versions of a model, newest first, each with its manifest."""
-    return json_response(service_of(request).repository.describe(name, manifests=True))
+    return json_response(await service_of(request).models.describe(name, manifests=True))
 
 
 answer_head(routes)

@@ -18,7 +18,7 @@ from service.http.multipart import Upload
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
-from service.models.loaded_model import LoadedModel
+from service.models.served import ServedModel
 from service.routes.perturbations import Perturbations, offsets, plan_pictures
 from service.routes.reconstruct_body import RECONSTRUCT_BODY, parse_fields, read_reconstruct_body
 from service.routes.schemas import ReconstructAnswer, ReconstructFields, ReconstructQuery
@@ -47,7 +47,7 @@ async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, 
     body = await read_reconstruct_body(request)
     async with service.while_wanted(request):
         fields, files = await parse_fields(body, service)
-        async with service.repository.use(*chosen_version(fields, query)) as model:
+        async with service.models.use(*chosen_version(fields, query)) as model:
             log_fields(request, model=model.full_name)
             made = await reconstruct(model, fields, files, query.preprocess, service)
             if prefers_png(request):
@@ -76,7 +76,7 @@ class Reconstructions:
 
 
 async def reconstruct(
-    model: LoadedModel,
+    model: ServedModel,
     fields: ReconstructFields,
     files: Sequence[Upload],
     rule: Rule,
@@ -95,7 +95,7 @@ async def reconstruct(
         ServiceError: the request does not fit the model, or the service is overloaded.
     """
     model.require_decoder()
-    manifest = model.engine.manifest
+    manifest = model.manifest
     wanted = None if fields.label is None else model.class_index(fields.label)
     pose = None if fields.pose is None else _given_pose(fields.pose, manifest)
     variants, columns = plan_pictures(fields, pose_size(manifest), service.settings.max_reconstructions)
@@ -127,7 +127,7 @@ def chosen_version(fields: ReconstructFields, query: ReconstructQuery) -> tuple[
     )
 
 
-def json_answer(model: LoadedModel, made: Reconstructions) -> dict[str, Any]:
+def json_answer(model: ServedModel, made: Reconstructions) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     entries = [
         {"perturbations": [p.model_dump() for p in perturbations], "pose": pose, "image": image}

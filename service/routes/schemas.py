@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from export.contract.preprocess import Rule
 from service.errors import shown
-from service.models.loaded_model import MAX_POSE_VALUE
+from service.models.served import MAX_POSE_VALUE
 
 # More than any pose has; with fail_fast a list of millions of mistakes is refused at its first.
 MAX_ITEMS = 4096

@@ -19,7 +19,7 @@ from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
 from service.inference.predictions import rank_classes
-from service.models.loaded_model import LoadedModel
+from service.models.served import ServedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import SegmentAnswer, SegmentQuery
 from service.state import Service, service_of
@@ -48,9 +48,9 @@ async def post_segment(request: Request, query: Annotated[SegmentQuery, Query()]
     body = await read_images_body(request)
     async with service.while_wanted(request):
         given = await parse_images(body, service)
-        async with service.repository.use(query.model, query.version) as model:
+        async with service.models.use(query.model, query.version) as model:
             k = object_count(query, model)
-            images = await decode_images(given, model.engine.manifest, query.preprocess, service)
+            images = await decode_images(given, model.manifest, query.preprocess, service)
             log_fields(request, model=model.full_name, images=len(images.pixels))
             made = await segment(model, images, k, query.min_probability, service)
             if prefers_png(request):
@@ -82,7 +82,7 @@ class Segments:
     confident: list[list[bool]] | list[list[None]]
 
 
-def object_count(query: SegmentQuery, model: LoadedModel) -> int:
+def object_count(query: SegmentQuery, model: ServedModel) -> int:
     """K: as requested; by default as many as the model expects, and at least two if it has two classes.
 
     Raises:
@@ -90,7 +90,7 @@ def object_count(query: SegmentQuery, model: LoadedModel) -> int:
         NoDecoderError: the model cannot reconstruct.
     """
     model.require_decoder()
-    manifest = model.engine.manifest
+    manifest = model.manifest
     classes = len(manifest.class_names)
     if query.k is None:
         return min(classes, max(MIN_OBJECTS, manifest.objects_per_image))
@@ -100,7 +100,7 @@ def object_count(query: SegmentQuery, model: LoadedModel) -> int:
 
 
 async def segment(
-    model: LoadedModel, images: Images, k: int, min_probability: float | None, service: Service
+    model: ServedModel, images: Images, k: int, min_probability: float | None, service: Service
 ) -> Segments:
     """Decode the k longest capsules of images [N, H, W, C], each with all others masked.
 
@@ -121,7 +121,7 @@ async def segment(
             f"{count} images x {k} objects are {count * k} pictures; at most {limit} "
             "(CAPSNET_MAX_RECONSTRUCTIONS): send fewer images, or a smaller k"
         )
-    manifest = model.engine.manifest
+    manifest = model.manifest
     probabilities, poses = await model.encode(images.pixels)  # [N, J], [N, J, D]
     classes = rank_classes(probabilities, k)  # [N, K]
     longest = np.take_along_axis(probabilities, classes, axis=1)  # [N, K]
@@ -140,7 +140,7 @@ async def segment(
     )
 
 
-def json_answer(model: LoadedModel, made: Segments) -> dict[str, Any]:
+def json_answer(model: ServedModel, made: Segments) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     results = []
     for index, (filename, pictures) in enumerate(zip(made.filenames, made.pictures, strict=True)):

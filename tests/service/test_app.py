@@ -20,8 +20,10 @@ from export.contract.manifest import read_manifest
 from service import errors
 from service.app import create_app
 from service.http.picture_pool import PicturePool
+from service.models.local_models import LocalModels
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 from service.state import Service
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import run_model, write_bundle
@@ -271,8 +273,10 @@ def test_work_ends_when_the_client_has_hung_up(models):
         return {"type": "http.disconnect"}
 
     async def work_for_ever() -> None:
-        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
-        service = Service(settings, Repository(settings, metrics), pool, metrics)
+        settings, pool = settings_for(models), PicturePool(1, 100)
+        gathered = Metrics()
+        local = LocalModels(Repository(settings, gathered), gathered)
+        service = Service(settings, local, pool, RequestMetrics())
         async with service.while_wanted(Request({"type": "http"}, receive)):
             await asyncio.sleep(3600)
 

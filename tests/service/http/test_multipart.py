@@ -13,8 +13,10 @@ from service.errors import MalformedBodyError, TooManyPicturesError
 from service.http.bodies import INLINE_FORM_BYTES, Body
 from service.http.multipart import MAX_TEXT_BYTES, MAX_TEXTS, Upload, parse_form
 from service.http.picture_pool import PicturePool
+from service.models.local_models import LocalModels
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 from service.routes.images import parse_images
 from service.state import Service
 from tests.support.live_service import live_service, settings_for
@@ -128,8 +130,10 @@ def test_a_large_form_is_parsed_while_others_are_served(models):
     hostile = part(b'name="images"; filename="a.png"', b"\r\n--Bx" * 4 * INLINE_FORM_BYTES) + b"--B--"
 
     async def turns_of_others() -> int:
-        settings, metrics, pool = settings_for(models), Metrics(), PicturePool(1, 100)
-        service = Service(settings, Repository(settings, metrics), pool, metrics)
+        settings, pool = settings_for(models), PicturePool(1, 100)
+        gathered = Metrics()
+        local = LocalModels(Repository(settings, gathered), gathered)
+        service = Service(settings, local, pool, RequestMetrics())
         body = Body(hostile, FORM, "multipart/form-data", "/classify")
         parsing, turns = asyncio.create_task(parse_images(body, service)), 0
         while not parsing.done():

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from service import errors
 from service.http.request_log import RequestLog
-from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 from tests.support.live_service import wait_until
 from tests.support.logged_process import KEYS
 from tests.support.tiny_bundle import write_bundle
@@ -109,14 +109,14 @@ def test_what_is_no_request_is_a_line_too(process):
 
 
 def inside(app: FastAPI) -> ASGIApp:
-    app.add_middleware(RequestLog, metrics=Metrics())
+    app.add_middleware(RequestLog, metrics=RequestMetrics())
     return app
 
 
 def around(app: FastAPI) -> ASGIApp:
     """FastAPI answers the fault itself, and then raises it."""
     app.add_exception_handler(Exception, lambda *_: errors.internal_error())
-    return RequestLog(app, metrics=Metrics())
+    return RequestLog(app, metrics=RequestMetrics())
 
 
 @pytest.mark.parametrize("place", [inside, around])

@@ -192,7 +192,6 @@ def test_graphs_take_turns_in_the_order_of_their_requests():
 
 
 def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypatch):
-    monkeypatch.setattr(batching, "BATCH_WINDOW_S", WAIT_S)
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
 
     async def scenario() -> None:
@@ -201,6 +200,7 @@ def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypa
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
             await asyncio.gather(*many)
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", WAIT_S)  # not before: the last of many may wait
             waits = asyncio.create_task(graph.submit(batcher, images(1)))
             await started(lambda: any(worker.is_collecting for worker in batcher._workers))
             await other.submit(batcher, images(2))

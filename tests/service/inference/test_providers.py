@@ -15,8 +15,8 @@ from service.inference.providers import (
     provider_list,
     sample_tolerances,
     tensorrt_options,
-    usable_cpus,
 )
+from service.processors import usable_cpus
 from tests.support.tiny_bundle import digest
 
 

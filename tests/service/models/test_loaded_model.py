@@ -55,7 +55,7 @@ def test_batches_to_explain_stay_small_however_large_those_of_the_encoder_are(tm
     async def scenario() -> None:
         write_explained_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path, max_batch=64) as repository, repository.use("tiny", None) as model:
-            explainer, sizes = model.require_explainer(), []
+            explainer, sizes = model.engine.explainer, []
             really = explainer.run
             monkeypatch.setattr(explainer, "run", lambda pixels: sizes.append(len(pixels)) or really(pixels))
             await asyncio.gather(*(model.explain(IMAGES) for _ in range(7)))
@@ -70,7 +70,7 @@ def test_an_explanation_that_takes_too_long_ends_at_the_deadline(tmp_path, monke
         write_explained_bundle(tmp_path / "tiny" / "1")
         may_go_on = threading.Event()
         async with opened(tmp_path, deadline_ms=300) as repository, repository.use("tiny", None) as model:
-            explainer = model.require_explainer()
+            explainer = model.engine.explainer
             monkeypatch.setattr(explainer, "_open_again", may_go_on.wait)
             try:
                 with pytest.raises(DeadlineExceededError):
@@ -87,7 +87,7 @@ def test_what_was_opened_to_explain_is_freed_with_the_version(tmp_path):
         async with opened(tmp_path) as repository:
             async with repository.use("tiny", None) as model:
                 await model.explain(IMAGES)
-                session = weakref.ref(model.require_explainer()._opened.session)
+                session = weakref.ref(model.engine.explainer._opened.session)
                 assert session() is not None
             await repository.unload("tiny")
             await model.drain()

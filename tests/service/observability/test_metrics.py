@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.inference.batcher import Batcher
 from service.models.gauges import ModelGauges
 from service.observability.metrics import Metrics
+from service.observability.request_metrics import RequestMetrics
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import write_bundle
 
@@ -223,12 +224,12 @@ def test_a_thread_that_was_replaced_is_counted():
 
 
 def test_counts_from_many_threads_add_up():
-    metrics = Metrics()
+    metrics, requests = Metrics(), RequestMetrics()
     version = metrics.model("tiny", 1)
 
     def count() -> None:
         for _ in range(500):
-            metrics.answered("/classify", 200, 0.001)
+            requests.answered("/classify", 200, 0.001)
             version.ran(2, 0.001)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
@@ -236,13 +237,13 @@ def test_counts_from_many_threads_add_up():
         thread.start()
     for thread in threads:
         thread.join()
-    text = metrics.scrape().decode()
+    text = (metrics.scrape() + requests.scrape()).decode()
     assert value(text, "capsnet_requests_total", route="/classify", status="200") == 2000
     assert value(text, "capsnet_batch_images_sum", model="tiny", version="1") == 4000
 
 
 def test_two_applications_count_apart():
-    one, other = Metrics(), Metrics()
+    one, other = RequestMetrics(), RequestMetrics()
     one.answered("/classify", 200, 0.001)
     assert "/classify" in one.scrape().decode()
     assert "/classify" not in other.scrape().decode()

@@ -1,0 +1,63 @@
+"""Metrics of requests, for Prometheus. Several worker processes add theirs up.
+
+Where PROMETHEUS_MULTIPROC_DIR names a folder, the library keeps every count in a file there, one for each
+process, and a scrape in any of them adds up all files. Those of a process that has died stay, so no count
+ever falls.
+"""
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read while the library is imported; the supervisor of workers sets it
+REQUEST_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+
+class RequestMetrics:
+    """What was asked and how long the answers took. Any thread may call every method.
+
+    Finding a labeled child takes a lock and a dictionary of strings, so each is looked up once and kept.
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._by_status: dict[tuple[str, int], Counter] = {}
+        self._by_route: dict[str, Histogram] = {}
+        self._requests = Counter(
+            "capsnet_requests", "Requests answered", ("route", "status"), registry=self._registry
+        )
+        self._durations = Histogram(
+            "capsnet_request_duration_seconds",
+            "Time from a request's head to the end of its answer",
+            ("route",),
+            buckets=REQUEST_S,
+            registry=self._registry,
+        )
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """A request is over.
+
+        Args:
+            route: the template it matched, such as `/models/{name}`; never the path, of which there are
+                infinitely many.
+            status: of the answer; 499 if the client hung up before it.
+            seconds: how long it took.
+        """
+        counter = self._by_status.get((route, status))
+        if counter is None:
+            counter = self._by_status[route, status] = self._requests.labels(route, status)
+            self._by_route[route] = self._durations.labels(route)
+        counter.inc()
+        self._by_route[route].observe(seconds)
+
+    def scrape(self) -> bytes:
+        """The metrics of all workers, in Prometheus' text format 0.0.4."""
+        registry = self._registry
+        if FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the rest of it is typed
+        return generate_latest(registry)

@@ -1,0 +1,55 @@
+"""Where the processes of one service meet."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
+
+
+class EngineAddress(NamedTuple):
+    """Where workers find the engine process.
+
+    Attributes:
+        socket: its Unix socket.
+        generation: the file of the table's generation.
+    """
+
+    socket: Path
+    generation: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """What all processes of a service know.
+
+    Attributes:
+        listener: accepts the connections of all workers.
+        engine_listener: the engine process accepts workers there; open as long as the service, so that they
+            can connect to the next engine process.
+        address: of the engine process.
+        counts: folder of the workers' metrics.
+    """
+
+    listener: socket.socket
+    engine_listener: socket.socket
+    address: EngineAddress
+    counts: Path
+
+
+def make_place(folder: Path, listener: socket.socket) -> Place:
+    """The sockets and files of a service.
+
+    Args:
+        folder: only this user may enter it.
+        listener: accepts the connections of all workers.
+    """
+    address = EngineAddress(folder / "engine.sock", folder / "generation")
+    address.generation.write_bytes(bytes(8))
+    engine_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    engine_listener.bind(str(address.socket))
+    engine_listener.listen(128)
+    counts = folder / "counts"
+    counts.mkdir()
+    return Place(listener, engine_listener, address, counts)

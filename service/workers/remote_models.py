@@ -1,0 +1,287 @@
+"""The models of a worker: they are in the engine process, and the worker knows them from its table."""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from itertools import count
+from time import monotonic
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from service.errors import NotReadyError
+from service.inference.memory import trim_heap
+from service.models.background import RELEASE_EVERY_S
+from service.models.index_entry import IndexEntry
+from service.models.served import Models, ServedModel, Serving
+from service.workers.channel import Channel
+from service.workers.place import EngineAddress
+from service.workers.table import Facts, Generation, Table
+
+RETRY_S = 0.1  # between two tries to connect
+NAMED_EVERY_S = 1.0  # so often, at most, the engine process is told that a version was named
+
+Floats = NDArray[np.float32]
+
+log = logging.getLogger(__name__)
+
+
+class RemoteModels(Models):
+    """What the engine process has loaded. All methods belong to the event loop, which also runs `run`.
+
+    Where the engine process has died, requests get 503 until the next one has loaded its models.
+
+    Args:
+        address: of the engine process.
+
+    Attributes:
+        work_done: requests that have used a model so far.
+    """
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._address = address
+        self._generation = Generation(address.generation)
+        self._channel: Channel | None = None
+        self._is_closed = asyncio.Event()
+        self._table: Table | None = None
+        self._is_current = asyncio.Event()  # set by each table
+        self._models: dict[int, _RemoteModel] = {}
+        self._users: Counter[int] = Counter()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()
+        self.work_done = 0
+
+    async def run(self) -> None:
+        """Keep the connection to the engine process, whichever it is. Never ends."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._is_closed.clear()
+            try:
+                _, channel = await loop.create_unix_connection(
+                    lambda: Channel(lambda: None, self._take, self._is_closed.set), str(self._address.socket)
+                )
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._channel = channel
+            channel.send(("pid", os.getpid()))
+            try:
+                await self._is_closed.wait()
+            finally:
+                channel.close()
+            log.warning("the engine process has ended; requests get 503 until there is another one")
+            self._forget()
+
+    async def first_table(self) -> None:
+        """Wait until the engine process says what it has loaded."""
+        while self._table is None:
+            self._is_current.clear()
+            await self._is_current.wait()
+
+    @override
+    def use(self, model: str | None, version: int | None) -> AbstractAsyncContextManager[ServedModel]:
+        return _Use(self, model, version)
+
+    @override
+    async def names(self) -> list[str]:
+        return cast(list[str], await self.call("names"))
+
+    @override
+    async def index(self) -> list[IndexEntry]:
+        return cast(list[IndexEntry], await self.call("index"))
+
+    @override
+    async def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
+        return cast(dict[str, Any], await self.call("describe", model, manifests))
+
+    @override
+    async def load(self, model: str) -> None:
+        await self.call("load", model)
+
+    @override
+    async def unload(self, model: str) -> None:
+        await self.call("unload", model)
+
+    @override
+    async def ready(self) -> list[Serving]:
+        return cast(list[Serving], await self.call("ready"))
+
+    @override
+    async def check_alive(self) -> None:
+        with suppress(NotReadyError):  # without an engine process, this one can still recover
+            await self.call("check_alive")
+
+    @override
+    async def metrics(self) -> bytes:
+        return cast(bytes, await self.call("metrics"))
+
+    async def begin_use(self, model: str | None, version: int | None) -> "_RemoteModel":
+        """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
+        found = (await self._current()).find(model, version)
+        if found is None:
+            await self.call("find", model, version)  # raises why there is none, else the table has it now
+            found = (await self._current()).find(model, version)
+        if found is None:
+            raise NotReadyError("the versions that serve are changing; try again")
+        served = self._models[found.key]
+        self._users[found.key] += 1
+        if version is not None:
+            self._note_named(served)
+        return served
+
+    def end_use(self, model: "_RemoteModel") -> None:
+        """A request needs the model no more."""
+        self._users[model.key] -= 1
+        self.work_done += 1
+        self._release_unused({model.key})
+
+    async def call(self, name: str, *arguments: object) -> object:
+        """Ask the engine process, which stops working on the answer when this is cancelled.
+
+        Raises:
+            NotReadyError: it is not there, or died meanwhile.
+            Exception: whatever it raised.
+        """
+        if self._channel is None:
+            raise _no_engine()
+        number = next(self._numbers)
+        self._waiting[number] = answer = asyncio.get_running_loop().create_future()
+        self._channel.send(("call", number, name, arguments))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._channel.send(("cancel", number))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _current(self) -> Table:
+        """The table, not older than any that a client has had an answer from."""
+        while self._table is None or self._table.generation < self._generation.value:
+            if self._channel is None or self._table is None:
+                raise _no_engine()
+            self._is_current.clear()
+            await self._is_current.wait()
+        return self._table
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case "answer", number, value if number in self._waiting:
+                _settle(self._waiting[number], value, None)
+            case "error", number, error if number in self._waiting:
+                _settle(self._waiting[number], None, error)
+            case "table", table:
+                self._use_table(table)
+
+    def _use_table(self, table: Table) -> None:
+        self._table = table
+        for versions in table.versions.values():
+            for facts in versions.values():
+                self._models.setdefault(facts.key, _RemoteModel(self, facts))
+        self._is_current.set()
+        self._release_unused(self._models.keys() - table.keys())
+
+    def _release_unused(self, keys: set[int]) -> None:
+        """Give back the versions of these that no table has and no request uses."""
+        kept = self._table.keys() if self._table else set[int]()
+        for key in keys - kept:
+            if self._users[key] <= 0:
+                del self._users[key]
+                if self._models.pop(key, None) and self._channel:
+                    self._channel.send(("release", key))
+
+    def _note_named(self, model: "_RemoteModel") -> None:
+        if self._channel and monotonic() - model.last_named_s > NAMED_EVERY_S:
+            model.last_named_s = monotonic()
+            self._channel.send(("named", model.key))
+
+    def _forget(self) -> None:
+        """The engine process is gone, and with it whatever was asked of it."""
+        self._channel = self._table = None
+        self._models.clear()
+        self._users.clear()
+        self._is_current.set()
+        for answer in self._waiting.values():
+            _settle(answer, None, _no_engine())
+
+
+@asynccontextmanager
+async def reach_models(address: EngineAddress) -> AsyncIterator[RemoteModels]:
+    """The models of an engine process, once it has loaded them."""
+    models = RemoteModels(address)
+    tasks = [asyncio.create_task(models.run()), asyncio.create_task(trim_heap_after_work(models))]
+    try:
+        await models.first_table()
+        yield models
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def trim_heap_after_work(models: RemoteModels) -> None:
+    """Return the memory of pictures to the system every few seconds, if there were any. Never ends."""
+    work_seen = 0
+    while True:
+        await asyncio.sleep(RELEASE_EVERY_S)
+        if models.work_done != work_seen:
+            work_seen = models.work_done
+            await asyncio.to_thread(trim_heap)
+
+
+class _RemoteModel(ServedModel):
+    """A version that the engine process has loaded."""
+
+    def __init__(self, models: RemoteModels, facts: Facts) -> None:
+        self.key, self.name, self.version, self.manifest = facts
+        self.last_named_s = 0.0
+        self._models = models
+
+    @override
+    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
+        return cast(tuple[Floats, Floats], await self._models.call("run", self.key, "encoder", pixels))
+
+    @override
+    async def decode(self, poses: Floats, mask: Floats) -> Floats:
+        return cast(Floats, await self._models.call("run", self.key, "decoder", poses, mask))
+
+    @override
+    async def explain(self, pixels: Floats) -> dict[str, Floats]:
+        return cast(dict[str, Floats], await self._models.call("run", self.key, "explain", pixels))
+
+    @override
+    async def is_answering(self) -> bool:
+        return cast(bool, await self._models.call("is_answering", self.key))
+
+
+class _Use:
+    """A request's use of a model."""
+
+    def __init__(self, models: RemoteModels, model: str | None, version: int | None) -> None:
+        self._models = models
+        self._wanted = model, version
+
+    async def __aenter__(self) -> ServedModel:
+        self._found = await self._models.begin_use(*self._wanted)
+        return self._found
+
+    async def __aexit__(self, *_: object) -> None:
+        self._models.end_use(self._found)
+
+
+def _settle(answer: asyncio.Future[Any], value: object, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)
+
+
+def _no_engine() -> NotReadyError:
+    return NotReadyError("the process with the models is starting; try again")

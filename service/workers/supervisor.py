@@ -1,0 +1,211 @@
+"""CAPSNET_WORKERS processes on one listening socket, one engine process, and the process that watches them.
+
+All workers accept from one socket, which the supervisor opened. With a socket for each (SO_REUSEPORT), the
+connections that wait for a killed worker would be reset; here another worker accepts them. A worker accepts
+only once the models are loaded, so no client reaches one that cannot answer yet.
+"""
+
+import ctypes
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from service.settings import Settings
+from service.stopping import stop_signals
+from service.workers.place import SHARED_COUNTS, Place, make_place
+
+MAX_FAILED_STARTS = 3  # in a row; then another one would fail, too
+END_S = 5.0  # so long after CAPSNET_DEADLINE_MS a worker is killed
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
+
+log = logging.getLogger(__name__)
+
+
+Work = Callable[[Settings, Place, Connection], None]
+Say = Callable[[str], None]
+
+
+def share_of(settings: Settings) -> Settings:
+    """The settings of one worker: its share of threads and memory, never less than one request needs."""
+    count = settings.worker_count
+    one_body = math.ceil(settings.max_body_bytes * 4 / 3)
+    share = {
+        "decode_threads": max(settings.decode_threads // count, 1),
+        "uploads_bytes": max(settings.uploads_bytes // count, one_body),
+    }
+    return settings.model_copy(update=share)
+
+
+def begin_child() -> None:
+    """Prepare a process that a supervisor has started: it stops when told to, or without its supervisor.
+
+    Signals of the terminal reach the supervisor alone, which then stops one after the other.
+    """
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process, and the pipe on which it says that it is ready."""
+
+    process: SpawnProcess
+    channel: Connection
+    is_engine: bool
+    is_ready: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'the engine process' if self.is_engine else 'worker'} {self.process.pid}"
+
+
+class Supervisor:
+    """Starts the processes, replaces those that die, and stops them all at a signal.
+
+    Args:
+        settings: of the service.
+        listener: accepts the connections of all workers.
+        serve_models: what the engine process runs; sends what it has loaded, once it has. A function of a
+            module, since each process is a new interpreter.
+        serve_requests: what a worker runs; sends a line once it accepts connections.
+        say: called with what is loaded, once all workers accept connections.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        *,
+        serve_models: Work,
+        serve_requests: Work,
+        say: Say,
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._serve_models = serve_models
+        self._serve_requests = serve_requests
+        self._say = say
+        self._spawn = multiprocessing.get_context("spawn")
+        self._children: list[_Child] = []
+        self._loaded = ""
+        self._has_begun = False
+        self._failed_starts = 0
+        self._is_told_to_stop = False
+
+    def run(self) -> int:
+        """Serve until a signal comes; returns the exit status."""
+        with tempfile.TemporaryDirectory(prefix="capsnet-serve-") as folder:
+            self._place = place = make_place(Path(folder), self._listener)
+            with place.engine_listener:
+                return self._watch()
+
+    def _watch(self) -> int:
+        woken, wakes = socket.socketpair()
+        with woken, wakes:
+            wakes.setblocking(False)
+            signal.set_wakeup_fd(wakes.fileno())
+            for number in stop_signals():
+                signal.signal(number, self._note_signal)
+            status = None
+            while status is None and not self._is_told_to_stop:
+                self._start_missing()
+                waited_for = [child.process.sentinel for child in self._children]
+                wait([woken, *waited_for, *(child.channel for child in self._children if not child.is_ready)])
+                self._read_lines()
+                status = self._bury()
+            self._end()
+            signal.set_wakeup_fd(-1)
+        return status or 0
+
+    def _note_signal(self, *_: object) -> None:
+        self._is_told_to_stop = True
+
+    def _start_missing(self) -> None:
+        if not any(child.is_engine for child in self._children):
+            self._start(is_engine=True)
+        while sum(not child.is_engine for child in self._children) < self._settings.worker_count:
+            self._start(is_engine=False)
+
+    def _start(self, *, is_engine: bool) -> None:
+        ours, theirs = self._spawn.Pipe()
+        settings = self._settings if is_engine else share_of(self._settings)
+        work = self._serve_models if is_engine else self._serve_requests
+        if is_engine:
+            os.environ.pop(SHARED_COUNTS, None)
+        else:  # its library reads this while it is imported
+            os.environ[SHARED_COUNTS] = str(self._place.counts)
+        process = self._spawn.Process(target=work, args=(settings, self._place, theirs))
+        process.start()
+        theirs.close()
+        self._children.append(_Child(process, ours, is_engine))
+
+    def _read_lines(self) -> None:
+        """Note the processes that have become ready; what is loaded is said once all are."""
+        for child in self._children:
+            if child.is_ready or not child.channel.poll():
+                continue
+            try:
+                line = child.channel.recv()
+            except (EOFError, ConnectionError):  # it has died
+                continue
+            child.is_ready = True
+            self._failed_starts = 0
+            log.info("%s %s", child.name, "has the models" if child.is_engine else "accepts connections")
+            if child.is_engine:
+                self._loaded = line
+        if not self._has_begun and self._children and all(child.is_ready for child in self._children):
+            self._has_begun = True
+            self._say(self._loaded)
+
+    def _bury(self) -> int | None:
+        """Forget the processes that have died; the exit status if another would die, too."""
+        for child in [one for one in self._children if not one.process.is_alive()]:
+            self._children.remove(child)
+            child.channel.close()
+            if self._is_told_to_stop:
+                continue
+            status = child.process.exitcode or 0
+            log.error("%s has ended with status %d and is replaced", child.name, status)
+            if not child.is_ready:
+                self._failed_starts += 1
+                if not self._has_begun or self._failed_starts >= MAX_FAILED_STARTS:
+                    log.error("a process cannot start; the service ends")
+                    return status if status > 0 else 1
+        return None
+
+    def _end(self) -> None:
+        """Stop all: workers that accept connections finish their requests, then the engine process ends."""
+        self._listener.close()
+        workers = [child for child in self._children if not child.is_engine]
+        for child in workers:
+            if child.is_ready:
+                child.process.terminate()
+            else:
+                child.process.kill()
+        until = time.monotonic() + self._settings.deadline_ms / 1000 + END_S
+        for child in workers:
+            _join(child, until)
+        for child in self._children:
+            if child.is_engine:
+                child.process.terminate()
+                _join(child, time.monotonic() + END_S)
+
+
+def _join(child: _Child, until: float) -> None:
+    child.process.join(max(until - time.monotonic(), 0))
+    if child.process.is_alive():
+        log.error("%s did not end in time and is killed", child.name)
+        child.process.kill()
+        child.process.join()

@@ -1,0 +1,80 @@
+"""Which versions serve: a table that the engine process sends to every worker, and its generation.
+
+The generation is a number in a file that all processes have mapped. The engine process raises it and then
+sends the table. A worker whose table is older waits for the new one before it answers. So from one moment on
+every new request gets the new version: no client sees version 3 and then version 2.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from export.contract.manifest import Manifest
+
+NUMBER = struct.Struct("=Q")
+
+
+class Facts(NamedTuple):
+    """A loaded version.
+
+    Attributes:
+        key: no other loading of any version has it.
+        manifest: of its bundle.
+    """
+
+    key: int
+    name: str
+    version: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Table:
+    """The versions that serve.
+
+    Attributes:
+        generation: each table has a greater one than those before it.
+        default: the model of requests that name none; None where one must be named.
+        versions: by model and number.
+    """
+
+    generation: int
+    default: str | None
+    versions: Mapping[str, Mapping[int, Facts]]
+
+    def find(self, model: str | None, version: int | None) -> Facts | None:
+        """The version that a request means, None where it is not loaded."""
+        name = self.default if model is None else model
+        versions = self.versions.get(name) if name is not None else None
+        if not versions:
+            return None
+        return versions[max(versions)] if version is None else versions.get(version)
+
+    def keys(self) -> set[int]:
+        """Of all versions."""
+        return {facts.key for versions in self.versions.values() for facts in versions.values()}
+
+
+class Generation:
+    """The number of the newest table, which every process of the service sees at once.
+
+    Args:
+        path: a file of 8 bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), NUMBER.size)
+
+    @property
+    def value(self) -> int:
+        """0 before the first table."""
+        number: int = NUMBER.unpack_from(self._shared)[0]
+        return number
+
+    @value.setter
+    def value(self, number: int) -> None:
+        NUMBER.pack_into(self._shared, 0, number)

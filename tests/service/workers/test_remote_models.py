@@ -1,0 +1,267 @@
+"""What a worker knows of the models in the engine process: both ends here, in one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.errors import NotReadyError, UnknownModelError
+from service.models.local_models import LocalModels
+from service.models.repository import Repository
+from service.observability.metrics import Metrics
+from service.workers.channel import Channel
+from service.workers.engine_process import EngineServer, _portable
+from service.workers.place import EngineAddress
+from service.workers.remote_models import RemoteModels
+from service.workers.table import Generation
+from tests.support.live_service import settings_for
+from tests.support.repositories import run
+from tests.support.tiny_bundle import write_bundle
+
+PIXELS = np.full((2, 28, 28, 1), 0.5, np.float32)
+
+
+class Engine:
+    """An engine process, but for the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = EngineAddress(folder / "socket", folder / "generation")
+        self.address.generation.write_bytes(bytes(8))
+        self.models = folder / "models"
+
+    @asynccontextmanager
+    async def serving(self, **settings: object) -> AsyncIterator[tuple[EngineServer, Repository]]:
+        gathered = Metrics()
+        repository = Repository(settings_for(self.models, **settings), gathered)
+        server = EngineServer(
+            repository, LocalModels(repository, gathered), Generation(self.address.generation)
+        )
+        self.address.socket.unlink(missing_ok=True)
+        listener = await asyncio.get_running_loop().create_unix_server(server.accept, self.address.socket)
+        try:
+            await repository.first_scan()
+            yield server, repository
+        finally:
+            listener.close()
+            for worker in list(server._workers):
+                worker.channel.close()
+            await repository.close()
+
+    @asynccontextmanager
+    async def worker_of_two(self) -> AsyncIterator[RemoteModels]:
+        """A worker that may begin before the engine process and outlive it."""
+        models = RemoteModels(self.address)
+        keeping = asyncio.create_task(models.run())
+        try:
+            yield models
+        finally:
+            keeping.cancel()
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[RemoteModels]:
+        async with self.worker_of_two() as models:
+            async with asyncio.timeout(30):
+                await models.first_table()
+            yield models
+
+
+@pytest.fixture
+def engine(tmp_path) -> Engine:
+    (tmp_path / "models").mkdir()
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    return Engine(tmp_path)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_answers_are_those_of_the_engine_process(engine):
+    async def scenario() -> None:
+        async with engine.serving() as (_, repository), engine.worker() as models:
+            async with repository.use("tiny", None) as there, models.use(None, None) as here:
+                assert (here.full_name, here.digest) == (there.full_name, there.digest)
+                for far, near in zip(await here.encode(PIXELS), await there.encode(PIXELS), strict=True):
+                    np.testing.assert_array_equal(far, near)
+                poses = (await there.encode(PIXELS))[1]
+                np.testing.assert_array_equal(
+                    await here.decode_classes(poses, np.array([0, 1])),
+                    await there.decode_classes(poses, np.array([0, 1])),
+                )
+                assert await here.is_answering()
+            assert await models.names() == ["tiny"]
+            assert await models.index() == repository.index()
+            assert await models.describe("tiny", manifests=True) == repository.describe(
+                "tiny", manifests=True
+            )
+            assert [one.full_name for one in await models.ready()] == ["tiny/1"]
+
+    run(scenario())
+
+
+def test_errors_come_as_they_are(engine):
+    async def scenario() -> None:
+        async with engine.serving(), engine.worker() as models:
+            with pytest.raises(UnknownModelError, match="no model 'nothing'"):
+                async with models.use("nothing", None):
+                    pass
+            with pytest.raises(UnknownModelError, match="tiny has no loaded version 7"):
+                async with models.use("tiny", 7):
+                    pass
+
+    run(scenario())
+
+
+def test_a_worker_without_the_newest_table_waits_for_it(engine, tmp_path):
+    async def scenario() -> None:
+        async with (
+            engine.serving(versions_kept=1) as (_, repository),
+            engine.worker() as slow,
+            engine.worker() as quick,
+        ):
+            late: list[Any] = []
+            really, slow._use_table = slow._use_table, late.append
+            write_bundle(tmp_path / "models" / "tiny" / "2")
+            await repository.scan()
+            async with quick.use(None, None) as served:
+                assert served.version == 2  # a client has seen it
+            asking = asyncio.create_task(slow.begin_use(None, None))
+            await until(lambda: bool(late))
+            await asyncio.sleep(0.05)
+            assert not asking.done()
+            really(late.pop())
+            assert (await asking).version == 2
+
+    run(scenario())
+
+
+def test_a_version_stays_loaded_while_a_request_of_a_worker_needs_it(engine, tmp_path):
+    async def scenario() -> None:
+        async with engine.serving(versions_kept=1) as (_, repository), engine.worker() as models:
+            async with models.use(None, None) as old:
+                [there] = repository.loaded()
+                write_bundle(tmp_path / "models" / "tiny" / "2")
+                await repository.scan()
+                async with models.use(None, None) as new:
+                    assert (old.version, new.version) == (1, 2)
+                await asyncio.sleep(0.05)
+                assert there.holders == 1
+                await old.encode(PIXELS)
+            await until(lambda: not repository._retiring)  # drained and closed
+            assert there.holders == 0
+
+    run(scenario())
+
+
+def test_a_worker_that_is_gone_holds_nothing(engine):
+    async def scenario() -> None:
+        async with engine.serving(versions_kept=1) as (_, repository):
+            async with engine.worker() as models:
+                await models.begin_use(None, None)
+                [there] = repository.loaded()
+                assert there.holders == 1
+            await until(lambda: there.holders == 0)
+
+    run(scenario())
+
+
+def test_a_request_that_is_given_up_is_given_up_there(engine):
+    async def scenario() -> None:
+        async with engine.serving() as (_, repository), engine.worker() as models:
+            served = await models.begin_use(None, None)
+            [there] = repository.loaded()
+            there.batcher.submit = lambda *_: asyncio.sleep(3600)  # a graph that takes an hour
+            asking = asyncio.create_task(served.encode(PIXELS))
+            await until(lambda: there.users == 1)
+            asking.cancel()
+            await until(lambda: there.users == 0)
+
+    run(scenario())
+
+
+def test_a_version_that_requests_name_stays_loaded(engine, tmp_path):
+    async def scenario() -> None:
+        async with engine.serving(versions_kept=1) as (_, repository), engine.worker() as models:
+            async with models.use("tiny", 1):
+                pass
+            await until(lambda: repository.loaded()[0].last_named_s > 0)
+            write_bundle(tmp_path / "models" / "tiny" / "2")
+            await repository.scan()
+            async with models.use("tiny", 1) as old, models.use(None, None) as new:
+                assert (old.version, new.version) == (1, 2)
+
+    run(scenario())
+
+
+def test_with_another_engine_process_what_the_one_before_had_is_never_answered_by_it(engine):
+    async def scenario() -> None:
+        async with engine.worker_of_two() as models:
+            async with engine.serving():
+                await until(lambda: models._table is not None)
+                stale = await models.begin_use(None, None)
+            await until(lambda: models._table is None)
+            with pytest.raises(NotReadyError, match="is starting"):
+                await models.begin_use(None, None)
+            async with engine.serving():
+                await until(lambda: models._table is not None)
+                with pytest.raises(NotReadyError, match="has been replaced"):
+                    await stale.encode(PIXELS)
+                models.end_use(stale)
+                async with models.use(None, None) as served:
+                    await served.encode(PIXELS)
+
+    run(scenario())
+
+
+def test_what_waits_for_an_engine_process_that_dies_gets_an_error(engine):
+    async def scenario() -> None:
+        async with engine.worker_of_two() as models:
+            async with engine.serving() as (_, repository):
+                await until(lambda: models._table is not None)
+                served = await models.begin_use(None, None)
+                [there] = repository.loaded()
+                there.batcher.submit = lambda *_: asyncio.sleep(3600)
+                asking = asyncio.create_task(served.encode(PIXELS))
+                await until(lambda: there.users == 1)
+            with pytest.raises(NotReadyError):
+                await asking
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 50, 1000])
+def test_messages_arrive_whole_however_they_are_cut(cut):
+    sent, taken = bytearray(), []
+    messages = [("a", 1), ("b", PIXELS.tobytes()), (), ("c" * 300,)]
+
+    class Transport:
+        def write(self, data: bytes) -> None:
+            sent.extend(data)
+
+    async def send() -> None:
+        sender = Channel(lambda: None, lambda _: None, lambda: None)
+        sender.connection_made(Transport())
+        for message in messages:
+            sender.send(message)
+        await asyncio.sleep(0)
+
+    run(send())
+    taker = Channel(lambda: None, taken.append, lambda: None)
+    for start in range(0, len(sent), cut):
+        taker.data_received(bytes(sent[start : start + cut]))
+    assert taken == messages
+
+
+def test_an_error_that_cannot_be_sent_is_sent_as_its_text():
+    class LocalError(Exception):
+        """Pickle does not find it."""
+
+    told = _portable(LocalError("no room"))
+    assert str(told) == "LocalError: no room"
+    assert _portable(UnknownModelError("x")).args == ("x",)

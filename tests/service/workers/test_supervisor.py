@@ -1,0 +1,236 @@
+"""Several processes behind one port."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.settings import Settings, SettingsError, read_settings
+from service.workers.supervisor import share_of
+from tests.support.live_process import LiveProcess, live_process
+from tests.support.live_service import wait_until
+from tests.support.tiny_bundle import write_bundle
+
+LIMIT_S = 120
+
+
+def pids(service: LiveProcess, role: str) -> set[int]:
+    """The processes that are ready, by the log; dead ones are left out."""
+    ready = {"worker": "accepts connections", "the engine process": "has the models"}[role]
+    said = [line["message"] for line in service.lines if line["logger"] == "service.workers.supervisor"]
+    found = {
+        int(message.removeprefix(role).split()[0])
+        for message in said
+        if message.startswith(role) and ready in message
+    }
+    return {pid for pid in found if Path(f"/proc/{pid}").exists()}
+
+
+def answering(service: LiveProcess, requests: int) -> set[str]:
+    """The beginnings of request ids, one for each worker that answers on new connections."""
+    url = f"{service.client.base_url}/readyz"
+    return {httpx.get(url).headers["x-request-id"][:16] for _ in range(requests)}
+
+
+def classify(service: LiveProcess, model: str = "tiny") -> httpx.Response:
+    pixels = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.5] * 784}
+    return httpx.post(
+        f"{service.client.base_url}/v2/models/{model}/infer", json={"inputs": [pixels]}, timeout=LIMIT_S
+    )
+
+
+def administer(service: LiveProcess, action: str) -> None:
+    url = f"{service.client.base_url}/v2/repository/models/other/{action}"
+    httpx.post(url, headers={"Authorization": "Bearer secret"}, timeout=LIMIT_S).raise_for_status()
+
+
+def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        wait_until(lambda: len(answering(service, 20)) == 2)
+        before = service.metric("capsnet_requests_total", route="/readyz", status="200")
+        answering(service, 20)
+        for _ in range(6):  # whichever worker is asked
+            with httpx.Client(base_url=service.client.base_url) as service.client:
+                after = service.metric("capsnet_requests_total", route="/readyz", status="200")
+            assert after - before == 20
+        service.client = httpx.Client(base_url=service.client.base_url)
+        assert classify(service).status_code == 200
+        assert service.metric("capsnet_batch_images_sum", model="tiny") == 1
+        own = sum(
+            _resident_bytes(pid) for pid in pids(service, "worker") | pids(service, "the engine process")
+        )
+        assert service.metric("process_resident_memory_bytes") > 0.8 * own
+        service.client.close()
+        service.stop()
+        assert service.running.wait(LIMIT_S) == 0
+
+
+def test_a_killed_worker_is_replaced_its_counts_stay_and_the_port_stays_open(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        wait_until(lambda: len(pids(service, "worker")) == 2)  # the log comes a moment later
+        before = pids(service, "worker")
+        answering(service, 20)
+        killed = before.pop()
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(pids(service, "worker") - {killed}) == 2)
+        for _ in range(20):
+            assert classify(service).status_code == 200
+        assert service.metric("capsnet_requests_total", route="/readyz") >= 20
+        service.stop()
+        assert service.running.wait(LIMIT_S) == 0
+
+
+def test_without_an_engine_process_requests_get_503_until_there_is_another_one(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        wait_until(lambda: len(pids(service, "the engine process")) == 1)
+        [engine] = pids(service, "the engine process")
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: httpx.get(f"{service.client.base_url}/readyz").status_code == 503)
+        refused = classify(service)
+        if refused.status_code != 200:  # the next one is not there yet
+            assert refused.json()["error"] == "the process with the models is starting; try again"
+            assert refused.headers["retry-after"] == "1"
+        assert httpx.get(f"{service.client.base_url}/metrics").status_code == 200
+        wait_until(lambda: classify(service).status_code == 200)
+        assert len(pids(service, "worker")) == 2
+        service.stop()
+        assert service.running.wait(LIMIT_S) == 0
+
+
+def test_what_an_administrator_unloads_is_unloaded_in_all_workers(tmp_path):
+    for name in ("tiny", "other"):
+        write_bundle(tmp_path / "models" / name / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2, admin_key="secret") as service:
+        wait_until(lambda: len(answering(service, 20)) == 2)
+        assert {classify(service, "other").status_code for _ in range(10)} == {200}  # loaded by the first one
+        administer(service, "unload")
+        answers = [classify(service, "other") for _ in range(10)]
+        assert {answer.status_code for answer in answers} == {404}
+        assert "taken down by an operator" in answers[0].json()["error"]
+        administer(service, "load")
+        assert {classify(service, "other").status_code for _ in range(10)} == {200}
+
+
+def test_no_client_gets_an_older_version_after_a_newer_one(tmp_path):
+    models = tmp_path / "models"
+    write_bundle(models / "tiny" / "1")
+    seen: list[list[int]] = []
+    with live_process(models, tmp_path / "log", workers=2, rescan_s=0.05, versions_kept=1) as service:
+        clients = [threading.Thread(target=watch_versions, args=(service, seen)) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for version in (2, 3):
+            write_bundle(tmp_path / "aside" / "tiny" / str(version)).rename(models / "tiny" / str(version))
+            wait_until(lambda version=version: newest(service) == version)
+        for client in clients:
+            client.join(LIMIT_S)
+        assert [versions[-1] for versions in seen] == [3] * 4
+        assert all(versions == sorted(versions) for versions in seen)
+        wait_until(lambda: service.metric("capsnet_drops_total", model="tiny") == 2)  # workers gave them back
+
+
+def newest(service: LiveProcess) -> int:
+    return int(classify(service).json()["model_version"])
+
+
+def watch_versions(service: LiveProcess, seen: list[list[int]]) -> None:
+    """The versions that answer, each on a connection of its own, until it is version 3 for a while."""
+    versions: list[int] = []
+    while versions[-20:] != [3] * 20:
+        versions.append(newest(service))
+    seen.append(versions)
+
+
+def ask_until_closed(service: LiveProcess, faults: list[str]) -> None:
+    """Send requests on one connection until the service closes it; notes what was not answered."""
+    with httpx.Client(base_url=service.client.base_url, timeout=LIMIT_S) as client:
+        try:
+            while True:
+                answer = client.get("/models").raise_for_status()
+                if answer.headers.get("connection") == "close":
+                    return
+        except httpx.HTTPError as error:
+            faults.append(repr(error))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drain_under_load_loses_no_request(tmp_path, number):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    faults: list[str] = []
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        clients = [threading.Thread(target=ask_until_closed, args=(service, faults)) for _ in range(8)]
+        for client in clients:
+            client.start()
+        wait_until(lambda: len(answering(service, 20)) == 2)  # the clients are connected by now
+        service.running.send_signal(number)
+        assert service.running.wait(LIMIT_S) == 0
+        for client in clients:
+            client.join(LIMIT_S)
+        assert faults == []
+
+
+def test_processes_that_cannot_start_end_the_service_with_their_status(tmp_path):
+    command = [sys.executable, "-m", "service.cli", "--models", str(tmp_path), "--port", "0"]
+    command += ["--device", "cpu", "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1
+    assert "no bundles" in done.stderr or "no bundle" in done.stderr
+    assert "a process cannot start" in done.stderr
+    assert done.stdout == ""
+
+
+def test_all_processes_end_with_a_supervisor_that_is_killed(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        wait_until(lambda: len(pids(service, "worker") | pids(service, "the engine process")) == 3)
+        children = pids(service, "worker") | pids(service, "the engine process")
+        service.running.kill()
+        wait_until(lambda: not any(_is_running(pid) for pid in children))
+
+
+def test_threads_and_memory_of_uploads_are_shared_out():
+    whole = Settings(workers=2, threads=8, decode_threads=4)
+    share = share_of(whole)
+    assert (share.threads, share.decode_threads) == (8, 2)
+    assert share.uploads_bytes == whole.uploads_bytes // 2
+
+
+def test_a_share_is_never_too_small_for_one_request():
+    share = share_of(Settings(workers=64))
+    assert share.decode_threads == 1
+    assert share.max_body_bytes <= share.uploads_bytes * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("cpus", "device", "expected"),
+    [(1, "cpu", 1), (2, "auto", 1), (16, "cpu", 5), (2, "cuda", 1), (16, "cuda", 14), (64, "tensorrt", 16)],
+)
+def test_auto_goes_by_processors_and_device(monkeypatch, cpus, device, expected):
+    monkeypatch.setattr("service.settings.usable_cpus", lambda: cpus)
+    assert Settings(workers="auto", device=device).worker_count == expected
+
+
+@pytest.mark.parametrize("given", ["0", "65", "-1", "many", "2.5", ""])
+def test_a_number_of_workers_that_makes_no_sense_is_refused(given):
+    with pytest.raises(SettingsError, match=r"CAPSNET_WORKERS=.*: expected 1 to 64, or auto"):
+        read_settings(workers=given)
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
