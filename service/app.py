@@ -1,5 +1,6 @@
 """The application: its middleware, its routes, and the state that the lifespan makes for them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version as installed_version
@@ -21,6 +22,7 @@ from service.http.request_log import RequestLog
 from service.models.local_models import run_models
 from service.models.repository import Repository
 from service.observability.request_metrics import RequestMetrics
+from service.observability.tracing import Tracer, make_tracer
 from service.oip import repository as oip_repository
 from service.oip import rest as oip_rest
 from service.oip.schemas import IndexBody, InferBody, LoadBody
@@ -55,7 +57,12 @@ TAGS = [
         "description": "Load and unload models while the service runs. Needs the key of CAPSNET_ADMIN_KEY.",
     },
 ]
-EXPOSED_HEADERS = ("X-Request-ID", "Retry-After", "Inference-Header-Content-Length")  # to pages of others
+EXPOSED_HEADERS = (  # to pages of others
+    "X-Request-ID",
+    "Retry-After",
+    "Server-Timing",
+    "Inference-Header-Content-Length",
+)
 
 
 def create_app(
@@ -75,6 +82,7 @@ def create_app(
             the models are loaded, and calls neither of the two.
     """
     request_metrics = RequestMetrics()
+    tracer = make_tracer() if settings.tracing else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
@@ -85,6 +93,8 @@ def create_app(
                 yield {"service": Service(settings, models, pool, request_metrics)}
             finally:
                 pool.shutdown()
+                if tracer:
+                    await asyncio.to_thread(tracer.close)
 
     app = _Application(
         title="capsnet",
@@ -96,7 +106,7 @@ def create_app(
     )
     _add_error_handlers(app)
     _add_routes(app)
-    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, request_metrics)
+    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, request_metrics, tracer)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if settings.accepted_keys:
         require_keys(document, OPEN)
@@ -119,7 +129,9 @@ class _Application(FastAPI):
         await self.entry(scope, receive, send)
 
 
-def _with_middleware(app: ASGIApp, settings: Settings, request_metrics: RequestMetrics) -> ASGIApp:
+def _with_middleware(
+    app: ASGIApp, settings: Settings, request_metrics: RequestMetrics, tracer: Tracer | None
+) -> ASGIApp:
     """The application with what every request goes through, from the innermost to the outermost."""
     app = BodyLimit(
         app,
@@ -137,7 +149,7 @@ def _with_middleware(app: ASGIApp, settings: Settings, request_metrics: RequestM
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestLog(app, metrics=request_metrics)
+    return RequestLog(app, metrics=request_metrics, tracer=tracer)
 
 
 def _add_routes(app: FastAPI) -> None:

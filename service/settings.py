@@ -3,6 +3,7 @@
 import os
 import re
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -89,6 +90,9 @@ class Settings(BaseSettings):
         admin_key: the key for administration, such as loading and unloading models; it is also an API key.
             Without it there is no administration.
         cors_origins: comma-separated origins whose pages may send requests from a browser; * for all.
+        tracing: send a trace of every request to a collector of OpenTelemetry; its own variables
+            (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`) say where and of how many. Needs the extra
+            `otel`.
         log_format: `json` for one object a line, `text` for people; `auto` is text on a terminal, else JSON.
         log_level: minimum level that is logged; answered requests are `info`, those to probes `debug`.
     """
@@ -123,6 +127,7 @@ class Settings(BaseSettings):
     api_keys: SecretStr | None = None
     admin_key: SecretStr | None = None
     cors_origins: str = ""
+    tracing: bool = False
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -206,6 +211,17 @@ class Settings(BaseSettings):
                 f"one of {self.max_body_bytes} bytes (CAPSNET_MAX_BODY_BYTES) would never be accepted"
             )
         return self
+
+    @field_validator("tracing")
+    @classmethod
+    def _what_traces_is_installed(cls, wanted: bool) -> bool:
+        try:
+            is_installed = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+        except ModuleNotFoundError:  # one of the packages above it
+            is_installed = False
+        if wanted and not is_installed:
+            raise ValueError("OpenTelemetry is not installed: pip install -e '.[otel]'")
+        return wanted
 
     @model_validator(mode="after")
     def _one_picture_fits_a_request(self) -> Self:

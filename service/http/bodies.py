@@ -12,6 +12,7 @@ from service import errors
 from service.errors import CompressedBodyError, InvalidFieldError, MalformedBodyError, shown
 from service.http.multipart import Part, parse_form
 from service.http.picture_pool import PicturePool
+from service.observability.timings import end_part
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Headers = Iterable[tuple[bytes, bytes]]
@@ -58,7 +59,9 @@ async def read_body(request: Request, check_kind: Callable[[str, str], None]) ->
             f"{path} takes bodies without compression, since pictures are compressed already; got "
             f"Content-Encoding: {shown(coding)}",
         )
-    return Body(await _read(request.receive), content_type, kind, path)
+    content = await _read(request.receive)
+    end_part("receive")
+    return Body(content, content_type, kind, path)
 
 
 def require_content(body: Body) -> None:

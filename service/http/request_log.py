@@ -1,11 +1,11 @@
-"""An id, one log line and one count for every request."""
+"""An id, one log line, one count and the time of every part for every request."""
 
 import logging
 import re
 import secrets
 from collections.abc import Iterable
 from itertools import count
-from time import perf_counter
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import errors
 from service.observability.request_metrics import RequestMetrics
+from service.observability.timings import Timings, begin_timings
+from service.observability.tracing import Tracer
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -30,11 +32,18 @@ class RequestLog:
     """ASGI middleware around everything: an id, a log line and a count for every request.
 
     The id is the client's X-Request-ID if that is 1 to 128 letters, digits and `._:/+=@-`, else a new one;
-    the answer repeats it in the header of that name. This runs for every request: microseconds count.
+    the answer repeats it in the header of that name. Its Server-Timing says where the time went. This runs
+    for every request: microseconds count.
+
+    Args:
+        app: what answers.
+        metrics: counts.
+        tracer: sends a trace of each request; None sends none.
     """
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, tracer: Tracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
         self._metrics = metrics
         self._prefix = secrets.token_hex(8)  # of this process; the rest counts
         self._count = count(1)
@@ -44,11 +53,11 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = perf_counter()
+        timings = begin_timings()
         request_id = _given_id(scope["headers"]) or f"{self._prefix}{next(self._count):08x}".encode()
         noted: dict[str, Any] = {}
         scope.setdefault("state", {})["noted"] = noted
-        exchange = _Exchange(scope["headers"], receive, send, request_id)
+        exchange = _Exchange(scope["headers"], receive, send, request_id, timings)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -58,9 +67,13 @@ class RequestLog:
             if not exchange.status:
                 await errors.internal_error()(scope, receive, exchange.send)
         finally:
-            seconds = perf_counter() - began
+            seconds = monotonic() - timings.began
             status = CLIENT_CLOSED_REQUEST if exchange.is_gone or not exchange.status else exchange.status
             self._metrics.answered(_template(scope), status, seconds)
+            if exchange.problem:
+                self._metrics.refused(exchange.problem)
+            if self._tracer:
+                noted["trace_id"] = self._tracer.record(scope, _template(scope), status, timings, noted)
             _log(scope, exchange, status, seconds, noted)
 
 
@@ -71,6 +84,7 @@ class _Exchange:
         "_headers",
         "_receive",
         "_send",
+        "_timings",
         "bytes_in",
         "bytes_out",
         "is_gone",
@@ -81,7 +95,10 @@ class _Exchange:
         "status",
     )
 
-    def __init__(self, headers: Headers, receive: Receive, send: Send, request_id: bytes) -> None:
+    def __init__(
+        self, headers: Headers, receive: Receive, send: Send, request_id: bytes, timings: Timings
+    ) -> None:
+        self._timings = timings
         self._headers = headers
         self._receive = receive
         self._send = send
@@ -106,7 +123,13 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
+            if self._timings.parts:
+                self._timings.end("encode")
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id),
+                (b"server-timing", self._timings.header()),
+            ]
             if not self.is_read and expects_continue(self._headers):  # whether its body will come is unknown
                 message["headers"].append((b"connection", b"close"))
         elif message["type"] == "http.response.body":

@@ -37,6 +37,7 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference.graph_queue import GraphQueue, Run
 from service.inference.jobs import Arrays, Job, Slice, deliver, join
 from service.observability.metrics import ModelMetrics
+from service.observability.timings import Part, timings_of_request
 
 RECENT_S = 0.05  # about the time of a large batch: clients that it answers are back by then
 BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch; RECENT_S if other batches run meanwhile
@@ -146,7 +147,11 @@ class Batcher:
         self._enqueue(queue, job)
         timer = loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
         try:
-            return await job.future
+            outputs = await job.future
+            if timings := timings_of_request():
+                queued = Part("queue", job.arrived, job.started)
+                timings.add(queued, Part("compute", job.started, time.monotonic()))
+            return outputs
         finally:
             timer.cancel()
             job.future.cancel()  # no effect on a result; workers skip jobs without one
@@ -320,6 +325,7 @@ class Batcher:
         now = time.monotonic()
         for part in worker.batch:
             if part.start == 0:
+                part.job.started = now
                 self._metrics.queued_for(now - part.job.arrived)
         if worker.batch and worker.batch[-1].job.left:
             self._put(queue, worker.batch[-1].job)

@@ -24,6 +24,7 @@ class Job:
         images: N.
         arrived: time.monotonic().
         deadline: time.monotonic() after which nobody waits for it.
+        started: time.monotonic() of the first batch with images of it.
         taken: images that a worker has taken so far.
         ticket: its place among all jobs of a batcher; the lowest is next.
         outputs: of its slices so far, by the slice's first image; belongs to the event loop.
@@ -35,6 +36,7 @@ class Job:
     deadline: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Arrays]
+    started: float = 0.0
     taken: int = 0
     ticket: int = 0
     outputs: dict[int, Arrays] = field(default_factory=dict)

@@ -6,11 +6,15 @@ ever falls.
 """
 
 import os
+from collections import Counter as Tally
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read while the library is imported; the supervisor of workers sets it
+MAX_LABELS = 100  # of each model: a bundle may have a hundred thousand classes
+OTHER = "other"
 REQUEST_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
@@ -29,6 +33,17 @@ class RequestMetrics:
         self._by_route: dict[str, Histogram] = {}
         self._requests = Counter(
             "capsnet_requests", "Requests answered", ("route", "status"), registry=self._registry
+        )
+        self._by_label: dict[tuple[str, str], Counter] = {}
+        self._labels: Tally[str] = Tally()
+        self._problems = Counter(
+            "capsnet_problems", "Answers that name a problem, by its type", ("type",), registry=self._registry
+        )
+        self._predictions = Counter(
+            "capsnet_predictions",
+            f"Classes that /classify named; a model's after the first {MAX_LABELS} are '{OTHER}'",
+            ("model", "label"),
+            registry=self._registry,
         )
         self._durations = Histogram(
             "capsnet_request_duration_seconds",
@@ -53,6 +68,24 @@ class RequestMetrics:
             self._by_route[route] = self._durations.labels(route)
         counter.inc()
         self._by_route[route].observe(seconds)
+
+    def refused(self, problem: str) -> None:
+        """An answer named this problem, such as /problems/overloaded."""
+        self._problems.labels(problem).inc()
+
+    def predicted(self, model: str, labels: Iterable[str]) -> None:
+        """A model has named these classes."""
+        for label in labels:
+            counter = self._by_label.get((model, label)) or self._new_label(model, label)
+            counter.inc()
+
+    def _new_label(self, model: str, label: str) -> Counter:
+        """The count of a label; there is room for so many of a model."""
+        if self._labels[model] >= MAX_LABELS:
+            return self._predictions.labels(model, OTHER)
+        self._labels[model] += 1
+        self._by_label[model, label] = counter = self._predictions.labels(model, label)
+        return counter
 
     def scrape(self) -> bytes:
         """The metrics of all workers, in Prometheus' text format 0.0.4."""

@@ -16,6 +16,7 @@ from service.http.compression import CODINGS, compress, decompress
 from service.http.direct_route import DirectRoute, answer_head
 from service.http.openapi import PROBLEMS, UNREADY
 from service.http.request_log import log_fields
+from service.observability.timings import end_part
 from service.oip.models import OipModel, check_request, describe, use_model, wanted_outputs, write_answer
 from service.oip.schemas import (
     JSON_OR_BINARY,
@@ -129,11 +130,13 @@ async def post_infer(request: Request) -> Response:
     """Tensors in, tensors out; as JSON, or as raw bytes after a JSON header."""
     service = service_of(request)
     body = await request.body()  # no version is kept loaded by a slow sender
+    end_part("receive")
     async with (
         service.while_wanted(request),
         use_model(service.models, **request.path_params) as model,
     ):
         asked, inputs = await _read(request, body, model, service)
+        end_part("parse")
         images = len(next(iter(inputs.values())))
         log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
         outputs = await model.run(inputs)

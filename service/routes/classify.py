@@ -76,6 +76,7 @@ async def classify(
     made = predictions(
         images.pixels, (probabilities, poses), model.manifest, query.top_k, query.min_probability
     )
+    service.metrics.predicted(model.name, (label for one in made for label in one["labels"]))
     results: list[dict[str, Any]] = [
         {"filename": filename, **prediction}
         for filename, prediction in zip(images.filenames, made, strict=True)

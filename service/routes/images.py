@@ -14,6 +14,7 @@ from service.http.bodies import Body, parse_parts, read_body, require_content
 from service.http.decoding import decode_array, decode_files
 from service.http.multipart import MULTIPART, Part, Upload
 from service.http.openapi import FILE
+from service.observability.timings import end_part
 from service.state import Service
 
 # N images, H rows, W columns, C channels. A pair of views is one image of two channels, and two files.
@@ -80,6 +81,7 @@ async def parse_images(body: Body, service: Service) -> ImageFiles:
     """
     if body.kind == MULTIPART:
         parts = await parse_parts(body, service.settings.max_images_per_request, service.pool)
+        end_part("parse")
         return ImageFiles(_image_files(parts, body.path), is_array=False)
     require_content(body)  # of any type: `curl --data-binary` calls a picture a form
     if body.kind != NPY and body.content.startswith(NPY_SIGNATURE):
@@ -100,6 +102,7 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
         max_images = service.settings.max_images_per_request
         with service.pool.room_for(1):
             pixels = await service.pool.run(decode_array, given.files[0].content, facts, max_images)
+        end_part("decode")
         return Images([None] * len(pixels), pixels)
     if len(given.files) % manifest.views:
         raise InvalidFieldError(
@@ -107,10 +110,9 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
             f"curl: -F images=@left.png -F images=@right.png); got {len(given.files)}"
         )
     names = [file.filename for file in given.files]
-    return Images(
-        names if manifest.views == 1 else pair_names(names),
-        await decode_files(given.files, facts, rule, service.settings, service.pool),
-    )
+    pixels = await decode_files(given.files, facts, rule, service.settings, service.pool)
+    end_part("decode")
+    return Images(names if manifest.views == 1 else pair_names(names), pixels)
 
 
 def pair_names(names: Sequence[str | None]) -> list[str | None]:

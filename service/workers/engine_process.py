@@ -25,6 +25,7 @@ from service.inference.memory import use_one_heap
 from service.models.loaded_model import LoadedModel
 from service.models.local_models import LocalModels, run_models
 from service.models.repository import Repository
+from service.observability.timings import begin_timings
 from service.settings import Settings
 from service.workers.channel import Channel
 from service.workers.table import Facts, Generation, Table
@@ -202,7 +203,9 @@ class _Worker:
         try:
             if name in ("run", "is_answering"):
                 arguments = (self._model(arguments[0]), *arguments[1:])
-            answer: tuple[object, ...] = ("answer", number, await self._server.calls[name](*arguments))
+            timings = begin_timings()
+            value = await self._server.calls[name](*arguments)
+            answer: tuple[object, ...] = ("answer", number, value, timings.parts)
         except Exception as error:  # whatever it is, the worker's request gets it
             answer = ("error", number, _portable(error))
         finally:

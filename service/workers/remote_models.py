@@ -19,6 +19,7 @@ from service.inference.memory import trim_heap
 from service.models.background import RELEASE_EVERY_S
 from service.models.index_entry import IndexEntry
 from service.models.served import Models, ServedModel, Serving
+from service.observability.timings import timings_of_request
 from service.workers.channel import Channel
 from service.workers.place import EngineAddress
 from service.workers.table import Facts, Generation, Table
@@ -153,7 +154,10 @@ class RemoteModels(Models):
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
         self._channel.send(("call", number, name, arguments))
         try:
-            return await answer
+            value, parts = await answer
+            if parts and (timings := timings_of_request()):
+                timings.add(*parts)  # all processes of a machine have the same monotonic clock
+            return cast(object, value)
         except asyncio.CancelledError:
             self._channel.send(("cancel", number))
             raise
@@ -171,8 +175,8 @@ class RemoteModels(Models):
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
-            case "answer", number, value if number in self._waiting:
-                _settle(self._waiting[number], value, None)
+            case "answer", number, value, parts if number in self._waiting:
+                _settle(self._waiting[number], (value, parts), None)
             case "error", number, error if number in self._waiting:
                 _settle(self._waiting[number], None, error)
             case "table", table:

@@ -1,5 +1,6 @@
 """The compose profile `monitoring`: what its files name exists, and what the dashboard asks is answered."""
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
@@ -49,7 +51,7 @@ def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The labels of every metric that a service tells after a request and with a refused bundle."""
+    """The labels of every metric that a service tells after some requests and with a refused bundle."""
     root = tmp_path_factory.mktemp("models")
     write_bundle(root / "tiny" / "1")
     broken = write_bundle(root / "tiny" / "2")
@@ -57,6 +59,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     with live_service(settings_for(root)) as client:
         pose = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
         assert client.post("/reconstruct", json=pose).status_code == 200
+        blank = io.BytesIO()
+        Image.new("L", (28, 28)).save(blank, "PNG")
+        assert client.post("/classify", files={"images": blank.getvalue()}).status_code == 200
+        assert client.get("/models/nothing").status_code == 404
         families = text_string_to_metric_families(client.get("/metrics").text)
         labels: dict[str, set[str]] = {}
         for family in families:

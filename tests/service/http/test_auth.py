@@ -163,6 +163,7 @@ def test_a_page_may_read_the_id_and_when_to_try_again(process):
     assert answer.headers["access-control-allow-origin"] == PAGE
     exposed = answer.headers["access-control-expose-headers"].lower()
     assert "x-request-id" in exposed
+    assert "server-timing" in exposed
     assert "retry-after" in exposed
 
 

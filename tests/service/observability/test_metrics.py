@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from types import SimpleNamespace
 
 import httpx
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.inference.batcher import Batcher
 from service.models.gauges import ModelGauges
 from service.observability.metrics import Metrics
-from service.observability.request_metrics import RequestMetrics
+from service.observability.request_metrics import MAX_LABELS, RequestMetrics
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import write_bundle
 
@@ -245,10 +246,43 @@ def test_counts_from_many_threads_add_up():
 def test_two_applications_count_apart():
     one, other = RequestMetrics(), RequestMetrics()
     one.answered("/classify", 200, 0.001)
-    assert "/classify" in one.scrape().decode()
-    assert "/classify" not in other.scrape().decode()
+    assert 'route="/classify"' in one.scrape().decode()
+    assert 'route="/classify"' not in other.scrape().decode()
 
 
 def test_the_route_is_in_the_openapi_document(client):
     operation = client.get("/openapi.json").json()["paths"]["/metrics"]["get"]
     assert list(operation["responses"]["200"]["content"]) == ["text/plain"]
+
+
+def test_what_a_model_names_is_counted_by_its_label():
+    requests = RequestMetrics()
+    requests.predicted("tiny", ["3", "3", "7"])
+    text = requests.scrape().decode()
+    assert value(text, "capsnet_predictions_total", model="tiny", label="3") == 2
+    assert value(text, "capsnet_predictions_total", model="tiny", label="7") == 1
+
+
+def test_a_model_of_many_classes_has_a_bounded_number_of_labels():
+    requests = RequestMetrics()
+    requests.predicted("large", (str(label) for label in range(10 * MAX_LABELS)))
+    requests.predicted("tiny", ["3"])
+    text = requests.scrape().decode()
+    assert text.count('capsnet_predictions_total{label="') == MAX_LABELS + 2
+    assert value(text, "capsnet_predictions_total", model="large", label="other") == 9 * MAX_LABELS
+    assert value(text, "capsnet_predictions_total", model="tiny", label="3") == 1
+
+
+def test_answers_count_their_labels_and_their_problems(client):
+    zeros = {"content": np_bytes(), "headers": {"Content-Type": "application/x-npy"}}
+    label = client.post("/classify", **zeros).json()["results"][0]["labels"][0]
+    client.get("/models/nobody-knows")
+    text = client.get("/metrics").text
+    assert value(text, "capsnet_predictions_total", model="tiny", label=label) >= 1
+    assert value(text, "capsnet_problems_total", type="/problems/unknown-model") >= 1
+
+
+def np_bytes() -> bytes:
+    file = BytesIO()
+    np.save(file, np.zeros((1, 28, 28, 1), np.float32))
+    return file.getvalue()

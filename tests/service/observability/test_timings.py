@@ -1,0 +1,107 @@
+"""Server-Timing: where the time of a request went, in one process and with several workers."""
+
+import asyncio
+import io
+import re
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from service.observability.timings import Part, begin_timings, end_part, timings_of_request
+from tests.support.live_process import live_process
+from tests.support.live_service import live_service, settings_for
+from tests.support.tiny_bundle import write_bundle
+
+PARTS = ["receive", "parse", "decode", "queue", "compute", "encode", "total"]
+TENSOR = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.5] * 784}
+
+
+def timing(answer: httpx.Response) -> dict[str, float]:
+    """The milliseconds of each part."""
+    entries = answer.headers["server-timing"].split(", ")
+    assert all(re.fullmatch(r"[a-z]+;dur=\d+\.\d{3}", entry) for entry in entries), entries
+    return {name: float(ms) for name, ms in (entry.split(";dur=") for entry in entries)}
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    root = tmp_path_factory.mktemp("models")
+    write_bundle(root / "tiny" / "1")
+    with live_service(settings_for(root)) as client:
+        yield client
+
+
+def test_every_part_of_the_way_of_a_picture_is_there_in_its_order(client):
+    answer = client.post("/classify", files={"images": picture()})
+    assert list(timing(answer)) == PARTS
+
+
+def test_the_parts_are_within_the_whole(client):
+    for _ in range(5):
+        parts = timing(client.post("/classify", files={"images": picture()}))
+        total = parts.pop("total")
+        assert all(ms >= 0 for ms in parts.values())
+        assert sum(parts.values()) <= total + 0.01
+
+
+def test_a_graph_that_runs_twice_is_added_up(client):
+    answer = client.post("/segment", files={"images": picture()})
+    assert list(timing(answer)) == PARTS
+
+
+def test_tensors_have_no_pictures_to_decode(client):
+    answer = client.post("/v2/models/tiny/infer", json={"inputs": [TENSOR]})
+    assert list(timing(answer)) == [part for part in PARTS if part != "decode"]
+
+
+def test_where_no_part_is_known_there_is_the_whole(client):
+    assert list(timing(client.get("/models"))) == ["total"]
+    assert list(timing(client.get("/no/such/path"))) == ["total"]
+
+
+def test_an_error_says_how_far_it_came(client):
+    broken = client.post("/classify", files={"images": b"no picture"})
+    assert broken.status_code == 415
+    assert list(timing(broken)) == ["receive", "parse", "encode", "total"]
+
+
+def test_with_workers_the_parts_of_the_engine_process_are_there_too(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        answer = service.client.post("/classify", files={"images": picture()})
+        parts = timing(answer)
+        assert list(parts) == PARTS
+        assert 0 < parts["compute"] < parts["total"]
+
+
+def test_requests_side_by_side_have_their_own():
+    async def request(name: str) -> list[str]:
+        timings = begin_timings()
+        await asyncio.sleep(0.01)
+        end_part(name)
+        await asyncio.create_task(part_of(f"{name}-task"))
+        return [part.name for part in timings.parts]
+
+    async def part_of(name: str) -> None:
+        end_part(name)
+
+    async def both() -> list[list[str]]:
+        return await asyncio.gather(request("a"), request("b"))
+
+    assert asyncio.run(both()) == [["a", "a-task"], ["b", "b-task"]]
+    assert timings_of_request() is None
+
+
+def test_milliseconds_of_one_name_are_added_up():
+    timings = begin_timings()
+    timings.add(Part("compute", 1.0, 1.25), Part("queue", 2.0, 2.001), Part("compute", 3.0, 3.5))
+    assert timings.header().decode().startswith("compute;dur=750.000, queue;dur=1.000, total;dur=")
