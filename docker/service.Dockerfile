@@ -46,7 +46,7 @@ COPY capsnet capsnet
 
 FROM build AS build-gpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu]' \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
 COPY --from=code / ./
@@ -55,7 +55,7 @@ RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
 
 FROM build AS build-cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu]' \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
 COPY --from=code / ./

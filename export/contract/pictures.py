@@ -17,8 +17,9 @@ from PIL.TiffImagePlugin import TiffImageFile
 from export.contract.deep_pictures import NoRangeError, find_levels, in_strips, parse_no_data
 from export.contract.depths import DepthError, check_deep_color, has_deep_color, is_unsigned, unread_depth
 from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
+from export.contract.heif_files import can_read_heic, format_of_boxes
 
-FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
+FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF", "AVIF", "HEIC")
 SIGNATURES = {
     "PNG": (b"\x89PNG\r\n\x1a\n",),
     "JPEG": (b"\xff\xd8\xff",),
@@ -75,7 +76,7 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
     shorter side is at least twice 1024 pixels, or its longer side twice 4096, is shrunk by a whole factor.
 
     Args:
-        content: a PNG, JPEG, WebP, BMP, TIFF or GIF file.
+        content: a PNG, JPEG, WebP, BMP, TIFF, GIF, AVIF or HEIC file.
         max_pixels: the largest width x height that is decoded.
         count: is told how many pixels that is before they are decoded, and may refuse them by raising.
 
@@ -83,7 +84,8 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
         A loaded picture of mode L or RGB, each side at least 8 pixels.
 
     Raises:
-        UnsupportedPicture: empty, not one of the formats, or a TIFF of numbers that are not read.
+        UnsupportedPicture: empty, not one of the formats, a TIFF of numbers that are not read, or HEIC
+            without the extra `heif`.
         PictureTooLarge: the header declares more than `max_pixels`, or a side longer than 65,535.
         PictureError: damaged, cut short, smaller than 8x8, or 16-bit colour of which only low bits are used.
     """
@@ -138,6 +140,11 @@ def _format_of(content: bytes) -> str:
     for name, starts in SIGNATURES.items():
         if content.startswith(starts):
             return name
+    boxed = format_of_boxes(content)
+    if boxed == "HEIF" and not can_read_heic():
+        raise UnsupportedPicture("HEIC files need pi-heif where they are read: pip install -e '.[heif]'")
+    if boxed:
+        return boxed
     came = f"{len(content)} bytes that start with {content[:8]!r}" if content else "no bytes at all"
     raise UnsupportedPicture(f"expected a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; came {came}")
 
@@ -159,7 +166,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 def _orientation(picture: Image.Image) -> int:
     """EXIF's; 1, upright, where there is none or it cannot be read: the picture beside it is sound."""
-    if not picture.info or len(picture.info.get("exif", b"")) > MAX_EXIF_BYTES:
+    if len(picture.info.get("exif") or b"") > MAX_EXIF_BYTES:
         return 1
     try:
         found = picture.getexif().get(ORIENTATION_TAG)

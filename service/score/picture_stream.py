@@ -8,7 +8,9 @@ from typing import Self
 
 from service.score.query import LoadedPicture, ScoreError, Skipped
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}
+)
 BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB by default
 
 

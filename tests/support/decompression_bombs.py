@@ -6,9 +6,12 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 from export.contract.headers import MAX_GIF_BLOCKS, MAX_SCANS, MAX_TIFF_TAGS
+
+pillow_heif.register_heif_opener()  # it also writes HEIC
 
 MAX_PIXELS = 50_000_000
 SIDE = 28
@@ -24,12 +27,21 @@ def picture() -> Image.Image:
 
 def saved(image_format: str, shown: Image.Image | None = None, **options: object) -> bytes:
     file = io.BytesIO()
-    (shown or picture()).save(file, image_format, **options)
+    (shown or picture()).save(file, "HEIF" if image_format == "HEIC" else image_format, **options)
     return file.getvalue()
 
 
 def zeros(size: int) -> bytes:
     return zlib.compress(bytes(size), 9)
+
+
+# AVIF and HEIC: a size in a box.
+
+
+def with_box_size(content: bytes, side: int) -> bytes:
+    """The file, whose box says that it is a square of this side."""
+    head, name, rest = content.partition(b"ispe")
+    return head + name + rest[:4] + struct.pack(">II", side, side) + rest[12:]
 
 
 # PNG: chunks behind a signature.
@@ -218,6 +230,10 @@ TOO_LARGE: dict[str, Callable[[], bytes]] = {
     "JPEG that only Pillow would take": lambda: jpeg_of_size(12_000, 12_000),
 }
 MALFORMED: dict[str, Callable[[], bytes]] = {
+    "AVIF of 30,000 x 30,000": lambda: with_box_size(saved("AVIF"), 30_000),
+    "HEIC that is larger than it says": lambda: with_box_size(
+        saved("HEIC", Image.new("L", (2000, 2000))), SIDE
+    ),
     "GIF with comments in a million pieces": lambda: gif(SIDE, SIDE, b"!\xfe" + b"\x01a" * MIB + b"\0"),
     "GIF with too many extensions": lambda: gif(SIDE, SIDE, b"!\xff\x01a\0" * MAX_GIF_BLOCKS),
     "TIFF with 200,000 strips": lambda: tiff(
