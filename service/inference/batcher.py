@@ -37,7 +37,7 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference.graph_queue import GraphQueue, Run
 from service.inference.jobs import Arrays, Job, Slice, deliver, join
 from service.observability.metrics import ModelMetrics
-from service.observability.timings import Part, timings_of_request
+from service.observability.timings import timings_of_request
 
 RECENT_S = 0.05  # about the time of a large batch: clients that it answers are back by then
 BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch; RECENT_S if other batches run meanwhile
@@ -147,12 +147,10 @@ class Batcher:
         self._enqueue(queue, job)
         timer = loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
         try:
-            outputs = await job.future
-            if timings := timings_of_request():
-                queued = Part("queue", job.arrived, job.started)
-                timings.add(queued, Part("compute", job.started, time.monotonic()))
-            return outputs
+            return await job.future
         finally:
+            if timings := timings_of_request():
+                timings.add(*job.parts())
             timer.cancel()
             job.future.cancel()  # no effect on a result; workers skip jobs without one
 
@@ -322,10 +320,10 @@ class Batcher:
     def _take(self, worker: _Worker, queue: GraphQueue) -> None:
         """Take a batch from a queue; what is left of a large request goes to the queue's end."""
         queue.take(worker.batch, self._is_wanted)
-        now = time.monotonic()
+        now, batch_images = time.monotonic(), sum(part.images for part in worker.batch)
         for part in worker.batch:
             if part.start == 0:
-                part.job.started = now
+                part.job.batch_images, part.job.started = batch_images, now
                 self._metrics.queued_for(now - part.job.arrived)
         if worker.batch and worker.batch[-1].job.left:
             self._put(queue, worker.batch[-1].job)

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.observability.timings import Part
 
 # N images or poses of one request; a batch joins requests along this axis.
 
@@ -24,7 +27,8 @@ class Job:
         images: N.
         arrived: time.monotonic().
         deadline: time.monotonic() after which nobody waits for it.
-        started: time.monotonic() of the first batch with images of it.
+        started: time.monotonic() of the first batch with images of it; None if it still waits.
+        batch_images: images in that batch.
         taken: images that a worker has taken so far.
         ticket: its place among all jobs of a batcher; the lowest is next.
         outputs: of its slices so far, by the slice's first image; belongs to the event loop.
@@ -36,7 +40,8 @@ class Job:
     deadline: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Arrays]
-    started: float = 0.0
+    started: float | None = None
+    batch_images: int = 0
     taken: int = 0
     ticket: int = 0
     outputs: dict[int, Arrays] = field(default_factory=dict)
@@ -45,6 +50,16 @@ class Job:
     def left(self) -> int:
         """Images that no worker has taken."""
         return self.images - self.taken
+
+    def parts(self) -> list[Part]:
+        """How long it has waited and been computed till now."""
+        now = time.monotonic()
+        if self.started is None:
+            return [Part("queue", self.arrived, now)]
+        return [
+            Part("queue", self.arrived, self.started),
+            Part("compute", self.started, now, self.batch_images),
+        ]
 
     def take(self, images: int) -> "Slice":
         """The next images, for one run."""

@@ -12,11 +12,17 @@ MS = 1000.0
 
 
 class Part(NamedTuple):
-    """A part of a request's way, in seconds of the monotonic clock."""
+    """A part of a request's way.
+
+    Attributes:
+        begin: seconds of the monotonic clock, as is end.
+        batch_images: of a computation: images in its first batch, those of other requests among them.
+    """
 
     name: str
     begin: float
     end: float
+    batch_images: int | None = None
 
 
 class Timings:
@@ -46,7 +52,7 @@ class Timings:
     def header(self) -> bytes:
         """For Server-Timing: milliseconds of each part, those of one name added up, and of all till now."""
         sums: dict[str, float] = {}
-        for name, begin, end in self.parts:
+        for name, begin, end, _ in self.parts:
             sums[name] = sums.get(name, 0.0) + end - begin
         sums["total"] = monotonic() - self.began
         return ", ".join(f"{name};dur={seconds * MS:.3f}" for name, seconds in sums.items()).encode()

@@ -5,8 +5,9 @@ nothing, and one that is takes no longer. OpenTelemetry's own variables say wher
 sampled, and what the service is called: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME.
 """
 
-import os
+import logging
 from collections.abc import Mapping
+from threading import Thread
 from time import monotonic, time_ns
 from typing import Any
 
@@ -19,7 +20,11 @@ from service.observability.timings import Timings
 
 NAME = "capsnet"
 NS = 1_000_000_000
-CLOSE_MS = 2000  # for what has not been sent
+CLOSE_S = 2.0  # for what has not been sent; the exporter alone would try for ten seconds
+NO_ROUTE = "other"
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+
+log = logging.getLogger(__name__)
 
 
 class Tracer:
@@ -41,7 +46,7 @@ class Tracer:
 
         Args:
             scope: of the request, with the client's `traceparent` among the headers if it sent one.
-            route: the template that it matched.
+            route: the template that it matched, or "other".
             status: of the answer.
             timings: of its parts.
             facts: of the log line: model, images and whatever else is known.
@@ -53,15 +58,12 @@ class Tracer:
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span = self._tracer.start_span(
-            f"{scope['method']} {route}",
+            _span_name(scope["method"], route),
             self._carried.extract(headers),
             SpanKind.SERVER,
             {
-                "http.request.method": scope["method"],
-                "http.route": route,
-                "url.path": scope["path"],
-                "http.response.status_code": status,
-                **{f"capsnet.{name}": value for name, value in facts.items()},
+                **_conventional(scope, route, status),
+                **{f"capsnet.{name}": fact for name, fact in facts.items()},
             },
             start_time=at(timings.began),
         )
@@ -69,25 +71,57 @@ class Tracer:
             span.set_status(Status(StatusCode.ERROR))
         if span.is_recording():
             inside = trace.set_span_in_context(span)
-            for name, begin, end in timings.parts:
-                self._tracer.start_span(name, inside, start_time=at(begin)).end(at(end))
+            for name, begin, end, batch_images in timings.parts:
+                batch = None if batch_images is None else {"capsnet.batch_images": batch_images}
+                part = self._tracer.start_span(name, inside, attributes=batch, start_time=at(begin))
+                part.end(at(end))
         span.end()
         return trace.format_trace_id(span.get_span_context().trace_id)
 
     def close(self) -> None:
-        """Send what has not been sent, for as long as that may take. Blocks."""
-        self._provider.force_flush(CLOSE_MS)
-        self._provider.shutdown()
+        """Send what has not been sent, but give up after CLOSE_S: a collector may be gone. Blocks."""
+        closing = Thread(target=self._provider.shutdown, daemon=True)  # which no exit waits for
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            log.warning("the collector of traces did not answer within %g s; the last are lost", CLOSE_S)
+
+
+def _span_name(method: str, route: str) -> str:
+    """`POST /classify`: a name that clients cannot make up, so that there are few."""
+    known = method if method in METHODS else "HTTP"
+    return known if route == NO_ROUTE else f"{known} {route}"
+
+
+def _conventional(scope: Scope, route: str, status: int) -> dict[str, str | int]:
+    """The attributes of the semantic conventions for HTTP servers."""
+    method = scope["method"]
+    attributes: dict[str, str | int] = {
+        "http.request.method": method if method in METHODS else "_OTHER",
+        "url.path": scope["path"],
+        "url.scheme": scope.get("scheme", "http"),
+        "http.response.status_code": status,
+    }
+    if route != NO_ROUTE:
+        attributes["http.route"] = route
+    if status >= 500:
+        attributes["error.type"] = str(status)
+    return attributes
+
+
+def resource() -> Any:
+    """What the service is called: OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, else `capsnet`."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    return Resource.create({"service.name": NAME}).merge(OTELResourceDetector().detect())
 
 
 def make_tracer() -> Tracer:
     """A tracer that sends to where OpenTelemetry's variables say; needs the extra `otel`."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    name = os.environ.get("OTEL_SERVICE_NAME", NAME)
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)  # close() does it, within its time
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracer(provider)

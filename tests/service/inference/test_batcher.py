@@ -13,6 +13,7 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
 from service.inference.batcher import RESTARTS, Batcher
 from service.inference.graph_queue import GraphQueue
+from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
 DEADLY = -13.0  # an image that ends the thread it runs on
@@ -248,6 +249,50 @@ def test_a_request_that_waited_too_long_is_told_so_and_never_run():
             graph.gate.set()
             await started(lambda: batcher.answering)
         assert graph.batches == [1]
+
+    asyncio.run(scenario())
+
+
+def test_requests_know_how_long_they_waited_and_in_what_batch_they_were():
+    async def timed(graph: Doubling, batcher: Batcher, given: np.ndarray) -> list[Part]:
+        timings = begin_timings()
+        await graph.submit(batcher, given)
+        return timings.parts
+
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher)
+            both = asyncio.gather(timed(graph, batcher, images(1, 2)), timed(graph, batcher, images(3)))
+            await started(lambda: batcher.waiting_images == 3)
+            graph.gate.set()
+            parts = await both
+            await asyncio.gather(*tasks)
+        assert graph.batches == [1, 3]
+        for queued, computed in parts:
+            assert (queued.name, computed.name, computed.batch_images) == ("queue", "compute", 3)
+            assert queued.begin <= queued.end == computed.begin <= computed.end
+        assert parts[0][1].begin == parts[1][1].begin
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_was_too_late_says_how_long_it_waited():
+    async def late(graph: Doubling, batcher: Batcher) -> list[Part]:
+        timings = begin_timings()
+        with pytest.raises(DeadlineExceededError):
+            await graph.submit(batcher, images(1))
+        return timings.parts
+
+    async def scenario() -> None:
+        with closing(make_batcher(deadline_ms=50)) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher)
+            [waited] = await late(graph, batcher)
+            graph.gate.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert waited.name == "queue"
+        assert waited.begin < waited.end
 
     asyncio.run(scenario())
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.observability.timings import Part, begin_timings, end_part, timings_of_request
+from service.observability.timings import Part, Timings, begin_timings, end_part, timings_of_request
 from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import write_bundle
@@ -102,6 +102,6 @@ def test_requests_side_by_side_have_their_own():
 
 
 def test_milliseconds_of_one_name_are_added_up():
-    timings = begin_timings()
+    timings = Timings()
     timings.add(Part("compute", 1.0, 1.25), Part("queue", 2.0, 2.001), Part("compute", 3.0, 3.5))
     assert timings.header().decode().startswith("compute;dur=750.000, queue;dur=1.000, total;dur=")

@@ -1,5 +1,7 @@
 """Traces of requests: spans, the client's trace, and what reaches a collector."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from service.observability.timings import Part, begin_timings
-from service.observability.tracing import Tracer
+from service.observability.timings import Part, Timings
+from service.observability.tracing import Tracer, resource
 from service.settings import Settings, SettingsError, read_settings
 from tests.service.observability.test_timings import picture
 from tests.support.live_process import live_process
@@ -28,16 +30,20 @@ SCOPE = {"method": "POST", "path": "/classify", "headers": []}
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[Span]]]:
-    """Where an exporter may send spans to, and those that have come."""
+def collector(*, answers: bool = True) -> Iterator[tuple[str, list[Span]]]:
+    """Where an exporter may send spans to, and those that have come; one that hangs takes none."""
     spans: list[Span] = []
+    gone = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            if not answers:
+                gone.wait()
+                return
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                assert any(one.value.string_value == "capsnet" for one in resource.resource.attributes)
-                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            for sent in ExportTraceServiceRequest.FromString(body).resource_spans:
+                assert any(one.value.string_value == "capsnet" for one in sent.resource.attributes)
+                spans.extend(span for scope in sent.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
 
@@ -48,6 +54,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", spans
+        gone.set()
         server.shutdown()
         thread.join()
 
@@ -74,15 +81,47 @@ def test_a_request_is_a_span_of_its_clients_trace_with_its_parts(tmp_path, monke
     attributes = {one.key: one.value for one in request.attributes}
     assert attributes["http.response.status_code"].int_value == 200
     assert attributes["capsnet.model"].string_value == "tiny/1"
+    [compute] = [span for span in inside if span.name == "compute"]
+    assert [(one.key, one.value.int_value) for one in compute.attributes] == [("capsnet.batch_images", 1)]
     assert [line["trace_id"] for line in lines] == [TRACE]
 
 
-def recorded(status: int, *parts: Part) -> list:
+def test_a_collector_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with collector(answers=False) as (address, _):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        with live_process(tmp_path / "models", tmp_path / "log", tracing=True) as service:
+            service.client.get("/models").raise_for_status()
+            service.stop()
+            assert service.running.wait(60) == 0
+            assert any("collector of traces did not answer" in str(line) for line in service.lines)
+
+
+def test_without_tracing_the_sdk_is_not_imported():
+    code = "import sys, service.app; sys.exit('opentelemetry.sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("OTEL_SERVICE_NAME", "mine", "mine"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=ours,team=a", "ours"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=a", "capsnet"),
+    ],
+)
+def test_the_service_has_the_name_that_opentelemetrys_variables_give(monkeypatch, variable, value, name):
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert resource().attributes["service.name"] == name
+
+
+def recorded(status: int, *parts: Part, scope: dict = SCOPE, route: str = "/classify") -> list:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    timings = begin_timings()
+    timings = Timings()
     timings.add(*parts)
-    Tracer(provider).record(SCOPE, "/classify", status, timings, {"images": 3})
+    Tracer(provider).record(scope, route, status, timings, {"images": 3})
     return list(exporter.get_finished_spans())
 
 
@@ -96,6 +135,26 @@ def test_a_request_without_a_trace_begins_one():
 def test_a_fault_of_the_service_is_an_error_of_its_span(status, is_error):
     [span] = recorded(status)
     assert (span.status.status_code.name == "ERROR") == is_error
+
+
+def test_the_attributes_are_those_of_the_conventions_for_http():
+    [span] = recorded(503)
+    assert span.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/classify",
+        "http.response.status_code": 503,
+        "url.path": "/classify",
+        "url.scheme": "http",
+        "error.type": "503",
+        "capsnet.images": 3,
+    }
+
+
+def test_clients_cannot_make_up_names_of_spans():
+    [span] = recorded(405, scope=SCOPE | {"method": "MADEUP", "path": "/made/up"}, route="other")
+    assert span.name == "HTTP"
+    assert span.attributes["http.request.method"] == "_OTHER"
+    assert "http.route" not in span.attributes
 
 
 def test_parts_keep_their_times():
