@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ except ModuleNotFoundError as error:
         raise
     raise ScoreError(f"--ray needs {error.name}: pip install -e '.[ray]'") from None
 
+CONNECT_S = 10
 CPUS = 2  # for each process, whose threads decode and compute
 
 
@@ -187,6 +189,11 @@ def _check_same(
 
 def _job(options: argparse.Namespace, previous: PartsRecord | None) -> Job:
     settings = read_settings(models=options.models)
+    if settings.device not in {"auto", "cpu"}:
+        raise ScoreError(
+            f"--ray runs on processors, but CAPSNET_DEVICE is {settings.device}; unset it, or use --local "
+            "where the GPU is"
+        )
     return Job(
         models=os.pathsep.join(str(root.absolute()) for root in settings.roots),
         query=query_of(options, previous.spec if previous else None),
@@ -205,10 +212,12 @@ def _cluster() -> Iterator[int]:
     Yields the number of CPUs for each process.
 
     Raises:
-        ScoreError: it has no CPU.
+        ScoreError: none answers at RAY_ADDRESS, or it has no CPU.
     """
+    _check_address(os.environ.get("RAY_ADDRESS", ""))
     names = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields.keys() - SECRETS}
     settings = {name: value for name, value in os.environ.items() if name.upper() in names}
+    settings["CAPSNET_DEVICE"] = "cpu"
     ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env={"env_vars": settings})
     try:
         cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
@@ -217,6 +226,18 @@ def _cluster() -> Iterator[int]:
         yield min(CPUS, int(max(cpus)))
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Check that something listens there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:  # Ray's own words, such as `local`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ScoreError(f"no Ray cluster answers at RAY_ADDRESS={address}: {reason}") from None
 
 
 def _names_hash(shards: Sequence[Shard]) -> str:

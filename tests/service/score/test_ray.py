@@ -21,7 +21,7 @@ from service.score.part_folder import PartFacts, PartFolder
 from service.score.query import Query
 from service.score.shard_scorer import Job, choose_model, score_shards
 from service.score.shards import find_shards
-from tests.support.live_service import wait_until
+from tests.support.live_service import free_port, wait_until
 from tests.support.small_pictures import random_png, to_png
 from tests.support.tiny_bundle import write_bundle
 
@@ -104,10 +104,11 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], None]]]:
                     os.killpg(running.pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def cluster() -> Iterator[tuple[str, Callable[[], None]]]:
-    with two_nodes() as found:
-        yield found
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster whose nodes live."""
+    with two_nodes() as (address, _):
+        yield address
 
 
 def command(models: Path, pictures: Path, out: Path, *more: object) -> list[str]:
@@ -115,9 +116,9 @@ def command(models: Path, pictures: Path, out: Path, *more: object) -> list[str]
     return [*PROGRAM, str(pictures), *map(str, (*fixed, *more))]
 
 
-def started(arguments: list[str], address: str, cwd: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "RAY_ADDRESS": address}
-    return subprocess.Popen(arguments, env=environment, cwd=cwd, stderr=subprocess.PIPE, text=True)
+def started(arguments: list[str], address: str, **settings: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "RAY_ADDRESS": address, **settings}
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def parts(out: Path) -> list[Path]:
@@ -146,10 +147,12 @@ def check_whole(out: Path, local: Path) -> None:
     }
 
 
-def test_a_node_that_dies_under_load_costs_no_row(models, pictures, local, cluster, tmp_path):
-    address, kill_node = cluster
+def test_a_node_that_dies_under_load_costs_no_row(models, pictures, local, tmp_path):
     out = tmp_path / "scores"
-    with started(command(models, pictures, out), address, Path.cwd()) as running:
+    with (
+        two_nodes() as (address, kill_node),
+        started(command(models, pictures, out), address) as running,
+    ):
         # Both nodes are at work: each has a part that it has begun.
         wait_until(lambda: len(parts(out)) >= 2 and len(list(out.glob(".part-*"))) == 2, START_S)
         kill_node()
@@ -162,9 +165,8 @@ def test_a_node_that_dies_under_load_costs_no_row(models, pictures, local, clust
 
 
 def test_a_killed_run_goes_on_with_the_parts_that_are_missing(models, pictures, local, cluster, tmp_path):
-    address, _ = cluster
     out = tmp_path / "scores"
-    with started(command(models, pictures, out), address, Path.cwd()) as running:
+    with started(command(models, pictures, out), cluster) as running:
         wait_until(lambda: len(parts(out)) >= 3, START_S)
         running.kill()
         running.communicate()
@@ -178,7 +180,7 @@ def test_a_killed_run_goes_on_with_the_parts_that_are_missing(models, pictures, 
     assert refused.returncode == 2
     assert f"{out} exists already; --resume continues it, --overwrite starts over" in refused.stderr
 
-    with started(command(models, pictures, out, "--resume"), address, Path.cwd()) as running:
+    with started(command(models, pictures, out, "--resume"), cluster) as running:
         _, told = running.communicate(timeout=START_S)
     assert running.returncode == 1, told
     check_whole(out, local)
@@ -186,7 +188,7 @@ def test_a_killed_run_goes_on_with_the_parts_that_are_missing(models, pictures, 
     assert f"{PICTURES - sum(rows_of(path) for path in before)} in this run" in told
 
     # A finished run needs no cluster.
-    with started(command(models, pictures, out, "--resume"), "127.0.0.1:9", Path.cwd()) as running:
+    with started(command(models, pictures, out, "--resume"), "127.0.0.1:9") as running:
         _, told = running.communicate(timeout=START_S)
     assert running.returncode == 1, told
     assert "0 in this run" in told
@@ -206,7 +208,6 @@ def is_quiet(out: Path) -> bool:
 
 
 def test_pairs_are_scored_as_local_does_and_an_odd_number_is_an_error(models, cluster, tmp_path):
-    address, _ = cluster
     write_bundle(tmp_path / "models" / "stereo" / "1", channels=2)
     for n in range(6):
         path = tmp_path / "pairs" / f"{n // 4}" / f"{n}.png"
@@ -216,17 +217,26 @@ def test_pairs_are_scored_as_local_does_and_an_odd_number_is_an_error(models, cl
     fixed = [*PROGRAM, str(tmp_path / "pairs"), "--models", str(tmp_path / "models")]
     subprocess.run([*fixed, "--local", "--out", str(local)], check=True, stderr=subprocess.DEVNULL)
     ray = [*fixed, "--ray", "--part-size", "3", "--out", str(out)]
-    with started(ray, address, Path.cwd()) as running:
+    with started(ray, cluster) as running:
         _, told = running.communicate(timeout=START_S)
     assert "3 scored with stereo/1" in told
     assert [pq.read_metadata(part).num_rows for part in parts(out)] == [2, 1]
     assert rows(out) == pq.read_table(local).to_pylist()
     (tmp_path / "pairs" / "1" / "9.png").write_bytes(random_png(9))
-    with started([*ray[:-1], str(tmp_path / "odd")], address, Path.cwd()) as running:
+    with started([*ray[:-1], str(tmp_path / "odd")], cluster) as running:
         _, told = running.communicate(timeout=START_S)
     assert running.returncode == 2
     assert "pairs/1 has 3, an odd number" in told
     assert not (tmp_path / "odd").exists()
+
+
+def test_settings_of_the_command_reach_all_processes(models, pictures, cluster, tmp_path):
+    arguments = command(models, pictures, tmp_path / "scores")
+    with started(arguments, cluster, CAPSNET_MAX_PIXELS="1000000") as running:
+        _, told = running.communicate(timeout=START_S)
+    assert f"1 scored with tiny/1, {PICTURES - 1} skipped" in told
+    reasons = [one["reason"] for one in errors(tmp_path / "scores")]
+    assert sum("at most 1000000 are read" in reason for reason in reasons) == PICTURES - 2
 
 
 # One process
@@ -351,6 +361,20 @@ def test_a_record_that_is_none_is_refused(finished, pictures, capsys):
 def test_a_folder_that_is_a_file_is_refused(pictures, tmp_path, capsys):
     (tmp_path / "out").touch()
     assert "is a file; --ray writes a folder" in refused(capsys, pictures, "--ray", "--out", tmp_path / "out")
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(models, pictures, tmp_path, capsys, monkeypatch):
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    told = refused(capsys, pictures, "--ray", "--out", tmp_path / "out", "--models", models)
+    assert f"no Ray cluster answers at RAY_ADDRESS={address}: Connection refused" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_is_refused(pictures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CAPSNET_DEVICE", "cuda")
+    told = refused(capsys, pictures, "--ray", "--out", tmp_path / "out")
+    assert "--ray runs on processors, but CAPSNET_DEVICE is cuda" in told
 
 
 def test_without_ray_the_extra_is_named(pictures, tmp_path):
