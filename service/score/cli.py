@@ -21,6 +21,7 @@ from service.settings import SettingsError
 BATCH = 32
 CONCURRENCY = 4
 RETRY_TIMEOUT_S = 120
+PART_SIZE = 4096
 COMMAND_VERSION = 0  # no model has this version
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 READER_GONE = 141  # the same for SIGPIPE
@@ -35,6 +36,7 @@ EXAMPLES = """examples:
   capsnet-score digits/ --out scores.csv --resume               continue after a crash, or start
   capsnet-score digits/ --out scores.csv --url http://gpu:8001  a service elsewhere
   capsnet-score digits/ --out scores.csv --local                no service: run the model in this process
+  capsnet-score s3://bucket/scans --ray --out s3://bucket/scores    a Ray cluster; a folder of Parquet files
   capsnet-score 1_left.png 1_right.png --model matrix-capsnet-toys
                                                                 one stereo pair, one row
 
@@ -72,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         format="capsnet-score: %(message)s"
     )  # warnings, such as versions that cannot be loaded
     try:
-        sys.exit(score(options))
+        sys.exit(_run(options))
     except KeyboardInterrupt:
         remedy = "" if options.out == "-" else "; continue with --resume"
         say(f"interrupted; the rows written so far stay{remedy}")
@@ -85,6 +87,14 @@ def main(arguments: list[str] | None = None) -> None:
     except (ScoreError, SettingsError, OSError) as error:
         say(one_line(error))
         sys.exit(2)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.ray:
+        return score(options)
+    from service.score.ray_run import score_on_ray  # Ray is an extra, and takes seconds to import
+
+    return score_on_ray(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +167,13 @@ def _add_table(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument("--poses", action="store_true", help="also write the pose of every class")
     group.add_argument(
+        "--part-size",
+        type=_positive_integer,
+        default=PART_SIZE,
+        metavar="N",
+        help=f"with --ray: pictures in each file of the table (default: {PART_SIZE})",
+    )
+    group.add_argument(
         "--errors",
         metavar="FILE",
         help="JSON lines of the pictures without a row (default: --out with .errors.jsonl appended)",
@@ -182,9 +199,14 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument("--local", action="store_true", help="run the model in this process; needs no service")
     group.add_argument(
+        "--ray",
+        action="store_true",
+        help="run the model in the processes of a Ray cluster ($RAY_ADDRESS, else this machine)",
+    )
+    group.add_argument(
         "--models",
         metavar="PATH",
-        help="with --local: folders of bundles (default: $CAPSNET_MODELS, else models)",
+        help="with --local and --ray: folders of bundles (default: $CAPSNET_MODELS, else models)",
     )
     group.add_argument(
         "--model", metavar="NAME", help="name of the model (default: the service's default model)"

@@ -94,12 +94,18 @@ class LocalScorer:
 
 @asynccontextmanager
 async def open_local(models: str | None, query: Query, batch: int) -> AsyncIterator[LocalScorer]:
+    """`load_local`, as `open_service` opens a service."""
+    yield await asyncio.to_thread(load_local, models, query, batch)
+
+
+def load_local(models: str | None, query: Query, batch: int, threads: int = 0) -> LocalScorer:
     """Load the model of the query that a service of the same folders would use.
 
     Args:
         models: folders of bundles, separated as in PATH; default: CAPSNET_MODELS.
         query: the model, and how to score.
         batch: maximum pictures per run of the model.
+        threads: that compute, on a CPU; 0 is one for every usable CPU.
 
     Raises:
         ScoreError: there is no such model, or it cannot be loaded.
@@ -112,16 +118,17 @@ async def open_local(models: str | None, query: Query, batch: int) -> AsyncItera
             settings.device,
             batch,
             settings.cache,
+            threads=threads,
             precision=settings.precision,
             optimize=settings.optimize,
         )
-        version, engine = await asyncio.to_thread(_load_first, name, versions, bundles, options)
+        version, engine = _load_first(name, versions, bundles, options)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None
     manifest = engine.manifest
     model = ChosenModel(name, version, manifest.class_names, manifest.digest, manifest.views)
     check_top_k(query, model)
-    yield LocalScorer(engine, model, query, settings.max_pixels)
+    return LocalScorer(engine, model, query, settings.max_pixels)
 
 
 def _find(settings: Settings, requested: str | None) -> tuple[str, Mapping[int, Path]]:

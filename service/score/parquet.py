@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.score.picture_stream import Picture, UnreadablePictureError, check_bytes, unreadable
-from service.score.query import ScoreError
-from service.score.table import Columns, from_bytes, to_bytes
+from service.score.query import Row, ScoreError
+from service.score.table import Columns, from_bytes, row_json, to_bytes
 
 try:
     import pyarrow as pa
@@ -22,8 +22,26 @@ READ_BUFFER_BYTES = 2**20
 GROUP_BYTES = 2**23  # of JSON lines that become a row group at once
 
 
-def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> Iterator[Picture]:
-    """The pictures of a Parquet file, row by row.
+class RowGroups(NamedTuple):
+    """Consecutive row groups of a Parquet file.
+
+    Attributes:
+        file: the file, open.
+        first: the first row group.
+        end: the row group after the last one.
+        first_row: number of the first row in the file.
+    """
+
+    file: pa.NativeFile
+    first: int
+    end: int
+    first_row: int
+
+
+def in_parquet(
+    path: Path | str, image_column: str | None, id_column: str | None, groups: RowGroups | None = None
+) -> Iterator[Picture]:
+    """The pictures of a Parquet file, or of some of its row groups, row by row.
 
     A picture is a file's bytes, or a struct of `bytes` and `path`, as Hugging Face datasets write it. Rows
     are named `set.parquet#12`, or `set.parquet#12/cat/7.png` if the struct has a path: the paths alone need
@@ -32,15 +50,15 @@ def in_parquet(path: Path, image_column: str | None, id_column: str | None) -> I
     Raises:
         ScoreError: a column does not exist, or no column or several could hold pictures.
     """
+    file, numbers, number = path, None, 0
+    if groups is not None:
+        file, numbers, number = groups.file, list(range(groups.first, groups.end)), groups.first_row
     try:
         # Without a buffer, or with pre_buffer, pyarrow reads the pictures of a whole row group at once.
-        with pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False) as file:
-            images = _image_column(path, file.schema_arrow, image_column)
-            if id_column is not None and id_column not in file.schema_arrow.names:
-                raise _no_column(path, id_column, file.schema_arrow)
+        with pq.ParquetFile(file, buffer_size=READ_BUFFER_BYTES, pre_buffer=False) as opened:
+            images = find_image_column(path, opened.schema_arrow, image_column, id_column)
             columns = [images] if id_column is None else [images, id_column]
-            number = 0
-            for rows in file.iter_batches(READ_ROWS, columns=columns):
+            for rows in opened.iter_batches(READ_ROWS, row_groups=numbers, columns=columns):
                 ids = rows.column(id_column) if id_column is not None else [None] * len(rows)
                 for cell, given in zip(rows.column(images), ids, strict=True):
                     yield _picture(path, number, cell, given)
@@ -55,7 +73,7 @@ def write_parquet(rows: Path, out: Path, columns: Columns) -> None:
     An unfinished Parquet file has no footer and would be lost if the process is killed. JSON lines are not,
     so they hold the rows until the run is finished.
     """
-    schema = _schema(columns)
+    schema = make_schema(columns)
     aside = out.with_name(f".{out.name}.partial")
     with aside.open("wb") as file, rows.open("rb") as lines:
         with pq.ParquetWriter(file, schema) as writer:
@@ -67,7 +85,26 @@ def write_parquet(rows: Path, out: Path, columns: Columns) -> None:
     aside.replace(out)
 
 
-def _image_column(path: Path, schema: pa.Schema, requested: str | None) -> str:
+def make_table(rows: Sequence[Row], columns: Columns) -> pa.Table:
+    """The rows as a table, as `write_parquet` writes them."""
+    return pa.Table.from_pylist([_record(row_json(row), columns) for row in rows], make_schema(columns))
+
+
+def find_image_column(
+    path: Path | str, schema: pa.Schema, requested: str | None, id_column: str | None
+) -> str:
+    """The column with the pictures; checks that there is the column of the names, too.
+
+    Raises:
+        ScoreError: a column does not exist, or no column or several could hold pictures.
+    """
+    images = _image_column(path, schema, requested)
+    if id_column is not None and id_column not in schema.names:
+        raise _no_column(path, id_column, schema)
+    return images
+
+
+def _image_column(path: Path | str, schema: pa.Schema, requested: str | None) -> str:
     if requested is not None and requested not in schema.names:
         raise _no_column(path, requested, schema)
     candidates = [field.name for field in schema if _may_hold_pictures(field.type)]
@@ -94,11 +131,11 @@ def _is_binary(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _no_column(path: Path, name: str, schema: pa.Schema) -> ScoreError:
+def _no_column(path: Path | str, name: str, schema: pa.Schema) -> ScoreError:
     return ScoreError(f"{path} has no column {name!r}; there are {', '.join(schema.names)}")
 
 
-def _picture(path: Path, number: int, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
+def _picture(path: Path | str, number: int, cell: pa.Scalar, given: pa.Scalar | None) -> Picture:
     """The picture in a cell of the image column, with the name in the cell of the id column."""
     content, inner = cell, None
     if isinstance(cell, pa.StructScalar) and cell.is_valid:
@@ -118,7 +155,8 @@ def _read_cell(content: pa.Scalar, limit: int) -> bytes:
     return bytes(buffer)
 
 
-def _schema(columns: Columns) -> pa.Schema:
+def make_schema(columns: Columns) -> pa.Schema:
+    """The columns of a table in Parquet."""
     number = pa.float32()
     fields: Sequence[tuple[str, pa.DataType]] = [
         ("path", pa.string()),

@@ -16,7 +16,7 @@ from service.score.picture_stream import PictureStream, check_pairs, in_batches
 from service.score.query import Batch, ChosenModel, Outcome, Query, ScoreError
 from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, skip_done
 from service.score.sources import Sources
-from service.score.table import Columns, choose_format
+from service.score.table import Columns, Format, choose_format
 from service.score.terminal import progress_bar, report, summarize
 from service.settings import read_settings
 
@@ -55,7 +55,7 @@ def score(options: argparse.Namespace) -> int:
         record = run.previous  # neither a model nor a service is needed
     else:
         record, seconds = asyncio.run(_score_remaining(options, run))
-    summarize(record, run.destination, record.pictures - run.done_before, seconds)
+    summarize(record, run.destination.errors, record.pictures - run.done_before, seconds)
     if not record.scored:
         return 2
     return 1 if record.skipped else 0
@@ -71,19 +71,21 @@ def _prepare(options: argparse.Namespace) -> Run:
     pictures = sources.pictures()
     if previous is None:
         return Run(sources, destination, None, NamesHash(), pictures)
-    spec = _run_spec(options, _model_without_loading(options, previous.spec), destination)
+    spec = run_spec(options, model_without_loading(options, previous.spec), destination.format)
     check_same_spec(previous.spec, spec, options.out)
     return Run(sources, destination, previous, skip_done(pictures, previous, options.out), pictures)
 
 
 async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Record, float]:
     """Score the remaining pictures; returns the record of all pictures, and the seconds that these took."""
-    async with _open_scorer(options, _query(options, run.previous)) as scorer:
+    async with _open_scorer(
+        options, query_of(options, run.previous.spec if run.previous else None)
+    ) as scorer:
         model = scorer.model
         if model.views == 2:
             check_pairs(run.sources.pictures_known_by_name())
         columns = Columns(model.class_names, options.poses)
-        spec = _run_spec(options, model, run.destination)
+        spec = run_spec(options, model, run.destination.format)
         opened = open_output(run.destination, spec, columns, run.previous, run.names)
         progress = progress_bar(run.sources, run.destination, run.done_before, model.views)
         with opened as output, progress as bar:
@@ -100,21 +102,22 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
     return output.record, seconds
 
 
-def _query(options: argparse.Namespace, previous: Record | None) -> Query:
+def query_of(options: argparse.Namespace, previous: RunSpec | None) -> Query:
     """The query of the options; a resumed run keeps its version unless the options name one."""
     model, version = options.model, options.version
-    if previous is not None and model in {None, previous.spec.model}:
-        model, version = previous.spec.model, version or previous.spec.version
+    if previous is not None and model in {None, previous.model}:
+        model, version = previous.model, version or previous.version
     return Query(model, version, options.top_k, options.preprocess, options.poses, options.min_probability)
 
 
-def _model_without_loading(options: argparse.Namespace, previous: RunSpec) -> ChosenModel:
+def model_without_loading(options: argparse.Namespace, previous: RunSpec) -> ChosenModel:
     """The model that the options name, or the previous run's; its classes are not known yet."""
     name, version = options.model or previous.model, options.version or previous.version
     return ChosenModel(name, version, class_names=(), digest=previous.digest, views=previous.views)
 
 
-def _run_spec(options: argparse.Namespace, model: ChosenModel, destination: Destination) -> RunSpec:
+def run_spec(options: argparse.Namespace, model: ChosenModel, table: Format) -> RunSpec:
+    """What determines the rows of a run with these options."""
     return RunSpec(
         model=model.name,
         version=model.version,
@@ -123,7 +126,7 @@ def _run_spec(options: argparse.Namespace, model: ChosenModel, destination: Dest
         preprocess=options.preprocess,
         poses=options.poses,
         min_probability=options.min_probability,
-        format=destination.format,
+        format=table,
         image_column=options.image_column,
         id_column=options.id_column,
         views=model.views,

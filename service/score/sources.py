@@ -88,7 +88,7 @@ class Sources:
 
     def _named(self) -> Iterable[tuple[Path, None]]:
         """The existing paths of the arguments, as `_open` takes them."""
-        found = [_expand(argument) for argument in self.paths]
+        found = [expand(argument) for argument in self.paths]
         if any(_is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)):
             import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
         return ((path, None) for path in chain.from_iterable(found))
@@ -119,7 +119,7 @@ class Sources:
         return [_file(path, list_name or str(path.parent))]
 
 
-def _expand(argument: str) -> Sequence[Path]:
+def expand(argument: str) -> Sequence[Path]:
     """The existing paths that an argument names or matches."""
     path = Path(argument)
     if argument and path.exists():  # before patterns: a file's name may be [7].png

@@ -84,7 +84,7 @@ class JsonLines:
 
     def lines(self, rows: Iterable[Row]) -> bytes:
         """A line for each row."""
-        return b"".join(_json_line(_row_json(row)) for row in rows)
+        return b"".join(_json_line(row_json(row)) for row in rows)
 
 
 def error_lines(skipped: Iterable[Skipped]) -> bytes:
@@ -122,7 +122,8 @@ def choose_format(out: str, requested: Format | None) -> Format:
     raise ScoreError(f"--out {out} ends in none of .csv, .jsonl and .parquet; choose one with --format")
 
 
-def _row_json(row: Row) -> dict[str, object]:
+def row_json(row: Row) -> dict[str, Any]:
+    """A row as the object of its JSON line."""
     best = row.classes[0]
     classes = [_class_json(capsule) for capsule in row.classes]
     return {

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -22,6 +23,12 @@ def progress_bar(sources: Sources, destination: Destination, done: int, views: i
     return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=not shown)
 
 
+def count_bar(total: int, done: int, views: int) -> "tqdm[Any]":
+    """A progress bar of so many pictures or pairs, on a terminal."""
+    unit = " pictures" if views == 1 else " pairs"
+    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty())
+
+
 def report(outcomes: Iterable[Outcome]) -> None:
     """Print a line for each picture without a row."""
     for outcome in outcomes:
@@ -29,9 +36,16 @@ def report(outcomes: Iterable[Outcome]) -> None:
             say(f"skipped {outcome.name}: {outcome.reason}")
 
 
-def summarize(record: Record, destination: Destination, done_now: int, seconds: float) -> None:
-    """Print the number of pictures, the rate of this run, and the number of rows of each label."""
-    reasons = f" ({destination.errors} has the reasons)" if record.skipped and destination.errors else ""
+def summarize(record: Record, errors: Path | str | None, done_now: int, seconds: float) -> None:
+    """Print the number of pictures, the rate of this run, and the number of rows of each label.
+
+    Args:
+        record: of all pictures.
+        errors: where the pictures without a row are listed; None if they have been printed.
+        done_now: pictures of this run.
+        seconds: that these took.
+    """
+    reasons = f" ({errors} has the reasons)" if record.skipped and errors else ""
     spec = record.spec
     say(
         f"{record.scored} scored with {spec.model}/{spec.version}, {record.skipped} skipped{reasons}; "

@@ -68,6 +68,24 @@ def test_the_explain_graph_is_a_model_that_holds_its_weights(tmp_path: Path):
     np.testing.assert_allclose(found["capsules"][:, -1], expected["poses"], atol=TOLERANCE["cpu"])
 
 
+@pytest.mark.parametrize("model", [path.name for path in sorted(Path("models").iterdir())])
+def test_triton_reads_every_configuration_of_a_shipped_model(tmp_path: Path, model: str):
+    bundle = newest_version(Path("models") / model)
+    write_repository(bundle, tmp_path / "triton", "cpu", 32)
+    configs = {folder.name: read_config(folder) for folder in (tmp_path / "triton").iterdir()}
+    roles = ("", "-mask", "-decoder", "-explain", "-reconstruct")
+    assert configs.keys() == {f"{model}{role}" for role in roles}
+    for name, config in configs.items():
+        assert bool(config.backend) != bool(config.platform), name  # Triton takes one of them
+        for tensor in (*config.input, *config.output):
+            assert tensor.data_type == TYPE_FP32, name
+            assert all(size > 0 for size in tensor.dims), name
+        if config.backend:
+            graph = onnx.load(tmp_path / "triton" / name / bundle.name / "model.onnx").graph
+            assert dims(config.input) == sizes_without_batch(graph.input)
+            assert dims(config.output) == sizes_without_batch(graph.output)
+
+
 def test_an_explain_graph_that_reads_another_file_is_refused(tmp_path: Path):
     bundle = tmp_path / SHIPPED.parent.name / "1"
     shutil.copytree(SHIPPED, bundle)

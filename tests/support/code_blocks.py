@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.places import ROOT
 
 CODE = {"sh", "python", "json"}  # what is run or compared
-PROSE = {"text", "toml"}  # what is shown
+PROSE = {"text", "toml", "yaml"}  # what is shown
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 ADDRESS = "localhost:8000"
