@@ -40,6 +40,8 @@ CODES = {  # of the HTTP status of a problem
 }
 MAX_TEXT = 1000  # characters of an error: by default, clients accept 8 KiB of metadata
 
+ON_THE_WAY_S = 0.2  # a call on its way takes less
+LINGER_S = 0.6
 INLINE_BYTES = 2**20  # a larger message takes milliseconds to read
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
@@ -109,12 +111,14 @@ class Calls:
         self._service = service
         self._keys = service.settings.accepted_keys
         self._arrivals = Arrivals(service.settings)
+        self._begun = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
 
     async def answer(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         """The bytes of the answer; an error ends the call with its code and text."""
         began = perf_counter()
+        self._begun += 1
         call = _begin(method, context)
         try:
             answer = await self._answer_when_it_may_end(method, call, messages)
@@ -132,6 +136,14 @@ class Calls:
             route = PATH + method.name if method.is_known else "other"
             self._service.metrics.answered(route, call.status, seconds)
             _log(method, call, context, seconds)
+
+    async def quiet(self, limit_s: float) -> None:
+        """Wait until no more calls come, for at most a moment."""
+        begun = -1
+        until = perf_counter() + min(limit_s, LINGER_S)
+        while begun != self._begun and perf_counter() < until:
+            begun = self._begun
+            await asyncio.sleep(ON_THE_WAY_S)
 
     async def _answer_when_it_may_end(
         self, method: Method, call: Call, messages: AsyncIterator[bytes]

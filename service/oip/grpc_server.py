@@ -22,7 +22,6 @@ from service.state import Service
 MAX_CALLS = 1024  # of one connection at the same time; more wait in the client
 MAX_METADATA_BYTES = 64 * 2**10  # as of the head of an HTTP request
 IDLE_MS = 300_000  # then an idle connection is closed; clients open another without noticing
-ON_THE_WAY_S = 0.1  # a call on its way takes less
 SAID_S = 0.05  # and so does the word of the end
 
 
@@ -70,7 +69,7 @@ class GrpcPort:
         server, self._server = self._server, None
         self._calls.may_end.clear()
         try:
-            await asyncio.sleep(min(grace_s, ON_THE_WAY_S))
+            await self._calls.quiet(grace_s)
             stopping = asyncio.ensure_future(server.stop(grace_s))
             await asyncio.wait([stopping], timeout=SAID_S)
         finally:
