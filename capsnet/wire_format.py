@@ -131,7 +131,7 @@ def write_message(
     header: Mapping[str, Any], side: str, arrays: Mapping[str, Floats | Labels], binary: set[str]
 ) -> Message:
     """The header with the arrays as its `side`, "inputs" or "outputs"; those in `binary` as raw bytes."""
-    contents = {name: _content(arrays[name]) for name in binary}
+    contents = {name: raw_bytes(arrays[name]) for name in binary}
     tensors = [_describe(name, array, contents.get(name)) for name, array in arrays.items()]
     content = orjson.dumps({**header, side: tensors}, option=orjson.OPT_SERIALIZE_NUMPY)
     if not binary:
@@ -282,7 +282,7 @@ def _flatten(data: list[Any], shape: tuple[int, ...], place: str) -> list[Any]:
     return level
 
 
-def _content(array: Floats | Labels) -> memoryview | bytes:
+def raw_bytes(array: Floats | Labels) -> memoryview | bytes:
     """The values of an array in binary form."""
     if array.dtype == np.object_:
         texts = [str(text).encode() for text in array.flat]

@@ -46,18 +46,18 @@ COPY capsnet capsnet
 
 FROM build AS build-gpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu,heif]' \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu,grpc,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
- && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
+ && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} + -o -name 'rapidjson*.so' -exec strip {} +
 COPY --from=code / ./
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
  && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
 FROM build AS build-cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu,heif]' \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[cpu,grpc,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
- && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} +
+ && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} + -o -name 'rapidjson*.so' -exec strip {} +
 COPY --from=code / ./
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
  && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export

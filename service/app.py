@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import errors
 from service.http.auth import OPEN, KeyCheck
 from service.http.direct_route import DirectRoutes, nobody_reads
-from service.http.limits import BodyLimit
+from service.http.limits import BodyLimit, BodyMemory
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
 from service.http.request_log import RequestLog
@@ -70,6 +70,7 @@ def create_app(
     on_loaded: Callable[[Repository], None] | None = None,
     on_stopped: Callable[[str], None] | None = None,
     engine: EngineAddress | None = None,
+    beside: Callable[[Service], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """The application; models load in the background, and /readyz says when they have.
 
@@ -80,17 +81,21 @@ def create_app(
         on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
         engine: the process that has the models; None: this one has them. With it, the application starts once
             the models are loaded, and calls neither of the two.
+        beside: another port of the same service, which is open as long as the service runs.
     """
     request_metrics = RequestMetrics()
     tracer = make_tracer() if settings.tracing else None
+    bodies = BodyMemory(settings.uploads_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         pool = PicturePool(settings.decode_threads, settings.queue_images)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
+            service = Service(settings, models, pool, request_metrics, bodies)
             try:
-                yield {"service": Service(settings, models, pool, request_metrics)}
+                async with beside(service) if beside else nullcontext():
+                    yield {"service": service}
             finally:
                 pool.shutdown()
                 if tracer:
@@ -106,7 +111,8 @@ def create_app(
     )
     _add_error_handlers(app)
     _add_routes(app)
-    app.entry = _with_middleware(DirectRoutes(app.entry, app.routes), settings, request_metrics, tracer)
+    entry = DirectRoutes(app.entry, app.routes)
+    app.entry = _with_middleware(entry, settings, request_metrics, bodies, tracer)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if settings.accepted_keys:
         require_keys(document, OPEN)
@@ -130,13 +136,17 @@ class _Application(FastAPI):
 
 
 def _with_middleware(
-    app: ASGIApp, settings: Settings, request_metrics: RequestMetrics, tracer: Tracer | None
+    app: ASGIApp,
+    settings: Settings,
+    request_metrics: RequestMetrics,
+    bodies: BodyMemory,
+    tracer: Tracer | None,
 ) -> ASGIApp:
     """The application with what every request goes through, from the innermost to the outermost."""
     app = BodyLimit(
         app,
         max_bytes=settings.max_body_bytes,
-        max_held_bytes=settings.uploads_bytes,
+        memory=bodies,
         receive_ms=settings.receive_ms,
     )
     if settings.accepted_keys:

@@ -29,6 +29,7 @@ from fastapi import Response
 
 PROBLEM_JSON = "application/problem+json"
 RETRY = {"Retry-After": "1"}  # seconds
+OUR_FAULT = "something went wrong on our side; the log has the details"
 SHOWN = 80  # characters of a client's value that a message repeats
 
 
@@ -249,7 +250,7 @@ def framework_problem(status: int, detail: str, headers: Mapping[str, str] | Non
 
 def internal_error() -> Response:
     """The answer where the service itself is at fault."""
-    return framework_problem(500, "something went wrong on our side; the log has the details")
+    return framework_problem(500, OUR_FAULT)
 
 
 def invalid_field(faults: Iterable[Any], place: str) -> InvalidFieldError:

@@ -5,6 +5,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from service.stopping import leave, leave_at_signals
@@ -12,6 +13,7 @@ from service.stopping import leave, leave_at_signals
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from service.oip.grpc_server import GrpcPort
     from service.settings import Settings
     from service.workers.place import EngineAddress, Place
 
@@ -26,8 +28,8 @@ Then open http://127.0.0.1:8000/docs, or
   curl -F images=@digit.png http://127.0.0.1:8000/classify
 
 Every setting is an environment variable CAPSNET_<NAME>; options take precedence (docs/serving/settings.md):
-  HOST PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE MAX_BATCH
-  QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
+  HOST PORT GRPC_PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE
+  MAX_BATCH QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
   WORKERS RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS TRACING LOG_FORMAT LOG_LEVEL
 
@@ -41,18 +43,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     # Imported late, so that a signal during the imports ends the process quietly.
     from service.observability.logs import logging_to_stderr
+    from service.oip.grpc_start import check_extra
     from service.settings import SettingsError, check_key_variable, read_settings
 
     try:
         settings = read_settings(**vars(options))
         check_key_variable(settings)
+        check_extra(settings)
     except SettingsError as error:
         return _fail(str(error), 2)
     try:
-        listener = _listen(settings)
+        settings, kept = _keep_grpc_port(settings)
+        listener = _listen(settings.host, settings.port)
     except OSError as error:
-        return _fail(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", 1)
-    with listener, logging_to_stderr(settings.log_format, settings.log_level):
+        return _fail(str(error), 1)
+    with kept or nullcontext(), listener, logging_to_stderr(settings.log_format, settings.log_level):
         if settings.worker_count > 1:
             return _supervise(settings, listener)
         leave_at_signals(is_logging=True)
@@ -67,7 +72,7 @@ def _supervise(settings: "Settings", listener: socket.socket) -> int:
         listener,
         serve_models=serve_models,
         serve_requests=serve_requests,
-        say=lambda loaded: _announce(loaded, listener),
+        say=lambda loaded: _announce(loaded, listener, settings),
     )
     return supervisor.run()
 
@@ -144,9 +149,11 @@ def _serve(
             return
         gc.collect()
         gc.freeze()  # what startup has made stays; to look through it again would stop requests for 70 ms
-        _announce(repository.summary(), listener)
+        _announce(repository.summary(), listener, settings)
 
-    app = create_app(settings, on_loaded=announce, on_stopped=end, engine=engine)
+    grpc_port = _grpc_port(settings)
+    beside = grpc_port.open if grpc_port else None
+    app = create_app(settings, on_loaded=announce, on_stopped=end, engine=engine, beside=beside)
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -156,7 +163,7 @@ def _serve(
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
-    server = GracefulServer(config, on_started)
+    server = GracefulServer(config, on_started, drain=grpc_port.drain if grpc_port else None)
 
     async def serve() -> None:
         await server.serve(sockets=[listener])
@@ -180,23 +187,57 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
     parser.add_argument("--host", help="address to listen on (CAPSNET_HOST, 127.0.0.1)")
     parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
+    parser.add_argument("--grpc-port", help="port for gRPC (CAPSNET_GRPC_PORT, none); needs the extra grpc")
     parser.add_argument("--models", help="folders of <model>/<version>/, like PATH (CAPSNET_MODELS, models)")
     parser.add_argument("--device", help="auto, cpu, cuda or tensorrt (CAPSNET_DEVICE, auto)")
     parser.add_argument("--workers", help="processes on one port, or auto (CAPSNET_WORKERS, 1)")
     return parser
 
 
-def _listen(settings: "Settings") -> socket.socket:
-    """A listening socket; opened here so that a port in use is one line and not a traceback."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def _keep_grpc_port(settings: "Settings") -> "tuple[Settings, socket.socket | None]":
+    """The settings with the port that gRPC gets, and the socket that keeps it; as they are without gRPC.
+
+    Raises:
+        OSError: the port cannot be had; the message says which, and why.
+    """
+    from service.oip.grpc_start import keep_port
+
+    if settings.grpc_port is None:
+        return settings, None
+    try:
+        kept = keep_port(settings.host, settings.grpc_port)
+    except OSError as error:
+        raise _cannot_listen(settings.host, settings.grpc_port, error) from None
+    return settings.model_copy(update={"grpc_port": kept.getsockname()[1]}), kept
+
+
+def _grpc_port(settings: "Settings") -> "GrpcPort | None":
+    if settings.grpc_port is None:
+        return None
+    from service.oip.grpc_server import GrpcPort
+
+    return GrpcPort(settings)
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    return OSError(f"cannot listen on {host}:{port}: {error.strerror or error}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; opened here so that a port in use is one line and not a traceback.
+
+    Raises:
+        OSError: the address cannot be had; the message says which, and why.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
         listener.listen(2048)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise _cannot_listen(host, port, error) from None
     return listener
 
 
@@ -205,8 +246,9 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(loaded: str, listener: socket.socket) -> None:
-    print(f"Serving {loaded} at {_url(listener)} (documentation: {_url(listener)}/docs)", flush=True)
+def _announce(loaded: str, listener: socket.socket, settings: "Settings") -> None:
+    also = f", gRPC at {settings.grpc_address}" if settings.grpc_port is not None else ""
+    print(f"Serving {loaded} at {_url(listener)} (documentation: {_url(listener)}/docs){also}", flush=True)
 
 
 def _fail(message: str, status: int) -> int:

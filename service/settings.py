@@ -55,6 +55,8 @@ class Settings(BaseSettings):
     Attributes:
         host: address to listen on; 0.0.0.0 for every interface.
         port: TCP port; 0 takes a free one.
+        grpc_port: TCP port of the Open Inference Protocol over gRPC, on the same address; 0 takes a free one.
+            Without it there is no gRPC. Needs the extra `grpc`.
         models: folders that hold `<model>/<version>/`, separated as in PATH. Versions of a model found in
             several are merged; where two hold the same version, the earlier folder's is taken.
         default_model: the model of requests that name none, if there is such a model.
@@ -103,6 +105,7 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
+    grpc_port: int | None = Field(default=None, ge=0, le=65535)
     models: str = Field(default="models", min_length=1)
     default_model: str = "capsnet-mnist"
     versions_kept: int = Field(default=2, ge=1)
@@ -139,6 +142,11 @@ class Settings(BaseSettings):
         if self.device in {"cuda", "tensorrt"}:
             return max(min(usable_cpus() - 2, 16), 1)
         return max(usable_cpus() // 3, 1)
+
+    @property
+    def grpc_address(self) -> str:
+        """Host and port of gRPC, as its clients take them."""
+        return f"[{self.host}]:{self.grpc_port}" if ":" in self.host else f"{self.host}:{self.grpc_port}"
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -204,6 +212,12 @@ class Settings(BaseSettings):
         return folders
 
     @model_validator(mode="after")
+    def _each_protocol_has_a_port_of_its_own(self) -> Self:
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ValueError(f"CAPSNET_GRPC_PORT and CAPSNET_PORT are both {self.port}: use another for gRPC")
+        return self
+
+    @model_validator(mode="after")
     def _one_body_fits_what_all_may_hold(self) -> Self:
         if self.max_body_bytes > self.uploads_bytes * 3 // 4:
             raise ValueError(
@@ -253,8 +267,9 @@ def read_settings(**overrides: object) -> Settings:
     if unknown := [name for name, value in sorted(os.environ.items()) if _is_unknown(name, value)]:
         raise SettingsError("; ".join(f"there is no {name}; {_advice(name)}" for name in unknown))
     given = {name: value for name, value in overrides.items() if value is not None}
-    if LINKED.fullmatch(_variable("PORT")):
-        given = {"port": Settings.model_fields["port"].default, **given}
+    for name in ("port", "grpc_port"):
+        if LINKED.fullmatch(_variable(name.upper())):
+            given = {name: Settings.model_fields[name].default, **given}
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic checks them
     except ValidationError as error:

@@ -7,6 +7,7 @@ from typing import TypedDict
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError
+from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.served import Models
 from service.observability.request_metrics import RequestMetrics
@@ -28,12 +29,14 @@ class Service:
 
     Attributes:
         pool: threads for pictures, which would block the event loop for milliseconds.
+        bodies: what the bodies of all requests may take.
     """
 
     settings: Settings
     models: Models
     pool: PicturePool
     metrics: RequestMetrics
+    bodies: BodyMemory
 
     def while_wanted(self, request: Request) -> "_Answering":
         """Work on the answer to a request until its deadline, or until its client hangs up.

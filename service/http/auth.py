@@ -28,16 +28,33 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on requests for open paths and those with a key."""
-        if scope["type"] != "http" or _is_open(scope["path"]) or _has_one_of(self._keys, scope["headers"]):
-            await self._app(scope, receive, send)
-            return
-        came = "the one that came is not valid" if _keys_of(scope["headers"]) else "none came"
-        detail = f"API key required, as Authorization: Bearer KEY or X-API-Key: KEY; {came}"
-        await errors.problem_of(UnauthorizedError(detail))(scope, receive, send)
+        if scope["type"] == "http" and not _is_open(scope["path"]):
+            try:
+                check_key(scope["headers"], self._keys)
+            except UnauthorizedError as error:
+                await errors.problem_of(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
+    """The headers of a request, or the metadata of a call, have one of the keys.
+
+    Raises:
+        UnauthorizedError: 401; they have none, or another one.
+    """
+    if not _has_one_of(keys, headers):
+        came = "the one that came is not valid" if _keys_of(headers) else "none came"
+        raise UnauthorizedError(f"API key required, as Authorization: Bearer KEY or X-API-Key: KEY; {came}")
 
 
 def check_admin(request: Request, settings: Settings) -> None:
-    """The request has the admin key.
+    """The request has the admin key; raises what `check_admin_key` raises."""
+    check_admin_key(request.scope["headers"], settings)
+
+
+def check_admin_key(headers: Headers, settings: Settings) -> None:
+    """The headers of a request, or the metadata of a call, have the admin key.
 
     Raises:
         AdministrationOffError: 404; without CAPSNET_ADMIN_KEY there is no administration.
@@ -45,10 +62,10 @@ def check_admin(request: Request, settings: Settings) -> None:
     """
     if settings.admin_key is None:
         raise AdministrationOffError(
-            "administration over HTTP is off; start the service with CAPSNET_ADMIN_KEY to switch it on"
+            "administration is off; start the service with CAPSNET_ADMIN_KEY to switch it on"
         )
     key = settings.admin_key.get_secret_value().encode()
-    if not _has_one_of((key,), request.scope["headers"]):
+    if not _has_one_of((key,), headers):
         raise AdminKeyError(
             "this route requires the key of CAPSNET_ADMIN_KEY, as Authorization: Bearer KEY or X-API-Key: KEY"
         )

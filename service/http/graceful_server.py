@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -31,11 +31,18 @@ class GracefulServer(uvicorn.Server):
     Args:
         config: Uvicorn's.
         on_started: called once connections are accepted.
+        drain: ends another port at the same time, within the seconds that it is given.
     """
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], None] | None = None,
+        drain: Callable[[float], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._drain = drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then accept connections."""
@@ -65,16 +72,20 @@ class GracefulServer(uvicorn.Server):
         """Stop: no new connections, answers to requests in flight, the configured time for slow senders."""
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
+        limit_s = self.config.timeout_graceful_shutdown or 0
+        draining = asyncio.ensure_future(self._drain(limit_s)) if self._drain else None
         self.server_state.default_headers.append((b"connection", b"close"))
         await self._wait_until_all_closed(LINGER_S)
         for connection in list(self.server_state.connections):
             connection.shutdown()  # at once, or after the answer that is being made
-        await self._wait_until_all_closed(self.config.timeout_graceful_shutdown or 0)
+        await self._wait_until_all_closed(limit_s)
         stalled = list(self.server_state.connections)
         if stalled:
             log.warning("cut off %d connections that took too long to send or to read", len(stalled))
         for connection in stalled:
             connection.transport.abort()  # its request ends as if the client had hung up
+        while draining and not draining.done() and not self.force_exit:
+            await asyncio.wait([draining], timeout=POLL_S)
         await super().shutdown(sockets)
 
     async def _wait_until_all_closed(self, limit_s: float) -> None:

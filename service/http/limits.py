@@ -9,6 +9,36 @@ from service.errors import BodyTooLargeError, OverloadedError, SlowBodyError
 SMALL_BYTES = 2**20  # the last quarter of the memory is left to bodies up to this size
 
 
+class BodyMemory:
+    """The memory for the bodies of all requests, over HTTP and gRPC. All methods belong to the event loop.
+
+    A body counts as held from its arrival to the end of its request. The last quarter of the memory is left
+    to small bodies, so that a few clients with large ones do not shut out all others.
+
+    Attributes:
+        max_bytes: largest sum of the bodies, in bytes; at least 4/3 of the largest body.
+        held_bytes: the sum of the bodies held now.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+
+    def check_room(self, size: int) -> None:
+        """All current bodies fit, of which one has this size in bytes.
+
+        Raises:
+            OverloadedError: they do not.
+        """
+        room = self.max_bytes if size <= SMALL_BYTES else self.max_bytes * 3 // 4
+        if self.held_bytes > room:
+            raise OverloadedError(
+                f"the bodies of requests under way have {self.held_bytes} bytes; at most {self.max_bytes} "
+                f"are held (CAPSNET_UPLOADS_BYTES), the last quarter of them for bodies of up to "
+                f"{SMALL_BYTES}"
+            )
+
+
 class BodyLimit:
     """ASGI middleware that stops reading a request's body at a limit.
 
@@ -17,26 +47,21 @@ class BodyLimit:
     body, so that clients that send everything before they listen see the answer. (FastAPI's own max_body_size
     answers in plain text.)
 
-    A body counts as held from its arrival to the end of its request. The last quarter of the memory is left
-    to small bodies, so that a few clients with large ones do not shut out all others.
-
     Attributes:
-        held_bytes: the sum of the bodies held now.
         arriving: bodies that have not fully arrived, oldest first.
 
     Args:
         app: the application inside.
         max_bytes: largest body, in bytes.
-        max_held_bytes: largest sum of the bodies of all requests, in bytes; at least 4/3 of `max_bytes`.
+        memory: for the bodies of all requests.
         receive_ms: longest time from the end of a request's headers to the end of its body, in milliseconds.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_held_bytes: int, receive_ms: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, memory: BodyMemory, receive_ms: int) -> None:
         self._app = app
         self.max_bytes = max_bytes
-        self._max_held_bytes = max_held_bytes
+        self.memory = memory
         self._receive_s = receive_ms / 1000
-        self.held_bytes = 0
         # All have the same time limit. So one timer serves all, and most bodies, which arrive with their
         # headers, need none.
         self.arriving: dict[_Arrival, None] = {}
@@ -51,7 +76,7 @@ class BodyLimit:
         try:
             await self._app(scope, arrival.receive, send)
         finally:
-            self.held_bytes -= arrival.received_bytes
+            self.memory.held_bytes -= arrival.received_bytes
             self.arriving.pop(arrival, None)
 
     def begin(self, arrival: "_Arrival") -> None:
@@ -81,18 +106,6 @@ class BodyLimit:
             f"the body may take {self._receive_s * 1000:.0f} ms to arrive (CAPSNET_RECEIVE_MS); "
             f"got {came_bytes} bytes by then"
         )
-
-    def full(self) -> OverloadedError:
-        """The error for a body for which there is no memory."""
-        return OverloadedError(
-            f"the bodies of requests under way have {self.held_bytes} bytes; at most {self._max_held_bytes} "
-            f"are held (CAPSNET_UPLOADS_BYTES), the last quarter of them for bodies of up to {SMALL_BYTES}"
-        )
-
-    def has_room(self, size: int) -> bool:
-        """Whether all current bodies fit, of which one has this size in bytes."""
-        room = self._max_held_bytes if size <= SMALL_BYTES else self._max_held_bytes * 3 // 4
-        return self.held_bytes <= room
 
     def _end_overdue(self) -> None:
         """Give up the overdue bodies, and set the timer for the next one."""
@@ -167,12 +180,11 @@ class _Arrival:
     def _take(self, message: Message) -> None:
         """Count what has arrived, and refuse what is too much."""
         limit, size = self._limit, len(message.get("body", b""))
-        limit.held_bytes += size
+        limit.memory.held_bytes += size
         self.received_bytes += size
         if self.received_bytes > limit.max_bytes:
             raise limit.too_large("more")
-        if not limit.has_room(self.received_bytes):
-            raise limit.full()
+        limit.memory.check_room(self.received_bytes)
         if not message.get("more_body", False):
             self._has_arrived = True
             limit.arriving.pop(self, None)

@@ -54,7 +54,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         timings = begin_timings()
-        request_id = _given_id(scope["headers"]) or f"{self._prefix}{next(self._count):08x}".encode()
+        request_id = given_id(scope["headers"]) or f"{self._prefix}{next(self._count):08x}".encode()
         noted: dict[str, Any] = {}
         scope.setdefault("state", {})["noted"] = noted
         exchange = _Exchange(scope["headers"], receive, send, request_id, timings)
@@ -146,7 +146,7 @@ def log_fields(request: Request, **facts: str | int) -> None:
     request.scope["state"]["noted"].update(facts)
 
 
-def _given_id(headers: Headers) -> bytes | None:
+def given_id(headers: Headers) -> bytes | None:
     """The client's X-Request-ID, if it is safe to repeat."""
     for name, value in headers:
         if name == b"x-request-id":

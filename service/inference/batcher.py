@@ -144,15 +144,13 @@ class Batcher:
         """
         loop, now = asyncio.get_running_loop(), time.monotonic()
         job = Job(feeds, len(feeds[0]), now, now + self._deadline_s, loop, loop.create_future())
-        self._enqueue(queue, job)
-        timer = loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
         try:
-            return await job.future
-        finally:
-            if timings := timings_of_request():
-                timings.add(*job.parts())
-            timer.cancel()
-            job.future.cancel()  # no effect on a result; workers skip jobs without one
+            outputs = await self._result(queue, job)
+        except Exception:
+            queue.statistics.failed(time.monotonic() - now)
+            raise
+        queue.statistics.succeeded(job.images, time.monotonic() - now)
+        return outputs
 
     @property
     def waiting_images(self) -> int:
@@ -191,6 +189,17 @@ class Batcher:
         for worker in self._workers:
             if worker.thread:
                 worker.thread.join(max(0.0, until - time.monotonic()))
+
+    async def _result(self, queue: GraphQueue, job: Job) -> Arrays:
+        self._enqueue(queue, job)
+        timer = job.loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
+        try:
+            return await job.future
+        finally:
+            if timings := timings_of_request():
+                timings.add(*job.parts())
+            timer.cancel()
+            job.future.cancel()  # no effect on a result; workers skip jobs without one
 
     def _enqueue(self, queue: GraphQueue, job: Job) -> None:
         with self._lock:
@@ -325,6 +334,7 @@ class Batcher:
             if part.start == 0:
                 part.job.batch_images, part.job.started = batch_images, now
                 self._metrics.queued_for(now - part.job.arrived)
+                queue.statistics.queued_for(now - part.job.arrived)
         if worker.batch and worker.batch[-1].job.left:
             self._put(queue, worker.batch[-1].job)
 
@@ -339,7 +349,9 @@ class Batcher:
         """Run slices together; if that fails, one by one, so that only the request at fault fails."""
         began = time.monotonic()
         try:
-            outputs = queue.run(*join(batch), exclusive=exclusive)
+            feeds = join(batch)
+            joined = time.monotonic()
+            outputs = queue.run(*feeds, exclusive=exclusive)
         except Exception as error:  # handed on to the requests, never swallowed
             if len(batch) == 1:
                 batch[0].job.fail(error)
@@ -348,8 +360,12 @@ class Batcher:
             for part in batch:
                 self._run(queue, [part], exclusive=exclusive)
             return
-        self._metrics.ran(sum(part.images for part in batch), time.monotonic() - began)
+        ended, images = time.monotonic(), sum(part.images for part in batch)
+        self._metrics.ran(images, ended - began)
         deliver(batch, outputs)
+        begun = sum(part.start == 0 for part in batch)
+        seconds = (joined - began, ended - joined, time.monotonic() - ended)
+        queue.statistics.ran(images, begun, len(batch), seconds)
 
     def _late(self) -> DeadlineExceededError:
         return DeadlineExceededError(

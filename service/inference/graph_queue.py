@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from service.inference.jobs import Arrays, Job, Slice
+from service.inference.statistics import GraphStatistics
 
 # Takes arrays [N, ...] and the keyword `exclusive`, whether the run has all cores; gives arrays [N, ...].
 Run = Callable[..., Arrays]
@@ -49,6 +50,7 @@ class GraphQueue:
         waiting: images that no worker has taken.
         concurrent: requests that recently waited or ran at the same time.
         wanted: images that a worker waits for, while it collects a large batch.
+        statistics: of the graph; has a lock of its own.
     """
 
     def __init__(self, run: Run, large_batch_above: int | None, max_batch: int, recent_s: float) -> None:
@@ -59,6 +61,7 @@ class GraphQueue:
         self.waiting = 0
         self.concurrent = RecentPeak(recent_s)
         self.wanted = 0
+        self.statistics = GraphStatistics()
 
     def put(self, job: Job) -> None:
         """Add a job, or the rest of one, at the end."""

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from export.contract.manifest import Manifest
+from export.contract.manifest import Manifest, Role
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
 from service.inference.explain_session import MAX_BATCH
 from service.inference.graph_queue import GraphQueue
 from service.models.scanner import BundleVersion
-from service.models.served import ServedModel
+from service.models.served import LoadedGraph, ServedModel
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -81,6 +81,28 @@ class LoadedModel(ServedModel):
             "precision": self.engine.precision,
             "digest": self.digest,
         }
+
+    def graphs(self) -> list[LoadedGraph]:
+        """Its graphs, the encoder first."""
+        queues: dict[Role, GraphQueue] = {
+            "encoder": self.encoder_queue,
+            "decoder": self.decoder_queue,
+            "explain": self.explain_queue,
+        }
+        engine = self.engine
+        return [
+            LoadedGraph(
+                self.name,
+                self.version,
+                role,
+                engine.device,
+                engine.workers,
+                queue.max_batch,
+                queue.statistics.describe(),
+            )
+            for role, queue in queues.items()
+            if role in self.manifest.graphs
+        ]
 
     async def drain(self) -> None:
         """Wait until no request uses this version, then close it."""

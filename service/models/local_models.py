@@ -18,7 +18,7 @@ from service.models.gauges import ModelGauges
 from service.models.index_entry import IndexEntry
 from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
-from service.models.served import Models, ServedModel, Serving
+from service.models.served import LoadedGraph, Models, ServedModel, Serving
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -51,6 +51,11 @@ class LocalModels(Models):
     @override
     async def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         return self.repository.describe(model, manifests=manifests)
+
+    @override
+    async def graphs(self) -> list[LoadedGraph]:
+        loaded = sorted(self.repository.loaded(), key=lambda one: (one.name, one.version))
+        return [graph for one in loaded for graph in one.graphs()]
 
     @override
     async def load(self, model: str) -> None:

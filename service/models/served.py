@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.manifest import Manifest
+from export.contract.manifest import Manifest, Role
 from service.errors import InvalidFieldError, NoDecoderError, NoExplainGraphError, shown
 from service.models.index_entry import IndexEntry
 
@@ -24,6 +24,26 @@ Floats = NDArray[np.float32]
 # Vector poses have lengths below 1, the numbers of matrix poses are a few units; larger numbers than this are
 # mistakes, and float32 overflows.
 MAX_POSE_VALUE = 1e6
+
+
+class LoadedGraph(NamedTuple):
+    """A graph of a loaded version, what runs it, and what it has done.
+
+    Attributes:
+        model: the bundle's name.
+        device: that it runs on.
+        workers: inference threads.
+        max_batch: images in a batch.
+        statistics: see `GraphStatistics.describe`.
+    """
+
+    model: str
+    version: int
+    role: Role
+    device: str
+    workers: int
+    max_batch: int
+    statistics: dict[str, Any]
 
 
 class Serving(NamedTuple):
@@ -156,6 +176,9 @@ class Models(Protocol):
             NotReadyError: the first look at the disk is not over.
             UnknownModelError: there is no such model.
         """
+
+    async def graphs(self) -> list[LoadedGraph]:
+        """Every graph of every loaded version, by name and version, of each the encoder first."""
 
     async def load(self, model: str) -> None:
         """Load the newest versions of a model as they are on disk now, even if it was taken down.

@@ -7,17 +7,34 @@ The encoder answers to the model's name, the decoder to `<model>-decoder` and th
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version as installed_version
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsnet.wire_format import UINT8_MAX, Arrays, InferRequest, Message, RequestedOutput, write_message
+from capsnet.wire_format import (
+    UINT8_MAX,
+    Arrays,
+    InferRequest,
+    Labels,
+    Message,
+    RequestedOutput,
+    write_message,
+)
 from export.contract.manifest import VERSION, Graph, Role, Tensor
-from service.errors import InvalidFieldError, TooManyPicturesError, UnknownModelError, WrongArrayError, shown
+from service.errors import (
+    InvalidFieldError,
+    NotReadyError,
+    TooManyPicturesError,
+    UnknownModelError,
+    WrongArrayError,
+    shown,
+)
 from service.inference.predictions import rank_classes
 from service.models.index_entry import SERVABLE
 from service.models.served import MAX_POSE_VALUE, Models, ServedModel
+from service.settings import Settings
 
 # N images or poses, J classes
 
@@ -44,6 +61,15 @@ class OipModel:
         """The inputs and outputs, from the manifest."""
         return self.loaded.manifest.graphs[self.role]
 
+    async def check_answering(self) -> None:
+        """Its inference threads are alive and not stuck.
+
+        Raises:
+            NotReadyError: one is not.
+        """
+        if not await self.loaded.is_answering():
+            raise NotReadyError(f"an inference thread of {self.name} does not answer")
+
     async def run(self, inputs: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Checked inputs [N, ...] to all outputs [N, ...], by name."""
         if self.role == "encoder":
@@ -64,12 +90,31 @@ async def use_model(models: Models, name: str, version: str | None = None) -> As
     """
     if version is not None and not VERSION.fullmatch(version):
         raise UnknownModelError(f"versions of {shown(name)} are positive integers, got {shown(version)}")
-    bundle, role = await _bundle_and_role(name, models)
+    bundle, role = await bundle_and_role(name, models)
     async with models.use(bundle, int(version) if version else None) as loaded:
         if role not in loaded.manifest.graphs:
             what = "explain graph" if role == "explain" else role
             raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no {what}")
         yield OipModel(name, role, loaded)
+
+
+async def bundle_and_role(name: str, models: Models) -> tuple[str, Role]:
+    """The bundle that a name means, and which of its graphs.
+
+    A bundle that is itself called `<model>-decoder` keeps its name.
+    """
+    for role, suffix in SUFFIXES.items():
+        if name.endswith(suffix) and name not in await models.names():
+            return name.removesuffix(suffix), role
+    return name, "encoder"
+
+
+def describe_server(settings: Settings, *extensions: str) -> dict[str, Any]:
+    """Name, version and extensions of the protocol; those of one transport are handed in."""
+    listed = [*extensions, "classification", "model_configuration", "statistics"]
+    if settings.admin_key:
+        listed.append("model_repository")
+    return {"name": "capsnet", "version": installed_version("capsnet"), "extensions": listed}
 
 
 async def describe(model: OipModel, models: Models) -> dict[str, Any]:
@@ -117,15 +162,22 @@ def check_request(model: OipModel, request: InferRequest, max_images: int) -> Ar
     return inputs
 
 
+def answer_arrays(
+    model: OipModel, request: InferRequest, outputs: Mapping[str, Floats]
+) -> dict[str, Floats | Labels]:
+    """The requested outputs by name: values [N, ...], or the best classes as text [N, k]."""
+    return {
+        wanted.name: _classify(model, outputs[wanted.name], wanted.classes)
+        if wanted.classes
+        else outputs[wanted.name]
+        for wanted in wanted_outputs(model, request)
+    }
+
+
 def write_answer(model: OipModel, request: InferRequest, outputs: Mapping[str, Floats]) -> Message:
     """The requested outputs, in the requested form."""
-    arrays: dict[str, Any] = {}
-    binary = set()
-    for wanted in wanted_outputs(model, request):
-        values = outputs[wanted.name]
-        arrays[wanted.name] = _classify(model, values, wanted.classes) if wanted.classes else values
-        if wanted.binary:
-            binary.add(wanted.name)
+    arrays = answer_arrays(model, request, outputs)
+    binary = {wanted.name for wanted in wanted_outputs(model, request) if wanted.binary}
     header: dict[str, Any] = {
         "model_name": model.name,
         "model_version": str(model.loaded.version),
@@ -143,14 +195,6 @@ def wanted_outputs(model: OipModel, request: InferRequest) -> list[RequestedOutp
         RequestedOutput(output.name, request.binary, output.classes) if output.binary is None else output
         for output in requested
     ]
-
-
-async def _bundle_and_role(name: str, models: Models) -> tuple[str, Role]:
-    """A bundle that is itself called `<model>-decoder` keeps its name."""
-    for role, suffix in SUFFIXES.items():
-        if name.endswith(suffix) and name not in await models.names():
-            return name.removesuffix(suffix), role
-    return name, "encoder"
 
 
 def _describe_tensor(tensor: Tensor) -> dict[str, Any]:

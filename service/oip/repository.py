@@ -1,5 +1,6 @@
 """KServe's model repository extension: an operator lists, loads and unloads models. Needs the admin key."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ from service.http.auth import check_admin
 from service.http.bodies import parse_json
 from service.http.openapi import PROBLEMS
 from service.models.index_entry import IndexEntry
+from service.models.served import Models
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.state import Service, service_of
 
@@ -31,8 +33,7 @@ async def post_index(request: Request) -> Response:
     only_ready = (await _fields(request)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidFieldError(f"ready must be true or false, got {shown(only_ready)}")
-    entries = await service.models.index()
-    listed = [_describe(entry) for entry in entries if entry.state == "loaded" or not only_ready]
+    listed = await list_versions(service.models, only_ready=only_ready)
     return Response(orjson.dumps(listed), media_type="application/json")
 
 
@@ -46,10 +47,7 @@ async def post_index(request: Request) -> Response:
 async def post_load(name: str, request: Request) -> Response:
     """Answers when its versions serve; one that was unloaded serves again."""
     service = await _as_admin(request)
-    for parameter in await _parameters(request):
-        if parameter == "config" or parameter.startswith("file:"):
-            raise InvalidFieldError(f"a bundle is served as it was published; got {shown(parameter)}")
-    await service.models.load(name)
+    await load(service.models, name, await _parameters(request))
     return Response()
 
 
@@ -66,6 +64,33 @@ async def post_unload(name: str, request: Request) -> Response:
     await _parameters(request)
     await service.models.unload(name)
     return Response()
+
+
+async def list_versions(models: Models, *, only_ready: bool) -> list[dict[str, str]]:
+    """Every version on disk and its state, or those that are loaded.
+
+    Raises:
+        NotReadyError: the first look at the disk is not over.
+    """
+    entries = await models.index()
+    return [_describe(entry) for entry in entries if entry.state == "loaded" or not only_ready]
+
+
+async def load(models: Models, name: str, parameters: Iterable[str]) -> None:
+    """Load a model, or load it again; raises what `Models.load` raises.
+
+    Args:
+        models: loads it.
+        name: of the bundle.
+        parameters: the names of those that the request has.
+
+    Raises:
+        InvalidFieldError: a configuration or files that would replace the bundle's.
+    """
+    for parameter in parameters:
+        if parameter == "config" or parameter.startswith("file:"):
+            raise InvalidFieldError(f"a bundle is served as it was published; got {shown(parameter)}")
+    await models.load(name)
 
 
 def _describe(entry: IndexEntry) -> dict[str, str]:

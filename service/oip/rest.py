@@ -5,19 +5,27 @@ of KServe or Triton work unchanged. `capsnet.wire_format` is the wire format; `s
 names of the protocol to bundles.
 """
 
-from importlib.metadata import version as installed_version
-
 from fastapi import APIRouter, Request, Response
 
 from capsnet.wire_format import HEADER_LENGTH, Arrays, InferRequest, WireError, read_request
-from service.errors import MalformedBodyError, NotReadyError
+from service.errors import MalformedBodyError
 from service.http.answers import json_response
 from service.http.compression import CODINGS, compress, decompress
 from service.http.direct_route import DirectRoute, answer_head
 from service.http.openapi import PROBLEMS, UNREADY
 from service.http.request_log import log_fields
 from service.observability.timings import end_part
-from service.oip.models import OipModel, check_request, describe, use_model, wanted_outputs, write_answer
+from service.oip.extension_schemas import ModelConfig, ModelsStatistics
+from service.oip.model_config import describe_config
+from service.oip.models import (
+    OipModel,
+    check_request,
+    describe,
+    describe_server,
+    use_model,
+    wanted_outputs,
+    write_answer,
+)
 from service.oip.schemas import (
     JSON_OR_BINARY,
     MODEL_IN_PATH,
@@ -30,6 +38,7 @@ from service.oip.schemas import (
     ServerMetadata,
     infer_operation,
 )
+from service.oip.statistics import statistics
 from service.state import Service, service_of
 
 # Up to these sizes the work takes at most 0.3 ms; handing it to a thread takes a third of that.
@@ -48,12 +57,7 @@ routes = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
 async def get_server(request: Request) -> Response:
     """The server's name, version and extensions of the protocol."""
     service = service_of(request)
-    extensions = ["binary_tensor_data", "classification"]
-    if service.settings.admin_key:
-        extensions.append("model_repository")
-    return json_response(
-        {"name": "capsnet", "version": installed_version("capsnet"), "extensions": extensions}
-    )
+    return json_response(describe_server(service.settings, "binary_tensor_data"))
 
 
 @routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
@@ -72,6 +76,48 @@ async def get_ready(request: Request) -> Response:
     service = service_of(request)
     await service.models.ready()
     return json_response({"ready": True})
+
+
+@routes.get(
+    "/v2/models/stats",
+    summary="What every loaded graph has done",
+    responses={200: {"model": ModelsStatistics}, **PROBLEMS},
+)
+@routes.get(
+    f"{MODEL}/stats",
+    summary="What a model has done, all versions",
+    responses={200: {"model": ModelsStatistics}, **PROBLEMS},
+    openapi_extra=MODEL_IN_PATH,
+)
+@routes.get(
+    f"{VERSION}/stats",
+    summary="What a version has done",
+    responses={200: {"model": ModelsStatistics}, **PROBLEMS},
+    openapi_extra=VERSION_IN_PATH,
+)
+async def get_statistics(request: Request) -> Response:
+    """Triton's statistics of each graph since its version was loaded, requests of other routes included."""
+    service = service_of(request)
+    return json_response(await statistics(service.models, **request.path_params))
+
+
+@routes.get(
+    f"{MODEL}/config",
+    summary="Triton's configuration of a model",
+    responses={200: {"model": ModelConfig}, **PROBLEMS},
+    openapi_extra=MODEL_IN_PATH,
+)
+@routes.get(
+    f"{VERSION}/config",
+    summary="Triton's configuration of a version",
+    responses={200: {"model": ModelConfig}, **PROBLEMS},
+    openapi_extra=VERSION_IN_PATH,
+)
+async def get_config(request: Request) -> Response:
+    """The fields of Triton's ModelConfig that say something here; loads a model that loads on first use."""
+    service = service_of(request)
+    async with use_model(service.models, **request.path_params) as model:
+        return json_response(await describe_config(model, service.models, service.settings))
 
 
 @routes.get(
@@ -109,8 +155,7 @@ async def get_model_ready(request: Request) -> Response:
     """Loads a model that loads on first use, so that a client can wait for it here."""
     service = service_of(request)
     async with use_model(service.models, **request.path_params) as model:
-        if not await model.loaded.is_answering():
-            raise NotReadyError(f"an inference thread of {model.name} does not answer")
+        await model.check_answering()
         return json_response({"name": model.name, "ready": True})
 
 

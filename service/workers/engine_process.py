@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 Call = Callable[..., Awaitable[object]]
 
 # What a worker asks of `Models`; the rest it does with its table.
-PASSED_ON = ("names", "index", "load", "unload", "ready", "check_alive", "metrics")
+PASSED_ON = ("names", "index", "graphs", "load", "unload", "ready", "check_alive", "metrics")
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from service.errors import NotReadyError
 from service.inference.memory import trim_heap
 from service.models.background import RELEASE_EVERY_S
 from service.models.index_entry import IndexEntry
-from service.models.served import Models, ServedModel, Serving
+from service.models.served import LoadedGraph, Models, ServedModel, Serving
 from service.observability.timings import timings_of_request
 from service.workers.channel import Channel
 from service.workers.place import EngineAddress
@@ -99,6 +99,10 @@ class RemoteModels(Models):
     @override
     async def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         return cast(dict[str, Any], await self.call("describe", model, manifests))
+
+    @override
+    async def graphs(self) -> list[LoadedGraph]:
+        return cast(list[LoadedGraph], await self.call("graphs"))
 
     @override
     async def load(self, model: str) -> None:

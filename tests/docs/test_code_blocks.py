@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.support.code_blocks import (
     pages,
     parsed_answer,
 )
-from tests.support.live_process import live_process
+from tests.support.live_process import LiveProcess, live_process
 from tests.support.places import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -43,19 +44,19 @@ def shared(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def port(shared) -> int:
-    """Of a service that serves these models."""
+def service(shared) -> Iterator[LiveProcess]:
+    """One that serves these models."""
     log = shared.parent / "log"
-    settings = {"optimize": "false", "cache": shared.parent / "cache", "rescan_s": 0.2}
+    settings = {"optimize": "false", "cache": shared.parent / "cache", "rescan_s": 0.2, "grpc_port": 0}
     with live_process(shared / "models", log, **settings) as service:
-        yield service.address[1]
+        yield service
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_blocks_of_a_page_run(page, shared, port, tmp_path):
+def test_the_code_blocks_of_a_page_run(page, shared, service, tmp_path):
     if not has_curl():
         pytest.skip("curl is not installed")
-    reader = Reader(tmp_path / "reader", shared, port)
+    reader = Reader(tmp_path / "reader", shared, service.address[1], service.grpc_address)
     following = [block for block in blocks(page) if block.language in CODE]
     for block, after in zip(following, [*following[1:], None], strict=True):
         if block.not_run or block.language == "json":
@@ -99,8 +100,8 @@ def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
-def test_a_block_that_fails_is_noticed(shared, port, tmp_path):
-    reader = Reader(tmp_path / "reader", shared, port)
+def test_a_block_that_fails_is_noticed(shared, service, tmp_path):
+    reader = Reader(tmp_path / "reader", shared, service.address[1], service.grpc_address)
     for text in (
         "false | cat",
         "curl localhost:8000/nothing",

@@ -124,7 +124,13 @@ def fuzzed_service(folder: Path) -> Iterator[FuzzedService]:
     write_bundle(models / "colour" / "1", seed=1, channels=3, decoder=False)
     write_bundle(models / "stereo" / "1", seed=3, channels=2, pose_shape=(2, 2))
     write_bundle(models / "spare" / "1", seed=2)
-    settings = {"default_model": "tiny", "admin_key": ADMIN_KEY, "log_level": "warning", "rescan_s": 0}
+    settings = {
+        "default_model": "tiny",
+        "admin_key": ADMIN_KEY,
+        "log_level": "warning",
+        "rescan_s": 0,
+        "grpc_port": 0,
+    }
     with live_process(models, folder / "log", **settings, **LIMITS) as process:
         process.client.timeout = LIMIT_S
         yield FuzzedService(process)

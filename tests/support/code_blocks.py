@@ -20,6 +20,7 @@ PROSE = {"text", "toml", "yaml"}  # what is shown
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 ADDRESS = "localhost:8000"
+GRPC_ADDRESS = "localhost:8001"
 ELLIPSIS = "..."
 TOLERANCE = 1e-3  # of numbers, which differ from processor to processor
 FAILED_REQUEST = 22  # curl's exit status, with --fail-with-body
@@ -111,11 +112,12 @@ class Reader:
         folder: where the commands run; made, with links to the repository's docs and to `shared`'s files.
         shared: what all pages share: models/, pictures/, new.jpg.
         port: of the service that answers in place of one on port 8000.
+        grpc_address: where it answers gRPC, in place of port 8001.
     """
 
-    def __init__(self, folder: Path, shared: Path, port: int) -> None:
+    def __init__(self, folder: Path, shared: Path, port: int, grpc_address: str) -> None:
         self._folder = folder
-        self._address = f"localhost:{port}"
+        self._addresses = {ADDRESS: f"localhost:{port}", GRPC_ADDRESS: grpc_address}
         folder.mkdir()
         for target in (ROOT / "docs", *shared.iterdir()):
             (folder / target.name).symlink_to(target)
@@ -137,7 +139,9 @@ class Reader:
             block: what to run.
             refused: whether the service is to answer with an error.
         """
-        text = block.text.replace(ADDRESS, self._address)
+        text = block.text
+        for told, used in self._addresses.items():
+            text = text.replace(told, used)
         program = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
         done = subprocess.run(
             [*program, text], cwd=self._folder, env=self._environment, capture_output=True, text=True
@@ -156,7 +160,9 @@ class Reader:
             module, _, function = entry.partition(":")
             lines = [f"#!{sys.executable}", "import sys", f"from {module} import {function} as main"]
             if name == "capsnet-score":  # it asks port 8000 unless it is told another
-                lines.append(f"if '--local' not in sys.argv: sys.argv += ['--url', 'http://{self._address}']")
+                lines.append(
+                    f"if '--local' not in sys.argv: sys.argv += ['--url', 'http://{self._addresses[ADDRESS]}']"
+                )
             (programs / name).write_text("\n".join([*lines, "sys.exit(main())", ""]))
             (programs / name).chmod(0o755)
 

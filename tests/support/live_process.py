@@ -27,6 +27,7 @@ class LiveProcess:
     running: subprocess.Popen[str]
     client: httpx.Client
     log: Path
+    grpc_address: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -77,6 +78,6 @@ def live_process(
             address = next((word for word in line.split() if word.startswith("http://")), None)
             assert address, f"capsnet-serve did not start: {log.read_text()}"
             with httpx.Client(base_url=address, timeout=START_S) as client:
-                yield LiveProcess(running, client, log)
+                yield LiveProcess(running, client, log, line.rpartition("gRPC at ")[2].strip())
         finally:
             running.kill()

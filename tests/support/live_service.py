@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,6 +15,7 @@ from service.app import create_app
 from service.http.connections import BoundedHttp
 from service.models.repository import Repository
 from service.settings import Settings
+from service.state import Service
 
 START_S = 90.0  # graphs are derived first, on a machine that may be busy
 
@@ -32,9 +33,12 @@ def live_service(
     http: type[BoundedHttp] = BoundedHttp,
     on_loaded: Callable[[Repository], None] | None = None,
     port: int = 0,
+    beside: Callable[[Service], AbstractAsyncContextManager[None]] | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
-    config = uvicorn.Config(create_app(settings, on_loaded), http=http, port=port, log_level="warning")
+    config = uvicorn.Config(
+        create_app(settings, on_loaded, beside=beside), http=http, port=port, log_level="warning"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

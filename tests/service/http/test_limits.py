@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from service.errors import SlowBodyError
-from service.http.limits import SMALL_BYTES, BodyLimit
+from service.http.limits import SMALL_BYTES, BodyLimit, BodyMemory
 from service.settings import SettingsError, read_settings
 from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for, wait_until
@@ -201,12 +201,12 @@ def send_everything_bad(client: httpx.Client) -> None:
 )
 @hypothesis_settings(max_examples=30, deadline=None)
 def test_however_requests_end_what_they_held_is_given_back(bodies):
-    limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=200)
+    limit = BodyLimit(read_all, max_bytes=100, memory=BodyMemory(200), receive_ms=200)
 
     async def run() -> None:
         requests = [asyncio.create_task(request(limit, sizes, end)) for sizes, end in bodies]
         await asyncio.sleep(0)
-        assert limit.held_bytes >= 0
+        assert limit.memory.held_bytes >= 0
         for task, (_, end) in zip(requests, bodies, strict=True):
             if end == "cancel":
                 task.cancel()
@@ -215,7 +215,7 @@ def test_however_requests_end_what_they_held_is_given_back(bodies):
             assert end == "stall" or not isinstance(how, SlowBodyError)
 
     asyncio.run(run())
-    assert (limit.held_bytes, limit.arriving) == (0, {})
+    assert (limit.memory.held_bytes, limit.arriving) == (0, {})
 
 
 async def read_all(scope, receive, send) -> None:
@@ -253,7 +253,7 @@ def test_every_overdue_body_is_given_up_and_each_at_its_own_time():
         gone.append(name)
 
     async def run() -> None:
-        limit = BodyLimit(read_all, max_bytes=100, max_held_bytes=200, receive_ms=20)
+        limit = BodyLimit(read_all, max_bytes=100, memory=BodyMemory(200), receive_ms=20)
         first = [asyncio.create_task(begin(limit, "first")) for _ in range(3)]
         await asyncio.sleep(0.01)
         await asyncio.gather(*first, begin(limit, "second"))

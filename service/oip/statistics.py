@@ -1,0 +1,36 @@
+"""Triton's statistics extension: what each graph of the loaded versions has done."""
+
+from typing import Any
+
+from service.errors import UnknownModelError, shown
+from service.models.served import LoadedGraph, Models
+from service.oip.models import SUFFIXES, bundle_and_role
+
+
+async def statistics(models: Models, name: str = "", version: str = "") -> dict[str, Any]:
+    """The extension's answer for a model, or for all; loads nothing, so a model never asked for has none.
+
+    Args:
+        models: what is loaded.
+        name: as in a path of the protocol; "" for every graph.
+        version: "" for all that are loaded.
+
+    Raises:
+        UnknownModelError: no such model or version.
+        NotReadyError: the first look at the disk is not over.
+    """
+    graphs = await models.graphs()
+    if name:
+        bundle, role = await bundle_and_role(name, models)
+        await models.describe(bundle, manifests=False)  # raises if there is no such model
+        graphs = [one for one in graphs if (one.model, one.role) == (bundle, role)]
+    chosen = [one for one in graphs if version in ("", str(one.version))]
+    if version and not chosen:
+        listed = ", ".join(str(one.version) for one in graphs) or "none"
+        raise UnknownModelError(f"{name} has no loaded version {shown(version)}; there are {listed}")
+    return {"model_stats": [_describe(one) for one in chosen]}
+
+
+def _describe(graph: LoadedGraph) -> dict[str, Any]:
+    name = graph.model + SUFFIXES.get(graph.role, "")
+    return {"name": name, "version": str(graph.version), **graph.statistics}
