@@ -543,11 +543,8 @@ def test_every_call_is_counted_and_logged_with_its_id(service, caplog):
     call.result()
     assert dict(call.trailing_metadata())["x-request-id"] == "mine-1"
     wait_until(lambda: service.metric("capsnet_requests_total", **labels) == before + 1)
-    (line,) = [
-        record.args
-        for record in caplog.records
-        if getattr(record, "args", None) and "mine-1" in str(record.args)
-    ]
+    wait_until(lambda: any("mine-1" in str(record.args) for record in caplog.records))
+    (line,) = [record.args for record in caplog.records if "mine-1" in str(record.args)]
     assert line["path"] == f"{PATH}ModelInfer"
     assert (line["method"], line["status"], line["model"], line["images"]) == ("gRPC", 200, "tiny/1", 2)
     assert (line["client"], line["bytes_in"] > 6000, line["bytes_out"] > 0) == ("127.0.0.1", True, True)
@@ -559,6 +556,7 @@ def test_a_refused_call_is_logged_with_its_problem_and_a_made_up_method_counts_a
     new_id = dict(call.trailing_metadata())["x-request-id"]
     assert new_id.isalnum()
     wait_until(lambda: service.metric("capsnet_requests_total", route="other", status="405") >= 1)
+    wait_until(lambda: any(new_id in str(record.args) for record in caplog.records))
     (line,) = [record.args for record in caplog.records if new_id in str(record.args)]
     assert (line["status"], line["problem"]) == (405, "/problems/method-not-allowed")
 
