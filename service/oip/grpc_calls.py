@@ -135,6 +135,8 @@ class Calls:
             seconds = perf_counter() - began
             route = PATH + method.name if method.is_known else "other"
             self._service.metrics.answered(route, call.status, seconds)
+            if problem := call.noted.get("problem"):
+                self._service.metrics.refused(problem)
             _log(method, call, context, seconds)
 
     async def quiet(self, limit_s: float) -> None:

@@ -556,6 +556,7 @@ def test_a_refused_call_is_logged_with_its_problem_and_a_made_up_method_counts_a
     new_id = dict(call.trailing_metadata())["x-request-id"]
     assert new_id.isalnum()
     wait_until(lambda: service.metric("capsnet_requests_total", route="other", status="405") >= 1)
+    assert service.metric("capsnet_problems_total", type="/problems/method-not-allowed") >= 1
     wait_until(lambda: any(new_id in str(record.args) for record in caplog.records))
     (line,) = [record.args for record in caplog.records if new_id in str(record.args)]
     assert (line["status"], line["problem"]) == (405, "/problems/method-not-allowed")
