@@ -7,7 +7,7 @@ the picture itself, and for AVIF the boxes' answer is handed on as EXIF's.
 
 import struct
 
-from PIL import ExifTags, Image, _avif
+from PIL import ExifTags, Image
 from PIL.AvifImagePlugin import AvifImageFile
 
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
@@ -23,6 +23,8 @@ class AvifFile(AvifImageFile):
     """
 
     def _open(self) -> None:
+        from PIL import _avif  # which few builds of Pillow come without
+
         assert self.fp is not None
         self._decoder = _avif.AvifDecoder(self.fp.read(), "auto", DECODE_THREADS)
         self._size, self.n_frames, self._mode, _, _, orientation, _ = self._decoder.get_info()

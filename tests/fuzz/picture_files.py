@@ -6,10 +6,13 @@ import zlib
 from typing import Any
 
 import numpy as np
+import pillow_heif
 from hypothesis import strategies as st
 from PIL import Image
 
 from tests.fuzz.mutations import Draw, damaged, mostly
+
+pillow_heif.register_heif_opener()  # it also writes HEIC
 
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
@@ -18,6 +21,8 @@ MODES = {
     "BMP": ("1", "L", "P", "RGB", "RGBA"),
     "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "I;16", "F"),
     "GIF": ("1", "L", "P", "RGB", "RGBA"),
+    "AVIF": ("L", "RGB", "RGBA"),
+    "HEIF": ("L", "RGB", "RGBA"),
 }
 ANIMATED = {"PNG", "WEBP", "TIFF", "GIF"}
 WITH_EXIF = {"PNG", "JPEG", "WEBP", "TIFF"}
@@ -82,6 +87,8 @@ def _options(draw: Draw, kind: str, mode: str, further: list[Image.Image], is_wh
         options["compression"] = draw(st.sampled_from(codings))
     if kind == "JPEG":
         options["progressive"] = draw(st.booleans())
+    if kind == "AVIF":
+        options["speed"] = 10
     if kind == "WEBP":
         options |= {"lossless": draw(st.booleans()), "method": 0}
     if mode == "P" and kind in {"PNG", "GIF"} and not further and draw(st.booleans()):

@@ -7,10 +7,12 @@ read it in each.
 import io
 import json
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import httpx
 import numpy as np
+import pillow_heif
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -18,6 +20,8 @@ from PIL import Image
 from tests.support.live_service import live_service, settings_for
 from tests.support.places import ROOT
 from training.data.datasets import load_split
+
+pillow_heif.register_heif_opener()  # it also writes HEIC
 
 SEVEN = ROOT / "docs" / "seven.jpg"
 Grey = NDArray[np.uint8]
@@ -106,6 +110,8 @@ FILES: dict[str, Maker] = {
     "JPEG, YCbCr, quality 30": lambda grey: saved(Image.fromarray(grey).convert("YCbCr"), "JPEG", quality=30),
     "WebP": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "WEBP"),
     "WebP, lossless, alpha": lambda grey: saved(rgba(grey), "WEBP", lossless=True),
+    "AVIF": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "AVIF", quality=90),
+    "HEIC": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "HEIF", quality=90),
     "BMP": lambda grey: saved(Image.fromarray(grey), "BMP"),
     "BMP, two levels": lambda grey: saved(Image.fromarray(grey).convert("1", dither=0), "BMP"),
     "GIF": lambda grey: saved(Image.fromarray(grey), "GIF"),
@@ -201,7 +207,7 @@ def test_a_file_cut_short_is_refused_as_such(client, photograph, kind, kept):
 
 FOREIGN = {
     "PDF": b"%PDF-1.7" + bytes(500),
-    "HEIC": b"\0\0\0\x20ftypheic" + bytes(500),
+    "MP4": b"\0\0\0\x20ftypmp42" + bytes(500),
     "SVG": b"<svg/>",
     "gzip": b"\x1f\x8b" + bytes(50),
     "half a GIF": b"GIF88a",
@@ -214,6 +220,14 @@ def test_another_kind_of_file_is_unsupported(client, kind):
     answer = client.post("/classify", content=FOREIGN[kind])
     assert answer.status_code == 415
     assert answer.json()["type"] == "/problems/unsupported-picture"
+
+
+def test_a_heic_file_is_unsupported_where_the_extra_is_missing(client, monkeypatch):
+    content = saved(Image.new("RGB", (28, 28)), "HEIF")
+    monkeypatch.setitem(sys.modules, "pi_heif", None)
+    answer = client.post("/classify", content=content)
+    assert (answer.status_code, answer.json()["type"]) == (415, "/problems/unsupported-picture")
+    assert "pip install -e '.[heif]'" in answer.json()["detail"]
 
 
 def npy(array: NDArray, **header: object) -> bytes:
