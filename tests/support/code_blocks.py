@@ -130,6 +130,7 @@ class Reader:
             "CAPSNET_OPTIMIZE": "false",  # what is served is told elsewhere to be the same
             "CURL_HOME": str(folder / "curlrc"),
             "PYTHONPATH": str(ROOT),
+            "RAY_ADDRESS": "local",  # not a cluster of another test
         }
 
     def run(self, block: Block, *, refused: bool = False) -> str:
@@ -160,9 +161,8 @@ class Reader:
             module, _, function = entry.partition(":")
             lines = [f"#!{sys.executable}", "import sys", f"from {module} import {function} as main"]
             if name == "capsnet-score":  # it asks port 8000 unless it is told another
-                lines.append(
-                    f"if '--local' not in sys.argv: sys.argv += ['--url', 'http://{self._addresses[ADDRESS]}']"
-                )
+                asks = f"sys.argv += ['--url', 'http://{self._addresses[ADDRESS]}']"
+                lines.append(f"if not {{'--local', '--ray'}} & {{*sys.argv}}: {asks}")
             (programs / name).write_text("\n".join([*lines, "sys.exit(main())", ""]))
             (programs / name).chmod(0o755)
 
