@@ -5,6 +5,7 @@ coarser grid, then optics, sensor noise at full resolution, and JPEG.
 """
 
 import io
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +22,54 @@ PENS = {
     "pencil": (0.38, 0.38, 0.40),
     "marker": (0.07, 0.06, 0.08),
 }
+THICKNESS = (0.025, 0.07)  # of a pen, in heights of the digit
+MARKER_THICKNESS = (0.09, 0.14)
 PAPERS = ((0.97, 0.97, 0.96), (0.95, 0.93, 0.86), (0.90, 0.91, 0.93), (0.96, 0.90, 0.72))
 
 
-def photograph(digit: int | None, size: tuple[int, int], rng: np.random.Generator) -> bytes:
+@dataclass(frozen=True)
+class Conditions:
+    """Under which a photograph is taken, and what is written with.
+
+    Attributes:
+        turn_degrees: standard deviation of the page's rotation.
+        tilt: standard deviation of how much smaller things become across a digit, per axis.
+        squares: whether the paper has squares.
+        pen: one of `PENS`; None for any.
+        thickness: smallest and largest of the pen, in heights of the digit; None for the pen's own.
+        shadow_share: of the photographs have a shadow.
+        shadow: how much of the light it takes, at least and at most.
+    """
+
+    turn_degrees: float = 5.0
+    tilt: float = 0.08
+    squares: bool = False
+    pen: str | None = None
+    thickness: tuple[float, float] | None = None
+    shadow_share: float = 0.5
+    shadow: tuple[float, float] = (0.1, 0.4)
+
+
+USUAL = Conditions()
+
+
+def photograph(
+    digit: int | None, size: tuple[int, int], rng: np.random.Generator, conditions: Conditions = USUAL
+) -> bytes:
     """A JPEG file of `size` (width, height) pixels; with no digit, of a blank page."""
     scale = max(1.0, max(size) / SCENE_SIDE_PIXELS)
     width, height = round(size[0] / scale), round(size[1] / scale)
     scene = paper(height, width, rng)
+    if conditions.squares:
+        scene *= squares(height, width, rng)[..., None]
     if digit is not None:
         pen = str(rng.choice(list(PENS)))
-        coverage = written(digit, pen, height, width, rng)[..., None]
+        pen = conditions.pen or pen
+        coverage = written(digit, pen, height, width, rng, conditions)[..., None]
         scene = scene * (1 - coverage) + np.array(PENS[pen], np.float32) * coverage
     if rng.random() < 0.2:
         scene = on_a_table(scene, rng)
-    scene *= lighting(height, width, rng)[..., None]
+    scene *= lighting(height, width, rng, conditions)[..., None]
     return developed(scene, size, rng)
 
 
@@ -51,12 +85,24 @@ def paper(height: int, width: int, rng: np.random.Generator) -> NDArray[np.float
     return sheet[..., None] * np.array(PAPERS[rng.integers(len(PAPERS))], np.float32)
 
 
-def written(digit: int, pen: str, height: int, width: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def squares(height: int, width: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """What lines of a squared sheet leave of the light, [H, W]."""
+    spacing, (top, left) = rng.uniform(0.04, 0.1) * min(height, width), rng.uniform(0, 50, 2)
+    rows, columns = np.mgrid[:height, :width]
+    slope = rng.normal(0, 0.02)
+    on_line = ((rows + slope * columns + top) % spacing < 2) | ((columns - slope * rows + left) % spacing < 2)
+    return np.asarray(1 - rng.uniform(0.08, 0.25) * on_line, np.float32)
+
+
+def written(
+    digit: int, pen: str, height: int, width: int, rng: np.random.Generator, conditions: Conditions = USUAL
+) -> NDArray[np.float32]:
     """How much of each pixel is ink, 0-1 [H, W]: anywhere on the page, thick or thin, seen at an angle."""
     tall = rng.uniform(0.18, 0.75) * min(height, width)
-    thick = tall * (rng.uniform(0.09, 0.14) if pen == "marker" else rng.uniform(0.025, 0.07))
+    usual = MARKER_THICKNESS if pen == "marker" else THICKNESS
+    thick = tall * rng.uniform(*(conditions.thickness or usual))
     strokes = draw_strokes(digit, draw_hand(rng), rng)
-    points = seen_at_an_angle(np.concatenate(strokes), rng) * tall
+    points = seen_at_an_angle(np.concatenate(strokes), rng, conditions) * tall
     points -= points.min(axis=0) - 1.2 * thick
     room = np.array([width, height]) - points.max(axis=0) - 1.2 * thick
     points += room * np.clip(rng.normal(0.5, 0.25, 2), 0.02, 0.98)
@@ -76,12 +122,14 @@ def written(digit: int, pen: str, height: int, width: int, rng: np.random.Genera
     return np.clip(ink * (0.9 - grain * np.abs(smooth_noise(height, width, 2, rng))), 0, 1)
 
 
-def seen_at_an_angle(points: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+def seen_at_an_angle(
+    points: NDArray[np.float64], rng: np.random.Generator, conditions: Conditions = USUAL
+) -> NDArray[np.float64]:
     """Turn the page by a few degrees and tilt it away from the camera, [P, 2]."""
-    turn = np.deg2rad(rng.normal(0, 5))
+    turn = np.deg2rad(rng.normal(0, conditions.turn_degrees))
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     turned = (points - 0.5) @ rotation.T
-    return turned / (1 + turned @ rng.normal(0, 0.08, 2))[:, None]
+    return turned / (1 + turned @ rng.normal(0, conditions.tilt, 2))[:, None]
 
 
 def on_a_table(scene: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
@@ -93,16 +141,18 @@ def on_a_table(scene: NDArray[np.float32], rng: np.random.Generator) -> NDArray[
     return np.where(beyond[..., None], np.array([0.34, 0.24, 0.17], np.float32), scene)
 
 
-def lighting(height: int, width: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def lighting(
+    height: int, width: int, rng: np.random.Generator, conditions: Conditions = USUAL
+) -> NDArray[np.float32]:
     """Light that falls off to one side and to the corners, and maybe a shadow with a soft edge, [H, W]."""
     y, x = np.mgrid[-1 : 1 : height // 4 * 1j, -1 : 1 : width // 4 * 1j].astype(np.float32)
     angle = rng.uniform(0, 2 * np.pi)
     light = 1 - rng.uniform(0, 0.28) * (1 + x * np.cos(angle) + y * np.sin(angle))
     light -= rng.uniform(0, 0.12) * (x * x + y * y)
-    if rng.random() < 0.5:
+    if rng.random() < conditions.shadow_share:
         angle, softness = rng.uniform(0, 2 * np.pi), rng.uniform(0.01, 0.2)
         side = x * np.cos(angle) + y * np.sin(angle) - rng.uniform(-0.7, 0.7)
-        light *= 1 - rng.uniform(0.1, 0.4) / (1 + np.exp(-np.clip(side / softness, -50, 50)))
+        light *= 1 - rng.uniform(*conditions.shadow) / (1 + np.exp(-np.clip(side / softness, -50, 50)))
     light = np.asarray(np.clip(light, 0.2, 1) * rng.uniform(0.75, 1), np.float32)
     return np.asarray(Image.fromarray(light).resize((width, height), Image.Resampling.BILINEAR))
 

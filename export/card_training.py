@@ -12,6 +12,7 @@ from training.config import (
     MatrixCapsNetConfig,
     OptimizerConfig,
     RunConfig,
+    WarpConfig,
     from_dict,
 )
 
@@ -84,13 +85,34 @@ def _augmentation(data: DataConfig) -> str:
         f"resized to {data.resize_pixels} pixels" if data.resize_pixels else "",
         f"windows of {data.crop_pixels} pixels" if data.crop_pixels else "",
         "half of the images mirrored" if data.flip else "",
+        *_warp(data.warp),
         f"shifts of up to {data.max_shift_pixels} pixels" if data.max_shift_pixels else "",
         *_light(data),
         f"{data.blank_fraction:.2%} of the images blank, with no class present"
         if data.blank_fraction
         else "",
+        f"{data.scribble_fraction:.2%} of the images scribbles, spots or noise, with no class present"
+        if data.scribble_fraction
+        else "",
     ]
     return "; ".join(filter(None, changes)) or "none"
+
+
+def _warp(warp: WarpConfig | None) -> Iterator[str]:
+    """How images are bent."""
+    if warp is None:
+        return
+    least, most = warp.scales
+    if warp.rotation_degrees:
+        yield f"rotations of up to {warp.rotation_degrees:g} degrees"
+    if warp.scales != (1, 1):
+        yield f"each axis scaled by {least:g} to {most:g}"
+    if warp.shear:
+        yield f"shears of up to {warp.shear:g}"
+    if warp.elastic_pixels:
+        yield f"elastic displacements of {warp.elastic_pixels:g} pixels"
+    if warp.thickness:
+        yield f"strokes wider or narrower by up to {warp.thickness:g} pixels on both sides"
 
 
 def _light(data: DataConfig) -> Iterator[str]:

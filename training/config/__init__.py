@@ -1,6 +1,6 @@
 """What can be configured, one frozen dataclass per thing; `training/presets/*.toml` are their values."""
 
-from training.config.data import DataConfig
+from training.config.data import DataConfig, WarpConfig
 from training.config.loss import LossConfig
 from training.config.model import (
     Block,
@@ -25,6 +25,7 @@ __all__ = [
     "OptimizerConfig",
     "RunConfig",
     "StemConvolution",
+    "WarpConfig",
     "differences",
     "from_dict",
     "load_preset",

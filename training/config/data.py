@@ -9,6 +9,35 @@ from training.config.strict import STRICT
 from training.data.dataset_spec import DatasetSpec
 from training.data.datasets import DATASETS, listed, trainable
 
+Factor = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class WarpConfig:
+    """How far training images are bent, each in its own way, see `training/data/transforms/warp.py`.
+
+    Attributes:
+        rotation_degrees: largest rotation to either side.
+        scales: smallest and largest factor; each axis has its own.
+        shear: largest shift of a point one pixel further down, in pixels to either side.
+        elastic_pixels: standard deviation of an elastic displacement, pixels.
+        thickness: how far, at most, strokes are on their way to being a pixel wider or narrower on both
+            sides.
+    """
+
+    rotation_degrees: float = Field(default=0.0, ge=0, le=180)
+    scales: tuple[Factor, Factor] = (1.0, 1.0)
+    shear: float = Field(default=0.0, ge=0, le=1)
+    elastic_pixels: float = Field(default=0.0, ge=0, le=16)
+    thickness: float = Field(default=0.0, ge=0, le=1)
+
+    @field_validator("scales")
+    @classmethod
+    def _refuse_scales_in_the_wrong_order(cls, scales: tuple[float, float]) -> tuple[float, float]:
+        if scales[0] > scales[1]:
+            raise ValueError(f"the smallest factor comes first, got {scales[0]:g} and {scales[1]:g}")
+        return scales
+
 
 @dataclass(frozen=True, config=STRICT)
 class DataConfig:
@@ -25,6 +54,7 @@ class DataConfig:
         max_shift_pixels: largest random shift per axis, padded with zeros (for `images`, with the edge
             repeated). In a pair each digit is shifted, in a frame that is larger by this on each side.
         flip: mirror half of the images, left to right.
+        warp: how far images are turned, scaled, sheared and stretched; None leaves them as they are.
         max_brightness: largest amount that is added to or taken from all pixels of a training image.
         contrast: smallest and largest factor of each channel's differences to its mean.
         light: where brightness and contrast are changed. `standardized`: after the network has standardized
@@ -39,6 +69,8 @@ class DataConfig:
         epoch_images: images in an epoch; fewer training images are repeated. None shows each once.
         blank_fraction: of the training images are shown blank, with no class present (0 in the paper). A
             network that was never shown an empty image may classify one with confidence.
+        scribble_fraction: of the training images are replaced by scribbles and noise, with no class present
+            (0 in the paper), so that a network learns what is none of its classes.
         familiar: for `smallnorb` and `toys`: train on a third of the azimuths, or of the elevations, and
             measure on the others (Sec. 5.1, Hinton et al. 2018). The paper stops networks when they are
             equally good on familiar viewpoints of the test set's toys, so the `validation_images` are those;
@@ -53,14 +85,16 @@ class DataConfig:
     crop_pixels: int | None = Field(default=None, ge=1)
     max_shift_pixels: int = Field(default=2, ge=0, le=16)
     flip: bool = False
+    warp: WarpConfig | None = None
     max_brightness: float = Field(default=0.0, ge=0, le=1)
-    contrast: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (1.0, 1.0)
+    contrast: tuple[Factor, Factor] = (1.0, 1.0)
     light: Literal["pixels", "standardized"] = "pixels"
     validation_images: int = Field(default=5000, ge=0)
     held_out: Literal["images", "toys"] = "images"
     training_images: int | None = Field(default=None, ge=1)
     epoch_images: int | None = Field(default=None, ge=1)
     blank_fraction: float = Field(default=0.0, ge=0, lt=1)
+    scribble_fraction: float = Field(default=0.0, ge=0, lt=1)
     familiar: Literal["azimuth", "elevation"] | None = None
 
     @property

@@ -63,9 +63,10 @@ class RunConfig:
         return self
 
     @model_validator(mode="after")
-    def _refuse_cross_entropy_of_blank_images(self) -> Self:
-        if self.loss.classification == "cross-entropy" and self.data.blank_fraction:
-            raise ValueError("data.blank_fraction: of an image without an object there is no cross-entropy")
+    def _refuse_cross_entropy_of_images_without_an_object(self) -> Self:
+        for option in ("blank_fraction", "scribble_fraction"):
+            if self.loss.classification == "cross-entropy" and getattr(self.data, option):
+                raise ValueError(f"data.{option}: of an image without an object there is no cross-entropy")
         return self
 
 

@@ -4,9 +4,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,9 +19,9 @@ from training.data.images import Images, hold_out, hold_out_toys
 from training.data.readers.folder import read_folder, refuse_changed
 from training.data.readers.smallnorb import ToySplit
 from training.data.seeding import ALL, RandomChoices
+from training.data.synthetic.scribbles import draw_scribbles
 from training.data.transforms import affnist_style
 from training.data.transforms.augment import (
-    blank_some,
     center_crop,
     clamped_brightness,
     clamped_contrast,
@@ -30,7 +32,11 @@ from training.data.transforms.augment import (
     resize,
 )
 from training.data.transforms.multimnist import PairMaker, Pairs
+from training.data.transforms.warp import random_warp
 from training.data.viewpoints import are_familiar
+
+SCRIBBLES = 2000  # different ones, each of which is bent and shifted anew
+SCRIBBLE_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,16 @@ class Batch:
     def of(pixels: Tensor, targets: Tensor) -> "Batch":
         """Images that show one object each, or none."""
         return Batch(pixels, targets, targets.unsqueeze(1), pixels.unsqueeze(1))
+
+    def without_objects(self, some: Tensor) -> "Batch":
+        """The same images, some of which, bool [B], show no object: nothing is to be drawn of them."""
+        kept = (~some).float()
+        return replace(
+            self,
+            targets=self.targets * kept[:, None],
+            masks=self.masks * kept[:, None, None],
+            objects=self.objects * kept[:, None, None, None, None],
+        )
 
     def to(self, device: torch.device) -> "Batch":
         """The same on the device."""
@@ -118,12 +134,33 @@ class SingleObjects:
             images = random_crop(images, config.crop_pixels, choices)
         if config.flip:
             images = random_flip(images, choices)
-        moved = random_shift(images, config.max_shift_pixels, choices, config.spec.repeat_edges)
-        objects = to_pixels(moved)
-        targets = F.one_hot(batch.labels, self.classes).float()
-        if config.blank_fraction:
-            objects, targets = blank_some(objects, targets, config.blank_fraction, choices)
-        return self._in_random_light(Batch.of(objects, targets), choices)
+        is_scribble = self._are_replaced(config.scribble_fraction, choices)
+        if is_scribble is not None:
+            some = self._scribbles[choices.integers(len(self._scribbles))]
+            images = torch.where(_per_image(is_scribble), some, images)
+        if config.warp:
+            images = random_warp(images, config.warp, choices, config.spec.repeat_edges)
+        images = random_shift(images, config.max_shift_pixels, choices, config.spec.repeat_edges)
+        made = Batch.of(to_pixels(images), F.one_hot(batch.labels, self.classes).float())
+        if is_scribble is not None:
+            made = made.without_objects(is_scribble)
+        is_blank = self._are_replaced(config.blank_fraction, choices)
+        if is_blank is not None:
+            made = replace(made.without_objects(is_blank), pixels=made.pixels * ~_per_image(is_blank))
+        return self._in_random_light(made, choices)
+
+    @cached_property
+    def _scribbles(self) -> Tensor:
+        """What takes the place of some images, uint8 [S, C, H, W]."""
+        size, channels = self.config.crop_pixels or self.size, self.images.pixels.shape[1]
+        drawn = draw_scribbles(SCRIBBLES, np.random.default_rng(SCRIBBLE_SEED), size)
+        found = torch.from_numpy(drawn)[:, None].expand(-1, channels, -1, -1)
+        return found.to(self.images.pixels.device)
+
+    @staticmethod
+    def _are_replaced(fraction: float, choices: RandomChoices) -> Tensor | None:
+        """Which images show no object after all, bool [B]; None if none can."""
+        return choices.uniform() < fraction if fraction else None
 
     def _in_random_light(self, batch: Batch, choices: RandomChoices) -> Batch:
         """The same images to look at, with other brightness and contrast; to draw they stay what they are."""
@@ -278,6 +315,11 @@ def _repeated(images: Images, epoch_images: int | None) -> Images:
 def evaluation_batches(config: RunConfig, root: Path) -> Batches:
     """What a run is measured on at the end; the arguments are those of `training_batches`."""
     return make_batches(config.data, config.model.classes, load_images(config, "test", root))
+
+
+def _per_image(values: Tensor) -> Tensor:
+    """[B] to [B, 1, 1, 1]."""
+    return values[:, None, None, None]
 
 
 def to_pixels(images: Tensor) -> Tensor:

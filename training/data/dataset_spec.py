@@ -17,8 +17,17 @@ Composition = Literal["single", "pairs", "shifted"]
 # Options of a DataConfig that change nothing where images are composed.
 WITHOUT_EFFECT: dict[Composition, tuple[str, ...]] = {
     "single": (),
-    "pairs": ("resize_pixels", "crop_pixels", "flip", "max_brightness", "contrast", "blank_fraction"),
-    "shifted": ("resize_pixels", "crop_pixels"),
+    "pairs": (
+        "resize_pixels",
+        "crop_pixels",
+        "flip",
+        "warp",
+        "max_brightness",
+        "contrast",
+        "blank_fraction",
+        "scribble_fraction",
+    ),
+    "shifted": ("resize_pixels", "crop_pixels", "warp", "scribble_fraction"),
 }
 
 

@@ -34,6 +34,11 @@ class RandomChoices(NamedTuple):
         """A number from 0 to 1 for each of the B images of the part, float32 [B]."""
         return torch.rand(self.batch, generator=self.generator, device=self.generator.device)[self.part]
 
+    def normal(self, after: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers for each of the B images of the part, float32 [B, *after]."""
+        shape, device = (self.batch, *after), self.generator.device
+        return torch.randn(shape, generator=self.generator, device=device)[self.part]
+
 
 def generator_for(seed: int, index: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator on the device that makes the same choices whenever it is asked for with these arguments.

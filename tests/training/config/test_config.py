@@ -179,7 +179,7 @@ def test_every_presets_network_takes_the_images_that_it_is_shown(name):
 def test_no_preset_changes_light_that_its_network_would_undo(name):
     config = load_preset(name)
     changed = config.data.max_brightness or config.data.contrast != (1, 1)
-    assert not changed or (config.model.standardize_per_image and config.data.light == "standardized")
+    assert not changed or config.model.standardize_per_image == (config.data.light == "standardized")
 
 
 @pytest.mark.parametrize("name", presets())
@@ -217,6 +217,10 @@ def test_a_value_out_of_range_is_an_error_that_names_it():
         ("multimnist", "max_brightness", 0.1),
         ("multimnist", "contrast", [0.5, 1.5]),
         ("multimnist", "blank_fraction", 0.1),
+        ("multimnist", "warp", {"shear": 0.1}),
+        ("multimnist", "scribble_fraction", 0.1),
+        ("shifted-mnist", "warp", {"shear": 0.1}),
+        ("shifted-mnist", "scribble_fraction", 0.1),
         ("shifted-mnist", "resize_pixels", 32),
         ("shifted-mnist", "crop_pixels", 24),
     ],
@@ -258,6 +262,14 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
         (
             {"loss": {"classification": "cross-entropy"}, "data": {"blank_fraction": 0.1}},
             "blank_fraction: of an image without an object there is no cross-entropy",
+        ),
+        (
+            {"loss": {"classification": "cross-entropy"}, "data": {"scribble_fraction": 0.1}},
+            "scribble_fraction: of an image without an object there is no cross-entropy",
+        ),
+        (
+            {"data": {"warp": {"scales": [1.2, 0.8]}}},
+            "scales: Value error, the smallest factor comes first, got 1.2 and 0.8",
         ),
         (
             {

@@ -11,6 +11,7 @@ from training.config import (
     LossConfig,
     MatrixCapsNetConfig,
     RunConfig,
+    WarpConfig,
     load_preset,
 )
 from training.data.batches import Batch, evaluation_batches, make_batches, training_batches
@@ -112,6 +113,42 @@ def test_what_is_to_be_drawn_has_the_light_that_it_was_taken_in(light):
     assert (light == "standardized") == torch.equal(batch.pixels, batch.objects.squeeze(1))
 
 
+def test_blank_images_are_empty_and_hold_no_class():
+    some = shown(some=images(1000), max_shift_pixels=0, blank_fraction=0.25)
+    batch = some.random(torch.arange(1000), generator())
+    is_blank = batch.targets.sum(dim=1) == 0
+    assert 200 < int(is_blank.sum()) < 300
+    assert (batch.pixels[is_blank] == 0).all()
+    assert torch.equal(batch.pixels[~is_blank], some.images.pixels[~is_blank].float() / 255)
+    assert (batch.targets[~is_blank].sum(dim=1) == 1).all()
+    assert nothing_is_drawn_of(batch, is_blank)
+
+
+def test_scribbles_take_the_place_of_images_and_hold_no_class():
+    some = shown(some=images(1000), max_shift_pixels=0, scribble_fraction=0.25)
+    batch = some.random(torch.arange(1000), generator())
+    is_scribble = batch.targets.sum(dim=1) == 0
+    assert 200 < int(is_scribble.sum()) < 300
+    shapes = batch.pixels[is_scribble].flatten(1)
+    assert len(shapes.unique(dim=0)) > 150, "there are many of them"
+    assert (shapes.sum(dim=1) > 0).all()
+    assert torch.equal(batch.pixels[~is_scribble], some.images.pixels[~is_scribble].float() / 255)
+    assert nothing_is_drawn_of(batch, is_scribble)
+
+
+def nothing_is_drawn_of(batch, some):
+    return not batch.objects[some].any() and not batch.masks[some].any()
+
+
+def test_training_images_are_bent_and_test_images_are_not():
+    some = shown(max_shift_pixels=0, warp=WarpConfig(rotation_degrees=20))
+    originals = some.images.pixels.float() / 255
+    batch = some.random(torch.arange(40), generator())
+    assert (batch.pixels != originals).flatten(1).any(dim=1).all()
+    assert torch.equal(batch.objects.squeeze(1), batch.pixels), "what is drawn is bent, too"
+    assert torch.equal(all_fixed(some), originals)
+
+
 NETWORKS = (
     CapsNetConfig(conv_channels=2, primary_types=1, classes=CLASSES, class_dim=2, standardize_per_image=True),
     MatrixCapsNetConfig(
@@ -153,7 +190,15 @@ def test_a_network_that_standardizes_sees_the_light_that_was_changed(config):
 
 
 VARIETY = {
-    "mnist": {"max_shift_pixels": 2, "blank_fraction": 0.3, "crop_pixels": 24, "flip": True, **LIGHT},
+    "mnist": {
+        "max_shift_pixels": 2,
+        "blank_fraction": 0.3,
+        "scribble_fraction": 0.3,
+        "crop_pixels": 24,
+        "flip": True,
+        "warp": WarpConfig(20, (0.8, 1.2), 0.2, 1.0, 0.5),
+        **LIGHT,
+    },
     "images": {"light": "standardized", **LIGHT},
     "multimnist": {"max_shift_pixels": 4},
     "shifted-mnist": {"max_shift_pixels": 1},

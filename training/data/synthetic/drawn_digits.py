@@ -270,7 +270,7 @@ def draw_strokes(digit: int, hand: Hand, rng: np.random.Generator) -> list[Strok
     """
     if digit not in FORMS:
         raise ValueError(f"digit must be 0 to 9, got {digit}")
-    strokes = [_stroke(pieces) for pieces in FORMS[digit][hand.forms[digit]]]
+    strokes = [smooth_stroke(pieces) for pieces in FORMS[digit][hand.forms[digit]]]
     frequency, phase = rng.normal(0, 4, (3, 2, 2)), rng.uniform(0, 2 * np.pi, (3, 2))
     return [_written(stroke, hand, frequency, phase) for stroke in strokes]
 
@@ -292,12 +292,12 @@ def draw_digits(labels: NDArray[np.integer], rng: np.random.Generator, size: int
     pictures = np.zeros((len(labels), size, size), np.uint8)
     for picture, label in zip(pictures, labels, strict=True):
         points = np.concatenate(draw_strokes(int(label), draw_hand(rng), rng))
-        picture[:] = _ink(points, rng.uniform(*THICKNESS) * size / 28, size)
+        picture[:] = ink(points, rng.uniform(*THICKNESS) * size / 28, size)
     return pictures
 
 
-def _stroke(pieces: tuple[Piece, ...]) -> Stroke:
-    """Join smooth pieces at their corners and space the points evenly."""
+def smooth_stroke(pieces: tuple[Piece, ...]) -> Stroke:
+    """Join smooth pieces at their corners and space the points evenly, float64 [P, 2]."""
     way = np.concatenate([_spline(np.array(piece)) for piece in pieces])
     length = np.concatenate([[0.0], np.hypot(*np.diff(way, axis=0).T).cumsum()])
     even = np.linspace(0, length[-1], max(2, round(length[-1] / POINT_SPACING)))
@@ -323,8 +323,17 @@ def _written(
     return np.stack([(x - 0.5) * hand.width + (0.5 - y) * hand.slant, y], axis=1)
 
 
-def _ink(points: Stroke, thickness: float, size: int) -> NDArray[np.uint8]:
-    """Ink evenly spaced points with a round pen; thickness in pixels. uint8 [size, size]."""
+def ink(points: Stroke, thickness: float, size: int) -> NDArray[np.uint8]:
+    """Ink evenly spaced points with a round pen, fitted and centered as `draw_digits` says.
+
+    Args:
+        points: of all strokes, float64 [P, 2], of any size.
+        thickness: of the pen, pixels.
+        size: height and width of the picture, pixels.
+
+    Returns:
+        uint8 [size, size], 0-255.
+    """
     pixels = points * (BOX * size - thickness) / np.ptp(points, axis=0).max()
     pixels += CENTER * size - pixels.mean(axis=0)
     first = _coverage(pixels, thickness, size)  # ink on ink weighs nothing: weigh it, move it, draw again

@@ -103,11 +103,21 @@ def random_maps(count: int, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(4, count, generator=generator, device=generator.device)
     angle = math.radians(MAX_ROTATION_DEGREES) * (2 * uniform[0] - 1)
     shear = MAX_SHEAR * (2 * uniform[1] - 1)
-    scale_x, scale_y = SCALES[0] + (SCALES[1] - SCALES[0]) * uniform[2:]
+    return affine_maps(angle, shear, *(SCALES[0] + (SCALES[1] - SCALES[0]) * uniform[2:]))
+
+
+def affine_maps(angle: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor) -> Tensor:
+    """Linear maps that scale, then shear, then rotate, float32 [B, 2, 2].
+
+    Args:
+        angle: of the rotation, radians [B].
+        shear: how far a point one pixel further down moves to the right, pixels [B].
+        scale_x: factor from left to right, [B].
+        scale_y: factor from top to bottom, [B].
+    """
     cos, sin = angle.cos(), angle.sin()
     rotation = torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
     zero = torch.zeros_like(shear)
-    # A point one pixel further down moves by `shear` to the right.
     sheared = torch.stack([scale_x, shear * scale_y, zero, scale_y], dim=-1).unflatten(-1, (2, 2))
     return rotation @ sheared
 
@@ -125,7 +135,7 @@ def offsets_within(pixels: Tensor, maps: Tensor, where: Tensor, frame: int) -> T
         Translations after the map, [B, 2], pixels. Ink that is too large for the frame is put in its middle,
         and so is the center of an image without ink.
     """
-    points = _centers(pixels.shape[2], pixels.shape[3], pixels.device)  # [2, H W]
+    points = centers(pixels.shape[2], pixels.shape[3], pixels.device)  # [2, H W]
     moved = maps @ points  # [B, 2, H W]
     ink = pixels.amax(dim=1).flatten(1).unsqueeze(1) > 0  # [B, 1, H W]
     # Interpolated, a pixel of ink reaches as far as the centers of its neighbors.
@@ -151,14 +161,14 @@ def transform(pixels: Tensor, maps: Tensor, offsets: Tensor, frame: int) -> Tens
     """
     height, width = pixels.shape[2:]
     back = torch.linalg.inv(maps)  # for a place in the frame it says where to look in the image
-    source = back @ (_centers(frame, frame, pixels.device) - offsets.unsqueeze(2))  # [B, 2, frame^2]
+    source = back @ (centers(frame, frame, pixels.device) - offsets.unsqueeze(2))  # [B, 2, frame^2]
     half = torch.tensor([width / 2, height / 2], device=pixels.device)
     grid = (source.transpose(1, 2) / half).unflatten(1, (frame, frame))  # -1 to 1 from edge to edge
     moved = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return moved.round().to(torch.uint8)
 
 
-def _centers(height: int, width: int, device: torch.device) -> Tensor:
+def centers(height: int, width: int, device: torch.device) -> Tensor:
     """Centers of the pixels, row by row, seen from the center of the image: float32 [2, H W]."""
     y = torch.arange(height, device=device) - (height - 1) / 2
     x = torch.arange(width, device=device) - (width - 1) / 2

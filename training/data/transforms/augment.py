@@ -177,24 +177,6 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.from_numpy(resized).unflatten(0, images.shape[:2]).to(images.device)
 
 
-def blank_some(
-    pixels: Tensor, targets: Tensor, fraction: float, choices: RandomChoices
-) -> tuple[Tensor, Tensor]:
-    """Replace a random fraction of the images by empty ones, in which no class is present.
-
-    Args:
-        pixels: images, 0 where there is nothing, [B, C, H, W].
-        targets: 1 where a class is in the image, [B, J].
-        fraction: of the images, 0 to 1.
-        choices: source of the choice.
-
-    Returns:
-        Images and what is present in them, same shapes and dtypes.
-    """
-    kept = choices.uniform() >= fraction
-    return pixels * kept[:, None, None, None], targets * kept[:, None]
-
-
 def _edges_repeated(images: Tensor, width: int) -> Tensor:
     """Images with `width` more pixels on each side; `F.pad` repeats no edges of uint8."""
     rows, columns = (

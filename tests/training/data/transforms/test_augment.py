@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 from training.data.seeding import RandomChoices
 from training.data.transforms.augment import (
-    blank_some,
     center_crop,
     clamped_brightness,
     clamped_contrast,
@@ -134,16 +133,6 @@ def test_augmentation_on_the_gpu_never_waits_for_it(change):
         change(images, source)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_blank_images_are_empty_and_hold_no_class():
-    pixels, targets = torch.rand(1000, 1, 4, 4) + 0.1, torch.eye(10).repeat(100, 1)
-    found, left = blank_some(pixels, targets, 0.25, choices(pixels))
-    blank = left.sum(dim=1) == 0
-    assert 200 < int(blank.sum()) < 300
-    assert (found[blank] == 0).all()
-    assert torch.equal(found[~blank], pixels[~blank])
-    assert torch.equal(left[~blank], targets[~blank])
 
 
 def all_crops(image: torch.Tensor, size: int) -> torch.Tensor:
