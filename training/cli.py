@@ -11,6 +11,7 @@ from training.data.datasets import sources
 from training.data.download import DownloadError, data_root, download
 from training.data.readers.files import MissingDataError
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
+from training.experiments.form import folder_name
 from training.options import EXPERIMENTS_FOLDER, parser, with_current_names
 
 if TYPE_CHECKING:
@@ -168,11 +169,13 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _experiment(options: argparse.Namespace) -> int:
     if options.name != ALL_EXPERIMENTS:
-        out = options.out or EXPERIMENTS_FOLDER / _form(options.name, options.quick)
+        out = options.out or EXPERIMENTS_FOLDER / folder_name(options.name, options.form)
         _run_experiment(options.name, out, options)
         return 0
     if options.on:
         raise ValueError(f"--on {options.on} goes with one experiment, not with {ALL_EXPERIMENTS}")
+    if options.form == "medium":
+        raise ValueError(f"--medium goes with one experiment, not with {ALL_EXPERIMENTS}")
     _run_all_experiments(options)
     return 0
 
@@ -185,7 +188,8 @@ def _run_all_experiments(options: argparse.Namespace) -> None:
     skipped: list[str] = []
     for name in EXPERIMENTS:
         try:
-            _run_experiment(name, (options.out or EXPERIMENTS_FOLDER) / _form(name, options.quick), options)
+            out = (options.out or EXPERIMENTS_FOLDER) / folder_name(name, options.form)
+            _run_experiment(name, out, options)
         except MissingDataError as error:
             print(f"{name}: {error}", file=sys.stderr)
             (in_part if isinstance(error, MeasuredInPartError) else skipped).append(name)
@@ -200,10 +204,6 @@ def _run_all_experiments(options: argparse.Namespace) -> None:
         raise ValueError("no experiment has its data")
 
 
-def _form(name: str, quick: bool) -> str:
-    return f"{name}-quick" if quick else name
-
-
 def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
     """Run an experiment and print its report."""
     from training.experiments.run import run_experiment
@@ -211,7 +211,7 @@ def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
 
     runner = Runner(out, options.networks, data_root(options.data), _device(options.device))
     try:
-        report = run_experiment(name, runner, options.quick, options.on)
+        report = run_experiment(name, runner, options.form, options.on)
     except KeyboardInterrupt:
         print(f"stopped; the same command continues {name}")
         raise

@@ -206,10 +206,21 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"one of the above, or {ALL_EXPERIMENTS}: every experiment whose data is available",
     )
-    command.add_argument(
+    form = command.add_mutually_exclusive_group()
+    form.add_argument(
         "--quick",
-        action="store_true",
+        dest="form",
+        action="store_const",
+        const="quick",
+        default="full",
         help="narrower networks and fewer images: at most 8 minutes on two cores",
+    )
+    form.add_argument(
+        "--medium",
+        dest="form",
+        action="store_const",
+        const="medium",
+        help="the paper's networks in a tenth of the epochs or fewer: hours of a CPU; table1 has it",
     )
     command.add_argument(
         "--on",
@@ -220,7 +231,7 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         "--out",
         type=any_folder,
         metavar="DIR",
-        help=f"folder of the experiment (default: {EXPERIMENTS_FOLDER}/NAME, or NAME-quick); "
+        help=f"folder of the experiment (default: {EXPERIMENTS_FOLDER}/NAME, NAME-medium or NAME-quick); "
         f"for {ALL_EXPERIMENTS}: the folder that holds all of them",
     )
     command.add_argument(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.config import LossConfig
 from training.data.batches import Batch, Batches
-from training.evaluate.metrics import Errors, exact_errors, object_errors
+from training.evaluate.metrics import Errors, exact_errors, most_probable, object_errors
 from training.loss.objective import compute_losses
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
@@ -73,6 +73,20 @@ def evaluate_batches(
     wrong, missed = errors.tolist()
     classification, reconstruction = (losses / images).tolist()
     return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)
+
+
+def wrong_images(model: Network, batches: Batches) -> list[int]:
+    """The numbers of the images, in their order, whose classes are not found exactly.
+
+    Args:
+        model: in evaluation mode.
+        batches: what to look at; each image once.
+    """
+    shown = list(batches.fixed(BATCH))
+    probabilities = class_probabilities(model, (batch.pixels for batch in shown))
+    targets = torch.cat([batch.targets for batch in shown]).cpu().bool()
+    named = most_probable(probabilities, batches.config.spec.objects_per_image)
+    return (named != targets).any(dim=1).nonzero()[:, 0].tolist()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Runs an experiment by name and writes its report.
 
-Beside its rows, an experiment's folder holds `experiment.json`: its name, whether this is the quick form, and
-whether everything has been measured.
+Beside its rows, an experiment's folder holds `experiment.json`: its name, its form, and whether everything
+has been measured.
 """
 
 import json
@@ -16,12 +16,15 @@ from torch import distributed
 from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
+from training.experiments.form import FORMS, Form
+from training.experiments.medium import MEDIUM_FORM
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
 from training.runs.lock import LOCK, lock_folder
 
 FIGURE = "figure.png"
+SAID_OF: dict[Form, str] = {"full": "", "medium": f"{MEDIUM_FORM}\n\n", "quick": f"{QUICK_FORM}\n\n"}
 IN_PART = "**In part**: not everything has been measured; the same command continues.\n\n"
 
 
@@ -35,41 +38,44 @@ class Claim:
 
     Attributes:
         experiment: a key of EXPERIMENTS.
-        quick: whether it is the form for minutes of a CPU.
+        form: how much of it is done.
         finished: whether everything has been measured.
     """
 
     experiment: str
-    quick: bool
+    form: Form
     finished: bool = False
 
 
-def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None) -> Path:
+def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None) -> Path:
     """Measure what has not been measured yet, then write the report.
 
     Args:
         name: a key of EXPERIMENTS.
         runner: where; its `out` may hold rows of the same form of the experiment.
-        quick: the form for minutes of a CPU, not the paper's.
+        form: how much of it is done.
         on: one of the experiment's data sets, to run its part alone; None runs all.
 
     Returns:
         The report, Markdown.
 
     Raises:
-        ValueError: it has no such part; `out` holds another experiment, or the other form of it, or what
-            it holds is damaged; another command is at work in it; or torchrun has started several processes.
+        ValueError: it has no such form or part; `out` holds another experiment, or another form of it, or
+            what it holds is damaged; another command is at work in it; or torchrun has started several
+            processes.
         MissingDataError: there is no data for it.
         MeasuredInPartError: there is none for the rest of it; the report of what there is has been written.
     """
     _refuse_several_processes()
     experiment = _experiment(name)
-    plan = experiment.QUICK if quick else experiment.FULL
+    if not hasattr(experiment, form.upper()):
+        raise ValueError(f"{name} has no {form} form; {_with_form(form)}")
+    plan = getattr(experiment, form.upper())
     if on is not None:
         plan = _part(name, plan, on)
     busy = f"another command runs an experiment in {runner.out}; wait for it, or choose another --out"
     with lock_folder(runner.out, busy):  # else rows would be lost
-        claim = _claim(runner.out, name, quick)
+        claim = _claim(runner.out, name, form)
         try:
             experiment.run(runner, plan)
         except MissingDataError as missing:
@@ -80,6 +86,12 @@ def run_experiment(name: str, runner: Runner, quick: bool, on: str | None = None
             raise MeasuredInPartError(f"measured in part, see {report}; the rest: {missing}") from None
         _write_claim(runner.out, replace(claim, finished=on is None))
         return write_report(runner.out)
+
+
+def _with_form(form: Form) -> str:
+    """Which experiments have it."""
+    found = [name for name in EXPERIMENTS if hasattr(_experiment(name), form.upper())]
+    return f"there is one of {', '.join(found)}"
 
 
 def _part(name: str, plan: Any, data: str) -> Any:
@@ -114,11 +126,10 @@ def write_report(out: Path) -> Path:
 
 def section(claim: Claim, rows: list[Row]) -> str:
     """The figure, the tables of an experiment, and, folded, how they came about."""
-    form = f"{QUICK_FORM}\n\n" if claim.quick else ""
     part = "" if claim.finished else IN_PART
     figure = f"![figure]({FIGURE})\n\n" if rows else ""
     origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
-    return f"{figure}{part}{form}{_experiment(claim.experiment).report(rows)}\n{origins}"
+    return f"{figure}{part}{SAID_OF[claim.form]}{_experiment(claim.experiment).report(rows)}\n{origins}"
 
 
 def write_page(folder: Path) -> Path:
@@ -142,21 +153,21 @@ def write_page(folder: Path) -> Path:
     return folder / "report.md"
 
 
-def _place_in_page(out: Path) -> tuple[int, bool, str]:
-    """An experiment's quick form comes after the other one."""
+def _place_in_page(out: Path) -> tuple[int, int, str]:
+    """An experiment's smaller forms come after the others."""
     claim = read_claim(out)
-    return [*EXPERIMENTS].index(claim.experiment), claim.quick, out.name
+    return [*EXPERIMENTS].index(claim.experiment), FORMS.index(claim.form), out.name
 
 
-def _claim(out: Path, name: str, quick: bool) -> Claim:
+def _claim(out: Path, name: str, form: Form) -> Claim:
     """Make the folder this experiment's, or see that it is; nothing in it is finished for now."""
-    claim = Claim(name, quick)
+    claim = Claim(name, form)
     if (out / "experiment.json").exists():
         there = read_claim(out)
         if replace(there, finished=False) != claim:
             raise ValueError(
-                f"{out} holds the {_form(there.quick)} form of {there.experiment}, this is the "
-                f"{_form(quick)} form of {name}; choose another --out"
+                f"{out} holds the {there.form} form of {there.experiment}, this is the {form} form of "
+                f"{name}; choose another --out"
             )
     _write_claim(out, claim)
     return claim
@@ -168,10 +179,6 @@ def _give_up(out: Path) -> None:
     if {path.name for path in out.iterdir()} == {LOCK}:
         (out / LOCK).unlink()
         out.rmdir()
-
-
-def _form(quick: bool) -> str:
-    return "quick" if quick else "full"
 
 
 def _write_claim(out: Path, claim: Claim) -> None:
@@ -189,15 +196,20 @@ def read_claim(out: Path) -> Claim:
     if not file.exists():
         raise FileNotFoundError(f"{out} is not the folder of an experiment: it has no experiment.json")
     try:
-        claim = Claim(**json.loads(file.read_bytes()))
+        values = json.loads(file.read_bytes())
+        if "quick" in values:  # as earlier versions wrote it
+            values["form"] = "quick" if values.pop("quick") else "full"
+        claim = Claim(**values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is damaged: {error}; {_MEND}") from None
+    if claim.form not in FORMS:
+        raise ValueError(f"{file}: there is no form {claim.form!r}; {_MEND}")
     if claim.experiment not in EXPERIMENTS:
         raise ValueError(f"{file}: there is no experiment {claim.experiment!r}; {_MEND}")
     return claim
 
 
-_MEND = 'expected, in a line, say {"experiment": "table1", "quick": true}'
+_MEND = 'expected, in a line, say {"experiment": "table1", "form": "quick"}'
 
 
 def _refuse_several_processes() -> None:

@@ -16,6 +16,7 @@ from training.cli import main
 from training.config import Block, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import EXPERIMENTS, run
+from training.experiments.form import FORMS, Form, folder_name
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
 from training.experiments.sabour2017 import equivariance, table1
 from training.runs import checkpoint, provenance
@@ -201,11 +202,11 @@ FIRST = {  # what these experiments may have found when they are stopped, and a 
 }
 
 
-def stored(folder: Path, name: str, quick: bool = True, finished: bool = False) -> Path:
+def stored(folder: Path, name: str, form: Form = "quick", finished: bool = False) -> Path:
     """A folder as an experiment leaves it after its first row."""
-    out = folder / (f"{name}-quick" if quick else name)
+    out = folder / folder_name(name, form)
     out.mkdir(parents=True)
-    claim = {"experiment": name, "quick": quick, "finished": finished}
+    claim = {"experiment": name, "form": form, "finished": finished}
     (out / "experiment.json").write_text(json.dumps(claim))
     row = {"error_percent": 5.0, "images": 100} | ORIGIN | FIRST[name][0]
     (out / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -226,20 +227,65 @@ def test_an_experiment_that_was_stopped_has_a_page_that_says_so(name, tmp_path):
 def test_the_joint_page_is_in_the_order_of_the_experiments(tmp_path):
     for name in sorted(FIRST):
         stored(tmp_path, name)
-    stored(tmp_path, "table1", quick=False)
+    stored(tmp_path, "table1", "full")
+    stored(tmp_path, "table1", "medium")
     assert status("report", tmp_path) == 0
     lines = (tmp_path / "report.md").read_text().splitlines()
     titles = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
-    names = ["table1", *(name for name in EXPERIMENTS if name in FIRST)]
+    names = ["table1", "table1", *(name for name in EXPERIMENTS if name in FIRST)]
     assert titles == [EXPERIMENTS[name] for name in names]
     figures = [line for line in lines if line.startswith("![figure]")]
-    assert figures[:2] == ["![figure](table1/figure.png)", "![figure](table1-quick/figure.png)"]
+    folders = ("table1", "table1-medium", "table1-quick")
+    assert figures[:3] == [f"![figure]({folder}/figure.png)" for folder in folders]
 
 
-def test_only_the_quick_form_is_called_so(tmp_path):
-    for quick in (True, False):
-        out = stored(tmp_path, "table1", quick, finished=True)
-        assert ("Quick form" in run.write_report(out).read_text()) == quick
+@pytest.mark.parametrize("form", FORMS)
+def test_a_smaller_form_is_called_what_it_is(form, tmp_path):
+    report = run.write_report(stored(tmp_path, "table1", form, finished=True)).read_text()
+    assert ("**Quick form**" in report) == (form == "quick")
+    assert ("**Medium form**: the paper's networks, trained for 10 epochs" in report) == (form == "medium")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_folder_of_an_earlier_version_is_read(quick, tmp_path):
+    out = stored(tmp_path, "table1")
+    (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "quick": quick}))
+    assert run.read_claim(out) == run.Claim("table1", "quick" if quick else "full")
+
+
+def test_a_folder_of_an_unknown_form_is_damaged(tmp_path):
+    out = stored(tmp_path, "table1", "full")
+    (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "form": "small"}))
+    with pytest.raises(ValueError, match="there is no form 'small'; expected, in a line"):
+        run.read_claim(out)
+
+
+def test_the_medium_form_has_the_papers_networks_for_ten_epochs():
+    for data, networks in table1.MEDIUM.networks.items():
+        for config, full in zip(networks, table1.FULL.networks[data], strict=True):
+            assert (config.model, config.data, config.loss) == (full.model, full.data, full.loss)
+            assert (config.optimizer.epochs, config.optimizer.cooldown_epochs) == (10, 5)
+    assert table1.MEDIUM.seeds == (0, 1, 2)
+
+
+def test_an_experiment_without_a_medium_form_says_which_have_one(tmp_path, drawn_mnist_root, capsys):
+    assert status(*experiment(tmp_path, drawn_mnist_root, "perturb", "--medium")) == 2
+    assert "perturb has no medium form; there is one of table1" in capsys.readouterr().err
+    assert not (tmp_path / "perturb-quick").exists()
+    assert status("experiment", "all", "--medium") == 2
+    assert "--medium goes with one experiment, not with all" in capsys.readouterr().err
+    assert status("experiment", "table1", "--medium", "--quick") == 2
+
+
+def test_table_1_compares_errors_image_by_image(report, rows):
+    for row in rows:
+        assert len(row["wrong"]) == round(row["error_percent"] * row["images"] / 100)
+        assert row["wrong"] == sorted(set(row["wrong"]))
+    wrong = {row["method"]: row["wrong"] for row in rows}
+    [methods] = [methods for methods in table1.COMPARED.values() if wrong.keys() >= set(methods)]
+    before, after = (wrong[method] for method in methods)
+    assert f" | {len(before)} to {len(after)} | " in report
+    assert "| what helps | errors | fewer | p | seeds |" in report
 
 
 def test_table_1_says_that_its_pairs_are_not_the_papers():

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
+from training.evaluate.evaluation import wrong_images
 from training.experiments import figure, markdown
+from training.experiments.medium import shortened
+from training.experiments.paired import compare
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, networks_of
 
@@ -27,6 +30,19 @@ PAPERS_DEVIATION = {  # of these, where the table gives one
     ("mnist", "3 iterations"): 0.036,
     ("mnist", "3 iterations, reconstruction"): 0.005,
 }
+# What helps: a row of the table, and the one that it is compared with.
+COMPARED = {
+    "capsules, not a CNN": (CNN, "3 iterations, reconstruction"),
+    "routing, with reconstruction": ("1 iteration, reconstruction", "3 iterations, reconstruction"),
+    "routing, without": ("1 iteration", "3 iterations"),
+    "reconstruction, with routing": ("3 iterations", "3 iterations, reconstruction"),
+    "reconstruction, without": ("1 iteration", "1 iteration, reconstruction"),
+}
+PAIRED = (
+    "\nErrors are summed over seeds. p is the probability of such a difference if each test image were as "
+    "hard for both, by a permutation test that exchanges the two for random images, with all seeds of an "
+    "image together. It says what other images would give, not what other seeds would."
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,9 @@ class Plan:
 
 FULL = Plan(
     {name: (load_preset(name), load_preset(f"{name}-cnn")) for name in ("mnist", "multimnist")}, (0, 1, 2)
+)
+MEDIUM = Plan(
+    {name: (shortened(capsnet), shortened(cnn)) for name, (capsnet, cnn) in FULL.networks.items()}, FULL.seeds
 )
 QUICK = Plan(
     {
@@ -64,7 +83,13 @@ def run(runner: Runner, plan: Plan) -> None:
             for method, config in _methods(capsnet, cnn).items():
                 if (data, method) in PAPER:
                     key, seeded = {"data": data, "method": method, "seed": seed}, replace(config, seed=seed)
-                    runner.measure(key, networks_of(seeded), partial(runner.measured_on_test, seeded))
+                    runner.measure(key, networks_of(seeded), partial(_measured, runner, seeded))
+
+
+def _measured(runner: Runner, config: RunConfig) -> Row:
+    """Errors on the test images, and which these are."""
+    found = runner.measured_on_test(config)
+    return found | {"wrong": wrong_images(runner.trained(config).model, runner.evaluation_batches(config))}
 
 
 def _methods(capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
@@ -92,7 +117,31 @@ def report(rows: list[Row]) -> str:
                 markdown.difference(ours, paper),
             )
         )
-    return markdown.table(("", "test error, %", "paper", "difference"), lines) + _measured_on(rows)
+    errors = markdown.table(("", "test error, %", "paper", "difference"), lines)
+    return errors + _measured_on(rows) + _comparisons(rows)
+
+
+def _comparisons(rows: list[Row]) -> str:
+    """What routing and reconstruction change, by a paired test."""
+    lines = []
+    for data in dict.fromkeys(data for data, _ in PAPER):
+        for what, methods in COMPARED.items():
+            before, after = (_wrong_images(rows, data, method) for method in methods)
+            seeds = sorted(before.keys() & after.keys())
+            if not seeds:
+                continue
+            found = compare([before[seed] for seed in seeds], [after[seed] for seed in seeds])
+            errors, fewer = f"{found.before:,} to {found.after:,}", f"{found.fewer_percent:.0f} %"
+            lines.append((f"{data}, {what}", errors, fewer, f"{found.p:.4f}", f"{len(seeds)}"))
+    if not lines:
+        return ""
+    return f"\n{markdown.table(('what helps', 'errors', 'fewer', 'p', 'seeds'), lines)}{PAIRED}\n"
+
+
+def _wrong_images(rows: list[Row], data: str, method: str) -> dict[int, list[int]]:
+    """Of every seed; rows of earlier versions do not say."""
+    chosen = [row for row in rows if (row["data"], row["method"]) == (data, method) and "wrong" in row]
+    return {row["seed"]: row["wrong"] for row in chosen}
 
 
 def _of_paper(data: str, method: str) -> str:
