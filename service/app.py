@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import errors
 from service.http.auth import OPEN, KeyCheck
 from service.http.direct_route import DirectRoutes, nobody_reads
+from service.http.key_use import KeyUse
+from service.http.keys import Keys, read_again_at_hangup
 from service.http.limits import BodyLimit, BodyMemory
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
@@ -71,6 +73,7 @@ def create_app(
     on_stopped: Callable[[str], None] | None = None,
     engine: EngineAddress | None = None,
     beside: Callable[[Service], AbstractAsyncContextManager[None]] | None = None,
+    key_use: KeyUse | None = None,
 ) -> FastAPI:
     """The application; models load in the background, and /readyz says when they have.
 
@@ -82,17 +85,23 @@ def create_app(
         engine: the process that has the models; None: this one has them. With it, the application starts once
             the models are loaded, and calls neither of the two.
         beside: another port of the same service, which is open as long as the service runs.
+        key_use: what each key has sent to all processes; None: this one is alone.
+
+    Raises:
+        SettingsError: the keys cannot be read.
     """
     request_metrics = RequestMetrics()
     tracer = make_tracer() if settings.tracing else None
     bodies = BodyMemory(settings.uploads_bytes)
+    keys, key_use = Keys(settings), key_use or KeyUse()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         pool = PicturePool(settings.decode_threads, settings.queue_images)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
-            service = Service(settings, models, pool, request_metrics, bodies)
+            service = Service(settings, models, pool, request_metrics, bodies, keys, key_use)
+            read_again_at_hangup(keys)
             try:
                 async with beside(service) if beside else nullcontext():
                     yield {"service": service}
@@ -111,10 +120,13 @@ def create_app(
     )
     _add_error_handlers(app)
     _add_routes(app)
-    entry = DirectRoutes(app.entry, app.routes)
-    app.entry = _with_middleware(entry, settings, request_metrics, bodies, tracer)
+    entry: ASGIApp = DirectRoutes(app.entry, app.routes)
+    entry = BodyLimit(entry, settings.max_body_bytes, bodies, settings.receive_ms)
+    if keys.are_needed:
+        entry = KeyCheck(entry, keys, key_use)
+    app.entry = _with_middleware(entry, settings, request_metrics, tracer)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
-    if settings.accepted_keys:
+    if keys.are_needed:
         require_keys(document, OPEN)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
@@ -136,21 +148,9 @@ class _Application(FastAPI):
 
 
 def _with_middleware(
-    app: ASGIApp,
-    settings: Settings,
-    request_metrics: RequestMetrics,
-    bodies: BodyMemory,
-    tracer: Tracer | None,
+    app: ASGIApp, settings: Settings, request_metrics: RequestMetrics, tracer: Tracer | None
 ) -> ASGIApp:
-    """The application with what every request goes through, from the innermost to the outermost."""
-    app = BodyLimit(
-        app,
-        max_bytes=settings.max_body_bytes,
-        memory=bodies,
-        receive_ms=settings.receive_ms,
-    )
-    if settings.accepted_keys:
-        app = KeyCheck(app, keys=settings.accepted_keys)
+    """The application with what every request goes through first."""
     if settings.origins:  # around the keys: preflights bring none, and a page may read a 401
         app = CORSMiddleware(
             app,

@@ -14,6 +14,7 @@ The `type` of a problem is stable; programs may rely on it. Each class says when
 | 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
 | 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
+| 429    | /problems/too-many-requests (with Retry-After)                                               |
 | 431    | /problems/head-too-large (see service.http.connections; with Connection: close)                   |
 | 500    | /problems/internal-error                                                                     |
 | 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)                    |
@@ -203,6 +204,21 @@ class InferenceStoppedError(ServiceError):
 
     status, slug, title = 503, "inference-stopped", "Inference has stopped for good"
     headers = RETRY
+
+
+class TooManyRequestsError(ServiceError):
+    """The key has sent more requests, or has more under way, than it may.
+
+    Args:
+        detail: which limit.
+        after_s: when to try again, in seconds.
+    """
+
+    status, slug, title = 429, "too-many-requests", "Too many requests"
+
+    def __init__(self, detail: str, after_s: int) -> None:
+        super().__init__(detail)
+        self.headers = {"Retry-After": str(after_s)}  # type: ignore[misc]  # of this error, not of all
 
 
 class OverloadedError(ServiceError):

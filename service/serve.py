@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from service.stopping import leave, leave_at_signals
+from service.stopping import ignore_hangups, leave, leave_at_signals
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from service.oip.grpc_server import GrpcPort
     from service.settings import Settings
-    from service.workers.place import EngineAddress, Place
+    from service.workers.place import Place
 
 EXAMPLES = """\
 examples:
@@ -32,7 +32,8 @@ Every setting is an environment variable CAPSNET_<NAME>; options take precedence
   HOST PORT GRPC_PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE
   MAX_BATCH QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
-  WORKERS RESCAN_S API_KEYS ADMIN_KEY CORS_ORIGINS TRACING LOG_FORMAT LOG_LEVEL
+  WORKERS RESCAN_S API_KEYS API_KEYS_FILE ADMIN_KEY ADMIN_KEY_FILE KEY_RATE KEY_CONCURRENCY
+  TRUSTED_PROXIES CORS_ORIGINS TRACING LOG_FORMAT LOG_LEVEL
 
 exit status: 0 stopped by a signal, 1 cannot serve or inference has stopped, 2 wrong option or setting
 """
@@ -43,6 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
 
     # Imported late, so that a signal during the imports ends the process quietly.
+    from service.http.keys import Keys
     from service.observability.logs import logging_to_stderr
     from service.oip.grpc_start import check_extra
     from service.settings import SettingsError, check_key_variable, read_settings
@@ -51,8 +53,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(**vars(options))
         check_key_variable(settings)
         check_extra(settings)
+        keys = Keys(settings)
     except SettingsError as error:
         return _fail(str(error), 2)
+    if keys.come_from_files:
+        ignore_hangups()
     try:
         settings, kept = _keep_grpc_port(settings)
         listener = _listen(settings.host, settings.port)
@@ -115,14 +120,14 @@ def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection
     place.engine_listener.close()
     with place.listener, logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)
-        status = _serve(settings, place.listener, place.address, lambda: supervisor.send("ready"))
+        status = _serve(settings, place.listener, place, lambda: supervisor.send("ready"))
     sys.exit(status)
 
 
 def _serve(
     settings: "Settings",
     listener: socket.socket,
-    engine: "EngineAddress | None" = None,
+    place: "Place | None" = None,
     on_started: Callable[[], None] | None = None,
 ) -> int:
     # Imported late, so that --help and a wrong setting answer at once.
@@ -134,6 +139,7 @@ def _serve(
     from service.app import create_app
     from service.http.connections import BoundedHttp
     from service.http.graceful_server import GracefulServer
+    from service.http.key_use import KeyUse
     from service.inference.memory import use_one_heap
     from service.models.repository import Repository
 
@@ -154,7 +160,14 @@ def _serve(
 
     grpc_port = _grpc_port(settings)
     beside = grpc_port.open if grpc_port else None
-    app = create_app(settings, on_loaded=announce, on_stopped=end, engine=engine, beside=beside)
+    app = create_app(
+        settings,
+        on_loaded=announce,
+        on_stopped=end,
+        engine=place.address if place else None,
+        beside=beside,
+        key_use=KeyUse(place.key_use, place.worker) if place else None,
+    )
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -162,6 +175,8 @@ def _serve(
         log_config=None,  # its records are logged as all others
         log_level="warning",
         access_log=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_graceful_shutdown=math.ceil(settings.deadline_ms / 1000),  # then slow senders are cut off
     )
     server = GracefulServer(config, on_started, drain=grpc_port.drain if grpc_port else None)

@@ -4,6 +4,7 @@ import os
 import re
 from difflib import get_close_matches
 from importlib.util import find_spec
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
 
@@ -17,6 +18,7 @@ MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 its
 MAX_WORKERS = 64
 WORKERS = re.compile(r"[1-9][0-9]?")
 SECRETS = frozenset({"api_keys", "admin_key"})
+TRUSTED = "127.0.0.1"
 KEY = re.compile(
     r"[!-+\--~]+"
 )  # what a header can hold: printable ASCII without blanks; commas separate keys
@@ -91,6 +93,15 @@ class Settings(BaseSettings):
             two keys at once, clients can change from the old one to the new one.
         admin_key: the key for administration, such as loading and unloading models; it is also an API key.
             Without it there is no administration.
+        api_keys_file: a file of API keys, one on each line, NAME:KEY, in place of `api_keys`. The log has the
+            names. `rate=` and `concurrency=` after a key are its own limits. SIGHUP has the file read again.
+        admin_key_file: a file with the admin key, in place of `admin_key`; SIGHUP has it read again.
+        key_rate: how many requests per second each key may send, about a second's worth of them at once,
+            before it gets 429; 0 for any number. The admin key has no limits.
+        key_concurrency: how many requests of each key may be under way at once before it gets 429; 0 for any
+            number.
+        trusted_proxies: comma-separated addresses and networks of proxies, from whose `X-Forwarded-For` the
+            log takes the client's address; * for all; empty for none.
         cors_origins: comma-separated origins whose pages may send requests from a browser; * for all.
         tracing: send a trace of every request to a collector of OpenTelemetry; its own variables
             (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`) say where and of how many. Needs the extra
@@ -129,6 +140,11 @@ class Settings(BaseSettings):
     rescan_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     api_keys: SecretStr | None = None
     admin_key: SecretStr | None = None
+    api_keys_file: Path | None = None
+    admin_key_file: Path | None = None
+    key_rate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    key_concurrency: int = Field(default=0, ge=0)
+    trusted_proxies: str = TRUSTED
     cors_origins: str = ""
     tracing: bool = False
     log_format: Literal["auto", "json", "text"] = "auto"
@@ -154,12 +170,14 @@ class Settings(BaseSettings):
         return tuple(Path(part).expanduser() for part in self.models.split(os.pathsep) if part)
 
     @property
-    def accepted_keys(self) -> tuple[bytes, ...]:
-        """`api_keys` and the admin key, of which each request must send one; empty if none is required."""
-        if self.api_keys is None:
-            return ()
-        keys = _keys(self.api_keys) + ([self.admin_key.get_secret_value()] if self.admin_key else [])
-        return tuple(key.encode() for key in keys)
+    def has_administration(self) -> bool:
+        """Whether there is an admin key."""
+        return bool(self.admin_key or self.admin_key_file)
+
+    @property
+    def key_files(self) -> tuple[Path, ...]:
+        """The files that keys come from."""
+        return tuple(file for file in (self.api_keys_file, self.admin_key_file) if file)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -200,6 +218,24 @@ class Settings(BaseSettings):
                     "CAPSNET_ADMIN_KEY is also one of CAPSNET_API_KEYS, which clients have: use another key"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _keys_come_from_one_place(self) -> Self:
+        for name in ("api_keys", "admin_key"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
+                variable = f"CAPSNET_{name.upper()}"
+                raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
+        return self
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_have_addresses(cls, proxies: str) -> str:
+        for proxy in proxies.split(",") if proxies else []:
+            try:
+                _ = proxy.strip() == "*" or ip_network(proxy.strip())
+            except ValueError:
+                raise ValueError(f"{proxy.strip()!r} is no address, such as 10.0.0.1 or 10.0.0.0/8") from None
+        return proxies
 
     @field_validator("models", "cache")
     @classmethod
@@ -284,7 +320,7 @@ def check_key_variable(settings: Settings) -> None:
         SettingsError: CAPSNET_API_KEY is set and CAPSNET_API_KEYS is not. It may be meant for a client in
             the same shell, but an error is better than a service that is silently open to everybody.
     """
-    if settings.api_keys is None and _variable("API_KEY"):
+    if settings.api_keys is None and settings.api_keys_file is None and _variable("API_KEY"):
         raise SettingsError(
             "CAPSNET_API_KEY is the key of a client; the service takes its keys from CAPSNET_API_KEYS, which "
             "is not set: set it, or start the service with env -u CAPSNET_API_KEY if it is open to everybody"

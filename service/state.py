@@ -7,6 +7,8 @@ from typing import TypedDict
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import DeadlineExceededError
+from service.http.key_use import KeyUse
+from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.served import Models
@@ -30,6 +32,8 @@ class Service:
     Attributes:
         pool: threads for pictures, which would block the event loop for milliseconds.
         bodies: what the bodies of all requests may take.
+        keys: that open the service, with the admin key.
+        key_use: what each key has sent.
     """
 
     settings: Settings
@@ -37,6 +41,8 @@ class Service:
     pool: PicturePool
     metrics: RequestMetrics
     bodies: BodyMemory
+    keys: Keys
+    key_use: KeyUse
 
     def while_wanted(self, request: Request) -> "_Answering":
         """Work on the answer to a request until its deadline, or until its client hangs up.

@@ -8,11 +8,16 @@ import signal
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask to stop; not SIGHUP where `nohup` has it ignored."""
+    """Those that ask to stop; not SIGHUP where it is ignored, as by `nohup`."""
     asked = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         asked.append(signal.SIGHUP)
     return asked
+
+
+def ignore_hangups() -> None:
+    """SIGHUP does not ask to stop, but for something else, which whoever does it handles later."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def leave_at_signals(*, is_logging: bool = False) -> None:

@@ -15,7 +15,8 @@ from urllib.parse import unquote
 import grpc
 
 from service.errors import OUR_FAULT, ServiceError
-from service.http.auth import Headers, check_admin_key, check_key
+from service.http.auth import check_admin_key, check_key
+from service.http.keys import Headers
 from service.http.request_log import CLIENT_CLOSED_REQUEST, given_id
 from service.oip.grpc_arrival import Arrivals
 from service.oip.grpc_messages import parse_message
@@ -109,7 +110,6 @@ class Calls:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._keys = service.settings.accepted_keys
         self._arrivals = Arrivals(service.settings)
         self._begun = 0
         self.may_end = asyncio.Event()
@@ -156,13 +156,21 @@ class Calls:
             await self.may_end.wait()
 
     async def _answer(self, method: Method, call: Call, messages: AsyncIterator[bytes]) -> bytes:
+        service = self._service
+        if not service.keys.are_needed or method.is_probe:
+            return await self._answer_known(method, call, messages)
+        key = check_key(call.headers, service.keys)
+        call.noted["key"] = key.name
+        with service.key_use.counted(key):
+            return await self._answer_known(method, call, messages)
+
+    async def _answer_known(self, method: Method, call: Call, messages: AsyncIterator[bytes]) -> bytes:
+        """The answer to somebody who may ask."""
         service, bodies = self._service, self._service.bodies
-        if self._keys and not method.is_probe:
-            check_key(call.headers, self._keys)
         if method.request is None:
             return await method.answer(service, None, call)
         if method.is_administration:
-            check_admin_key(call.headers, service.settings)
+            check_admin_key(call.headers, service.keys)
         body = await self._arrivals.read(messages)
         call.bytes_in = len(body)
         bodies.held_bytes += call.bytes_in

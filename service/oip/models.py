@@ -112,7 +112,7 @@ async def bundle_and_role(name: str, models: Models) -> tuple[str, Role]:
 def describe_server(settings: Settings, *extensions: str) -> dict[str, Any]:
     """Name, version and extensions of the protocol; those of one transport are handed in."""
     listed = [*extensions, "classification", "model_configuration", "statistics"]
-    if settings.admin_key:
+    if settings.has_administration:
         listed.append("model_repository")
     return {"name": "capsnet", "version": installed_version("capsnet"), "extensions": listed}
 

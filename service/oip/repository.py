@@ -101,7 +101,7 @@ def _describe(entry: IndexEntry) -> dict[str, str]:
 
 async def _as_admin(request: Request) -> Service:
     service = service_of(request)
-    check_admin(request, service.settings)
+    check_admin(request, service.keys)
     return service
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from service.http.key_use import SHARED_BYTES
+
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
 
 
@@ -30,12 +32,16 @@ class Place:
             can connect to the next engine process.
         address: of the engine process.
         counts: folder of the workers' metrics.
+        key_use: the file in which workers count what each key has sent.
+        worker: the number of the worker that this is for, from 0.
     """
 
     listener: socket.socket
     engine_listener: socket.socket
     address: EngineAddress
     counts: Path
+    key_use: Path
+    worker: int = 0
 
 
 def make_place(folder: Path, listener: socket.socket) -> Place:
@@ -52,4 +58,6 @@ def make_place(folder: Path, listener: socket.socket) -> Place:
     engine_listener.listen(128)
     counts = folder / "counts"
     counts.mkdir()
-    return Place(listener, engine_listener, address, counts)
+    key_use = folder / "key_use"
+    key_use.write_bytes(bytes(SHARED_BYTES))
+    return Place(listener, engine_listener, address, counts, key_use)

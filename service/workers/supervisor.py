@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -59,11 +60,12 @@ def begin_child() -> None:
 
 @dataclass(eq=False)
 class _Child:
-    """A process, and the pipe on which it says that it is ready."""
+    """A process, the pipe on which it says that it is ready, and a worker's number."""
 
     process: SpawnProcess
     channel: Connection
     is_engine: bool
+    number: int
     is_ready: bool = False
 
     @property
@@ -115,19 +117,31 @@ class Supervisor:
         woken, wakes = socket.socketpair()
         with woken, wakes:
             wakes.setblocking(False)
+            woken.setblocking(False)
             signal.set_wakeup_fd(wakes.fileno())
             for number in stop_signals():
                 signal.signal(number, self._note_signal)
+            if self._settings.key_files:
+                signal.signal(signal.SIGHUP, self._pass_on)
             status = None
             while status is None and not self._is_told_to_stop:
                 self._start_missing()
                 waited_for = [child.process.sentinel for child in self._children]
                 wait([woken, *waited_for, *(child.channel for child in self._children if not child.is_ready)])
+                with suppress(BlockingIOError):
+                    woken.recv(4096)  # what signals wrote: they have been handled
                 self._read_lines()
                 status = self._bury()
             self._end()
             signal.set_wakeup_fd(-1)
         return status or 0
+
+    def _pass_on(self, number: int, _: object) -> None:
+        """Workers read keys again; one that is still starting will read them anyway."""
+        for child in self._children:
+            if not child.is_engine and child.is_ready and child.process.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(child.process.pid, number)
 
     def _note_signal(self, *_: object) -> None:
         self._is_told_to_stop = True
@@ -135,10 +149,12 @@ class Supervisor:
     def _start_missing(self) -> None:
         if not any(child.is_engine for child in self._children):
             self._start(is_engine=True)
-        while sum(not child.is_engine for child in self._children) < self._settings.worker_count:
-            self._start(is_engine=False)
+        taken = {child.number for child in self._children if not child.is_engine}
+        for number in range(self._settings.worker_count):
+            if number not in taken:
+                self._start(is_engine=False, number=number)
 
-    def _start(self, *, is_engine: bool) -> None:
+    def _start(self, *, is_engine: bool, number: int = 0) -> None:
         ours, theirs = self._spawn.Pipe()
         settings = self._settings if is_engine else share_of(self._settings)
         work = self._serve_models if is_engine else self._serve_requests
@@ -146,10 +162,11 @@ class Supervisor:
             os.environ.pop(SHARED_COUNTS, None)
         else:  # its library reads this while it is imported
             os.environ[SHARED_COUNTS] = str(self._place.counts)
-        process = self._spawn.Process(target=work, args=(settings, self._place, theirs))
+        place = replace(self._place, worker=number)
+        process = self._spawn.Process(target=work, args=(settings, place, theirs))
         process.start()
         theirs.close()
-        self._children.append(_Child(process, ours, is_engine))
+        self._children.append(_Child(process, ours, is_engine, number))
 
     def _read_lines(self) -> None:
         """Note the processes that have become ready; what is loaded is said once all are."""

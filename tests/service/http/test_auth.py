@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from service.errors import AdministrationOffError, AdminKeyError
 from service.http import auth
+from service.http.keys import Keys
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for
 from tests.support.logged_process import ADMIN_KEY, KEYS, PAGE
@@ -128,23 +129,23 @@ def request_with(**headers: str) -> Request:
 
 
 def test_the_admin_key_opens_administration():
-    settings = Settings(admin_key=SecretStr(ADMIN_KEY))
-    auth.check_admin(request_with(x_api_key=ADMIN_KEY), settings)
-    auth.check_admin(request_with(authorization=f"Bearer {ADMIN_KEY}"), settings)
+    keys = Keys(Settings(admin_key=SecretStr(ADMIN_KEY)))
+    auth.check_admin(request_with(x_api_key=ADMIN_KEY), keys)
+    auth.check_admin(request_with(authorization=f"Bearer {ADMIN_KEY}"), keys)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_api_key": KEYS[0]}, {"authorization": "Bearer wrong"}])
 def test_no_other_key_opens_administration(headers):
-    settings = Settings(admin_key=SecretStr(ADMIN_KEY), api_keys=SecretStr(",".join(KEYS)))
+    keys = Keys(Settings(admin_key=SecretStr(ADMIN_KEY), api_keys=SecretStr(",".join(KEYS))))
     with pytest.raises(AdminKeyError, match="CAPSNET_ADMIN_KEY") as refusal:
-        auth.check_admin(request_with(**headers), settings)
+        auth.check_admin(request_with(**headers), keys)
     assert ADMIN_KEY not in str(refusal.value)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_api_key": ""}, {"x_api_key": KEYS[0]}])
 def test_without_an_admin_key_there_is_no_administration(headers):
     with pytest.raises(AdministrationOffError, match="CAPSNET_ADMIN_KEY"):
-        auth.check_admin(request_with(**headers), Settings(api_keys=SecretStr(",".join(KEYS))))
+        auth.check_admin(request_with(**headers), Keys(Settings(api_keys=SecretStr(",".join(KEYS)))))
 
 
 # -- pages of other origins --------------------------------------------------------------------------------

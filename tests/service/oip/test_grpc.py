@@ -505,6 +505,22 @@ def test_the_key_is_checked_before_the_message_is_read(keyed):
         assert refusal(call)[0] == Code.UNAUTHENTICATED
 
 
+def test_a_key_has_its_limits_here_too(models, tmp_path, caplog):
+    keys = tmp_path / "keys"
+    keys.write_text("lab:lab-key rate=0.01\n")
+    settings = settings_for(models, default_model="tiny", grpc_port=0, api_keys_file=keys)
+    with live(settings) as service:
+        metadata = {"x-api-key": "lab-key"}
+        assert service.call("ModelInfer", asking(), metadata).result()
+        call = service.call("ModelInfer", asking(), metadata)
+        assert refusal(call)[0] == Code.RESOURCE_EXHAUSTED
+        told = dict(call.trailing_metadata())
+        assert told["problem"] == "/problems/too-many-requests"
+        assert 90 <= int(told["retry-after"]) <= 100
+        assert service.client.is_server_live(headers=metadata)
+        wait_until(lambda: any("'key': 'lab'" in str(record.args) for record in caplog.records))
+
+
 def test_models_are_listed_loaded_and_unloaded_with_the_admin_key(keyed):
     admin = {"x-api-key": "admin-key"}
     listed = keyed.client.get_model_repository_index(headers=admin).models
