@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from export.contract.manifest import read_manifest
 from service import errors
 from service.app import create_app
+from service.http.key_use import KeyUse
+from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.local_models import LocalModels
@@ -277,7 +279,7 @@ def test_work_ends_when_the_client_has_hung_up(models):
         settings, pool = settings_for(models), PicturePool(1, 100)
         gathered = Metrics()
         local = LocalModels(Repository(settings, gathered), gathered)
-        service = Service(settings, local, pool, RequestMetrics(), BodyMemory(1))
+        service = Service(settings, local, pool, RequestMetrics(), BodyMemory(1), Keys(settings), KeyUse())
         async with service.while_wanted(Request({"type": "http"}, receive)):
             await asyncio.sleep(3600)
 

@@ -11,6 +11,8 @@ import pytest
 
 from service.errors import MalformedBodyError, TooManyPicturesError
 from service.http.bodies import INLINE_FORM_BYTES, Body
+from service.http.key_use import KeyUse
+from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.multipart import MAX_TEXT_BYTES, MAX_TEXTS, Upload, parse_form
 from service.http.picture_pool import PicturePool
@@ -134,7 +136,7 @@ def test_a_large_form_is_parsed_while_others_are_served(models):
         settings, pool = settings_for(models), PicturePool(1, 100)
         gathered = Metrics()
         local = LocalModels(Repository(settings, gathered), gathered)
-        service = Service(settings, local, pool, RequestMetrics(), BodyMemory(1))
+        service = Service(settings, local, pool, RequestMetrics(), BodyMemory(1), Keys(settings), KeyUse())
         body = Body(hostile, FORM, "multipart/form-data", "/classify")
         parsing, turns = asyncio.create_task(parse_images(body, service)), 0
         while not parsing.done():

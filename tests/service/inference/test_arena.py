@@ -39,7 +39,8 @@ def test_the_scratch_memory_of_a_large_batch_is_given_back():
     session.run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
     before = resident_bytes()
     shrink_arena(session)
-    assert before - resident_bytes() > SCRATCH_BYTES
+    # At least one of the two: beside the other may lie what a session of another test still uses.
+    assert before - resident_bytes() > 0.9 * SCRATCH_BYTES
 
 
 @needs_glibc
