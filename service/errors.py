@@ -10,7 +10,7 @@ The `type` of a problem is stable; programs may rely on it. Each class says when
 | 404    | /problems/unknown-model, administration-off, not-found (no route)                            |
 | 405    | /problems/method-not-allowed                                                                 |
 | 408    | /problems/slow-body (with Connection: close)                                                 |
-| 409    | /problems/no-explain-graph                                                                   |
+| 409    | /problems/no-explain-graph, not-writable                                                     |
 | 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
 | 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
 | 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
@@ -99,6 +99,12 @@ class NoExplainGraphError(ServiceError):
     """A request for an explanation by a model whose bundle has no explain graph, or none that still loads."""
 
     status, slug, title = 409, "no-explain-graph", "The bundle has no explain graph"
+
+
+class NotWritableError(ServiceError):
+    """A change that would have to be written into a folder of CAPSNET_MODELS, which cannot be written."""
+
+    status, slug, title = 409, "not-writable", "The models folder cannot be written"
 
 
 class BodyTooLargeError(ServiceError):

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from service.errors import ModelRequiredError, NotReadyError, RefusedModelError, UnknownModelError, shown
 from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
 from service.models.scanner import Bundles
+from service.models.traffic import Traffic, choose, is_named
 from service.settings import Settings
 
 
@@ -23,6 +25,8 @@ class Inventory:
     Attributes:
         bundles: what is on disk.
         loaded: the versions that serve, by model and number.
+        traffic: the rules that hold, of models that have one. One that names a version not loaded yet is on
+            disk for a while before it holds.
         unloaded: models that an operator has taken down.
         changing: held while the versions of a model change.
         is_scanned: the disk has been looked through at least once.
@@ -32,6 +36,7 @@ class Inventory:
     def __init__(self, bundles: Bundles, settings: Settings) -> None:
         self.bundles = bundles
         self.loaded: dict[str, dict[int, LoadedModel]] = {}
+        self.traffic: dict[str, Traffic] = {}
         self.unloaded: set[str] = set()
         self.changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.is_scanned = False
@@ -42,10 +47,10 @@ class Inventory:
     def find(self, model: str | None, version: int | None) -> LoadedModel | None:
         """The loaded version that a request means, None where there is none."""
         name = self.default() if model is None else model
-        versions = self.loaded.get(name) if name is not None else None
-        if not versions:
+        if name is None or not (versions := self.loaded.get(name)):
             return None
-        return versions[max(versions)] if version is None else versions.get(version)
+        chosen = choose(self.traffic.get(name), versions) if version is None else version
+        return None if chosen is None else versions.get(chosen)
 
     def name_of(self, model: str | None) -> str:
         """The name of the model that a request means, loaded or not.
@@ -90,12 +95,14 @@ class Inventory:
 
     def entries(self, name: str) -> list[IndexEntry]:
         """The versions of a model, newest first."""
+        rule = self.bundles.traffic.get(name)
         entries: list[IndexEntry] = []
         versions = self.loaded.get(name, {}).keys() | self.bundles.versions.get(name, {}).keys()
         servable = 0
         for version in sorted(versions, reverse=True):
-            entry = self._entry(name, version, is_kept=servable < self._versions_kept)
-            servable += entry.state in SERVABLE
+            is_ruled = is_named(rule, version)
+            entry = self._entry(name, version, is_kept=is_ruled or servable < self._versions_kept)
+            servable += entry.state in SERVABLE and not is_ruled
             entries.append(entry)
         return entries
 
@@ -104,10 +111,22 @@ class Inventory:
         return next((entry.state for entry in self.entries(name) if entry.version == version), None)
 
     def why_not(self, name: str, version: int | None) -> str:
-        """Why a version of a loaded model does not answer."""
+        """Why a version of a loaded model does not answer, or the one that it is pinned to."""
         why = "".join(f" ({one.state}: {one.reason})" for one in self.entries(name) if one.version == version)
         loaded = ", ".join(str(loaded) for loaded in sorted(self.loaded[name]))
         return f"{name} has no loaded version {shown(version)}{why}; there are {loaded}"
+
+    def meant(self, name: str, version: int | None) -> int | None:
+        """The version of a model that a request means, if it means one whatever is loaded."""
+        rule = self.bundles.traffic.get(name)
+        return rule.pinned if version is None and rule else version
+
+    def adopt_traffic(self, model: str, rule: Traffic | None) -> None:
+        """From now on a model's rule is this one."""
+        if rule:
+            self.traffic[model] = rule
+        else:
+            self.traffic.pop(model, None)
 
     def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is on disk of a model and what has become of it, newest first.
@@ -118,7 +137,9 @@ class Inventory:
         """
         self.check_known(model)
         versions = [self._describe_version(entry, manifests) for entry in self.entries(model)]
-        return {"name": model, "default": model == self.default(), "versions": versions}
+        described = {"name": model, "default": model == self.default(), "versions": versions}
+        rule = self.bundles.traffic.get(model)
+        return {**described, "traffic": rule.model_dump(exclude_none=True)} if rule else described
 
     def check_known(self, model: str) -> None:
         """There is such a model.
@@ -140,6 +161,23 @@ class Inventory:
         self._check_not_unloaded(model)
         if model not in self.loaded:
             raise RefusedModelError(self.bundles.refusal(model))
+
+    def check_servable(self, model: str, versions: Iterable[int]) -> None:
+        """These versions of a model are on disk and not refused.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+            UnknownModelError: there is no such model, or no such version.
+            RefusedModelError: one cannot be served; says why.
+        """
+        self.check_known(model)
+        on_disk = self.bundles.versions[model]
+        for version in versions:
+            if version not in on_disk:
+                there = ", ".join(map(str, sorted(on_disk)))
+                raise UnknownModelError(f"{model} has no version {version}; there are {there}")
+            if reason := on_disk[version].reason:
+                raise RefusedModelError(f"{model}/{version}: {reason}")
 
     def not_ready(self) -> NotReadyError:
         """What a client is told while nothing can be served."""

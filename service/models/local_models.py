@@ -19,6 +19,7 @@ from service.models.index_entry import IndexEntry
 from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
 from service.models.served import LoadedGraph, Models, ServedModel, Serving
+from service.models.traffic import Traffic
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -67,6 +68,13 @@ class LocalModels(Models):
     @override
     async def unload(self, model: str) -> None:
         await self.repository.unload(model)
+
+    @override
+    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+        try:
+            await self.repository.set_traffic(model, rule)
+        except DeviceError as error:
+            raise NotReadyError(str(error)) from None
 
     @override
     async def ready(self) -> list[Serving]:

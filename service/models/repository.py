@@ -5,7 +5,8 @@ default model is loaded at once, any other when the first request for it comes; 
 versions are kept loaded. A new version is loaded beside the old one and only then takes the traffic; the old
 one finishes what it has begun. What is on disk decides: removing a bad version brings back the one before. A
 name or a version in a request is looked up among the bundles on disk and never becomes a path. A version that
-requests name stays loaded while they do, however many newer ones there are: a long run keeps its version.
+requests name stays loaded while they do, however many newer ones there are: a long run keeps its version. So
+does one that a model's rule names (see `service.models.traffic`), and the rule holds once that is loaded.
 """
 
 import asyncio
@@ -14,14 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.errors import InferenceStoppedError, NotReadyError, UnknownModelError
-from service.inference.loading import load_engine
-from service.inference.memory import release_memory
-from service.inference.providers import DeviceError, EngineOptions
+from service.errors import InferenceStoppedError, NotReadyError, RefusedModelError, UnknownModelError
+from service.inference.providers import DeviceError
 from service.models.index_entry import SERVABLE, IndexEntry
 from service.models.inventory import Inventory, StartError
-from service.models.loaded_model import LoadedModel, start_model
-from service.models.scanner import Bundles, BundleVersion
+from service.models.loaded_model import LoadedModel
+from service.models.scanner import Bundles
+from service.models.traffic import Traffic, is_named, loading_order
+from service.models.use import Use
+from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -42,15 +44,8 @@ class Repository:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._options = EngineOptions(
-            settings.device,
-            settings.max_batch,
-            settings.cache,
-            settings.threads,
-            settings.precision,
-            optimize=settings.optimize,
-        )
         self._bundles = Bundles(settings, metrics)
+        self._loader = VersionLoader(self._bundles, settings, metrics)
         self._inventory = Inventory(self._bundles, settings)
         self._loaded = self._inventory.loaded
         self._requested: set[str] = set()  # models that were asked for: they are kept loaded
@@ -66,7 +61,7 @@ class Repository:
         """Why nothing can be served, as of the last look; None while something can."""
         return self._inventory.failure
 
-    def use(self, model: str | None, version: int | None) -> "_Use":
+    def use(self, model: str | None, version: int | None) -> Use[LoadedModel]:
         """The model of a request, kept loaded while the request needs it; loaded first if it has to be.
 
         Raises:
@@ -75,7 +70,7 @@ class Repository:
             UnknownModelError: no such model or version is served.
             RefusedModelError: what is on disk under that name cannot be served.
         """
-        return _Use(self, model, version)
+        return Use(self, model, version)
 
     async def begin_use(self, model: str | None, version: int | None) -> LoadedModel:
         """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
@@ -139,6 +134,11 @@ class Repository:
                 await self._update(model)
         self._inventory.note_failure()
         self.on_change()
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """The rules that hold now, of models that have one."""
+        return dict(self._inventory.traffic)
 
     def default(self) -> str | None:
         """The model of requests that name none; None where they must."""
@@ -204,13 +204,41 @@ class Repository:
                 self._retire(version)
         self._inventory.note_failure()
 
+    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+        """Write which version of a model answers requests that name none; holds for all that come after this.
+
+        Args:
+            model: its name.
+            rule: None for the newest.
+
+        Raises:
+            NotReadyError: the first scan is not over.
+            UnknownModelError: there is no such model, or no version that the rule names.
+            RefusedModelError: such a version cannot be served; says why.
+            NotWritableError: no folder of the model can be written.
+            DeviceError: an explicit device is not available.
+        """
+        self._inventory.check_known(model)
+        named = rule.named if rule else ()
+        await self._bundles.check_versions(model, await self._bundles.paths(model), named=named)
+        self._inventory.check_servable(model, named)
+        before = self._bundles.traffic.get(model)
+        await self._bundles.set_traffic(model, rule)
+        if model not in self._loaded:
+            return
+        await self._update(model)
+        if missing := set(named) - self._loaded.get(model, {}).keys():
+            await self._bundles.set_traffic(model, before)
+            await self._update(model)
+            raise RefusedModelError(self._inventory.why_not(model, missing.pop()))
+
     async def reload(self, old: LoadedModel) -> None:
         """Load a version once more, from the same files, and let it take the traffic."""
         async with self._inventory.changing[old.name]:
             versions = self._loaded.get(old.name, {})
             if versions.get(old.version) is not old:
                 return
-            new = await self._load(old.name, old.version, old.bundle, old, again=True)
+            new = await self._loader.load(old.name, old.version, old.bundle, old, again=True)
             if new is not None and new is not old:
                 self._loaded[old.name] = {**versions, old.version: new}
                 self.on_change()
@@ -296,50 +324,30 @@ class Repository:
             before: its loaded versions.
         """
         on_disk = self._bundles.versions.get(model, {})
+        rule = self._bundles.traffic.get(model)
         wanted: dict[int, LoadedModel] = {}
-        for version in sorted(on_disk, reverse=True):
+        newest = 0
+        if not before:  # it holds from the first version on
+            self._inventory.adopt_traffic(model, rule)
+        for version in loading_order(rule, on_disk):
             if model in self._inventory.unloaded:
                 break
-            if len(wanted) >= self._settings.versions_kept and not _is_named(before.get(version)):
+            is_ruled = is_named(rule, version)
+            is_kept = is_ruled or newest < self._settings.versions_kept
+            if not is_kept and not _was_named(before.get(version)):
                 continue
-            loaded = await self._load(model, version, on_disk[version], before.get(version))
+            loaded = await self._loader.load(model, version, on_disk[version], before.get(version))
             if loaded:
+                newest += not is_ruled
                 wanted[version] = loaded
                 # It serves at once, not after the older ones are loaded.
                 self._loaded[model] = {**self._loaded.get(model, {}), version: loaded}
+                if rule and version == rule.pinned:
+                    self._inventory.adopt_traffic(model, rule)
                 self.on_change()
+        if rule is None or rule.pinned is None or rule.pinned in wanted:  # else the one before serves on
+            self._inventory.adopt_traffic(model, rule)
         return wanted
-
-    async def _load(
-        self,
-        model: str,
-        version: int,
-        bundle: BundleVersion,
-        loaded: LoadedModel | None,
-        *,
-        again: bool = False,
-    ) -> LoadedModel | None:
-        """Load a version unless it is loaded with the same files; one that is refused replaces nothing.
-
-        With `again` it is loaded from the same files, too. The time at which requests last named the version
-        passes on to the new one.
-        """
-        if bundle.reason or (loaded and loaded.bundle == bundle and not again):
-            return loaded
-        try:
-            engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
-        except DeviceError:
-            raise
-        except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
-            self._bundles.refuse(model, version, bundle, error)
-            return loaded
-        await asyncio.to_thread(release_memory, [engine])
-        log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
-        self._metrics.reloaded(model, version)
-        new = start_model(model, version, bundle, engine, self._settings, self._metrics)
-        if loaded:
-            new.last_named_s = loaded.last_named_s
-        return new
 
     def _retire(self, model: LoadedModel) -> None:
         task = asyncio.create_task(self._drain(model))
@@ -358,12 +366,16 @@ class Repository:
         """The version that a request means, after its model was loaded, or the reason why there is none."""
         inventory = self._inventory
         name = inventory.name_of(model)
-        if name not in self._loaded or inventory.state(name, version) in SERVABLE:
+        meant = inventory.meant(name, version)
+        if name not in self._loaded or inventory.state(name, meant) in SERVABLE:
             await self._load_once(name)
         if found := inventory.find(name, version):
             return found
         inventory.check_loaded(name)
-        raise UnknownModelError(inventory.why_not(name, version))
+        why = inventory.why_not(name, meant)
+        if version is None:
+            raise RefusedModelError(f"{name} is pinned to version {meant}: {why}")
+        raise UnknownModelError(why)
 
     async def _load_once(self, model: str) -> None:
         """Load a model for this request and for those that come meanwhile."""
@@ -377,22 +389,6 @@ class Repository:
             raise NotReadyError(str(error)) from None
 
 
-class _Use:
-    """A request's use of a model; not a generator, which takes longer than finding the model."""
-
-    def __init__(self, repository: Repository, model: str | None, version: int | None) -> None:
-        self._repository = repository
-        self._model = model
-        self._version = version
-
-    async def __aenter__(self) -> LoadedModel:
-        self._found = await self._repository.begin_use(self._model, self._version)
-        return self._found
-
-    async def __aexit__(self, *_: object) -> None:
-        self._repository.end_use(self._found)
-
-
-def _is_named(loaded: LoadedModel | None) -> bool:
+def _was_named(loaded: LoadedModel | None) -> bool:
     """Whether requests have named a loaded version of late."""
     return loaded is not None and time.monotonic() - loaded.last_named_s < NAMED_S

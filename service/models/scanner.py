@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from export.contract.manifest import MODEL_NAME, VERSION, BundleError, Manifest
+from service.errors import NotWritableError
 from service.inference.loading import check_bundle
+from service.models.traffic import FILE, Traffic, is_named, loading_order, read_traffic, write_traffic
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -41,10 +43,14 @@ class Bundles:
 
     Attributes:
         versions: every version by model and number.
+        traffic: the rules of models that have one.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.versions: dict[str, dict[int, BundleVersion]] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self._traffic_changing = asyncio.Lock()
+        self._wrong_traffic: dict[str, str] = {}  # what is wrong with a model's file, as last logged
         self._roots = settings.roots
         self._checked_versions = settings.versions_kept
         self._metrics = metrics
@@ -68,29 +74,78 @@ class Bundles:
         """The folders of a model's versions as they are now; empty if there is no such model."""
         return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
 
-    async def check_versions(self, model: str, paths: Mapping[int, Path], *, again: bool = False) -> None:
-        """Note a model's bundles; those of the newest versions that have changed are checked and hashed.
+    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+        """Write a model's rule, or remove it.
+
+        Raises:
+            NotWritableError: no folder of the model can be written; nothing has been changed.
+        """
+        async with self._traffic_changing:  # or a look that has read the old one would bring it back
+            try:
+                await asyncio.to_thread(write_traffic, self._folders(model), rule)
+            except OSError as error:
+                raise NotWritableError(
+                    f"{FILE} of {model} cannot be written: {error}; who publishes its bundles can write it"
+                ) from None
+            self._note_traffic(model, rule)
+
+    async def check_versions(
+        self, model: str, paths: Mapping[int, Path], *, again: bool = False, named: Collection[int] = ()
+    ) -> None:
+        """Note a model's rule and its bundles; those that are to be served and have changed are hashed.
 
         Args:
             model: its name.
             paths: the folders of its versions.
             again: also check refused versions that have not changed.
+            named: also check these, as if the rule named them.
         """
+        await self._read_traffic(model)
+        rule = self.traffic.get(model)
         known, now = self.versions.get(model, {}), dict[int, BundleVersion]()
-        for rank, version in enumerate(sorted(paths, reverse=True)):
+        unnamed = 0  # that come before this one
+        for version in loading_order(rule, paths):
             path = paths[version]
             bundle = BundleVersion(path, await asyncio.to_thread(_fingerprint, path))
             before = known.get(version)
             is_same = before and (before.path, before.fingerprint) == (path, bundle.fingerprint)
-            if before and is_same and not (again and before.reason):
+            is_ruled = is_named(rule, version) or version in named
+            is_wanted = is_ruled or unnamed < self._checked_versions
+            if before and is_same and not _is_due(before, is_wanted=is_wanted, again=again):
                 bundle = before
-            elif rank < self._checked_versions:
+            elif is_wanted:
                 bundle = await self._checked(model, version, bundle)
             now[version] = bundle
+            unnamed += not is_ruled
         if now:
             self.versions[model] = now
         else:
             self.versions.pop(model, None)
+
+    async def _read_traffic(self, model: str) -> None:
+        """Note a model's rule; where its file is broken, the one before stays."""
+        async with self._traffic_changing:
+            try:
+                rule = await asyncio.to_thread(read_traffic, self._folders(model))
+            except (OSError, ValueError) as error:
+                if self._wrong_traffic.get(model) != str(error):
+                    log.warning("the traffic of %s stays as it was: %s", model, error)
+                self._wrong_traffic[model] = str(error)
+            else:
+                self._note_traffic(model, rule)
+
+    def _note_traffic(self, model: str, rule: Traffic | None) -> None:
+        self._wrong_traffic.pop(model, None)
+        if rule == self.traffic.get(model):
+            return
+        log.info("requests to %s that name no version go to %s", model, rule or "the newest")
+        if rule:
+            self.traffic[model] = rule
+        else:
+            self.traffic.pop(model, None)
+
+    def _folders(self, model: str) -> list[Path]:
+        return [root / model for root in self._roots]
 
     async def _checked(self, model: str, version: int, bundle: BundleVersion) -> BundleVersion:
         try:
@@ -170,6 +225,11 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
                 if VERSION.fullmatch(bundle.name):
                     found.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
     return found
+
+
+def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
+    """Whether a version whose files have not changed is to be checked all the same."""
+    return again if bundle.reason else is_wanted and bundle.manifest is None
 
 
 def _folders(parent: Path) -> list[Path]:

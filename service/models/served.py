@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest, Role
 from service.errors import InvalidFieldError, NoDecoderError, NoExplainGraphError, shown
 from service.models.index_entry import IndexEntry
+from service.models.traffic import Traffic
 
 # N images, J classes, D numbers of a pose, H rows, W columns, C channels
 
@@ -195,6 +196,20 @@ class Models(Protocol):
         Raises:
             NotReadyError: the first look at the disk is not over.
             UnknownModelError: there is no such model.
+        """
+
+    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+        """Write which version of a model answers requests that name none; holds for all that come after this.
+
+        Args:
+            model: its name.
+            rule: None for the newest.
+
+        Raises:
+            NotReadyError: the first look is not over, or an explicit device is not available.
+            UnknownModelError: there is no such model, or no version that the rule names.
+            RefusedModelError: such a version cannot be served; says why.
+            NotWritableError: the folder of the model cannot be written.
         """
 
     async def ready(self) -> list[Serving]:

@@ -1,4 +1,7 @@
-"""KServe's model repository extension: an operator lists, loads and unloads models. Needs the admin key."""
+"""KServe's model repository extension: an operator lists, loads and unloads models. Needs the admin key.
+
+`/traffic` is no part of the protocol: it says which version answers requests that name none.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,10 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from service.errors import InvalidFieldError, shown
 from service.http.auth import check_admin
-from service.http.bodies import parse_json
+from service.http.bodies import check_fields, parse_json
 from service.http.openapi import PROBLEMS
 from service.models.index_entry import IndexEntry
 from service.models.served import Models
+from service.models.traffic import Traffic
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.state import Service, service_of
 
@@ -64,6 +68,43 @@ async def post_unload(name: str, request: Request) -> Response:
     await _parameters(request)
     await service.models.unload(name)
     return Response()
+
+
+@routes.api_route("/models/{name}/traffic", methods=["PUT", "DELETE"], include_in_schema=False)
+async def change_traffic(name: str, request: Request) -> Response:
+    """Both of the routes below, so that a 405 lists both methods."""
+    return await (put_traffic if request.method == "PUT" else delete_traffic)(name, request)
+
+
+@routes.put(
+    "/models/{name}/traffic",
+    summary="Pin a version, or give one a share of the requests",
+    responses={200: {"model": Traffic}, **PROBLEMS},
+    openapi_extra=json_body(Traffic),
+)
+async def put_traffic(name: str, request: Request) -> Response:
+    """For requests that name no version, in all processes, and after a restart, until it is changed.
+
+    Answers once no request is answered by the rule before.
+    """
+    service = await _as_admin(request)
+    rule = check_fields(Traffic, await _fields(request), "the body")
+    await service.models.set_traffic(name, rule)
+    return Response(orjson.dumps(rule.model_dump(exclude_none=True)), media_type="application/json")
+
+
+@routes.delete(
+    "/models/{name}/traffic",
+    summary="Let the newest version answer again",
+    status_code=204,
+    response_class=Response,
+    responses=PROBLEMS,
+)
+async def delete_traffic(name: str, request: Request) -> Response:
+    """Removes what was put; where nothing was, nothing changes."""
+    service = await _as_admin(request)
+    await service.models.set_traffic(name, None)
+    return Response(status_code=204)
 
 
 async def list_versions(models: Models, *, only_ready: bool) -> list[dict[str, str]]:

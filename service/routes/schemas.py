@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from export.contract.preprocess import Rule
 from service.errors import shown
 from service.models.served import MAX_POSE_VALUE
+from service.models.traffic import Traffic
 
 # More than any pose has; with fail_fast a list of millions of mistakes is refused at its first.
 MAX_ITEMS = 4096
@@ -337,6 +338,9 @@ class ModelAnswer(BaseModel):
     name: str
     default: bool = Field(description="answers requests that name no model")
     versions: list[VersionAnswer]
+    traffic: Traffic | None = Field(
+        default=None, description="which version answers requests that name none, if it is not the newest"
+    )
 
 
 class ModelsAnswer(BaseModel):

@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 Call = Callable[..., Awaitable[object]]
 
 # What a worker asks of `Models`; the rest it does with its table.
-PASSED_ON = ("names", "index", "graphs", "load", "unload", "ready", "check_alive", "metrics")
+PASSED_ON = ("names", "index", "graphs", "load", "unload", "set_traffic", "ready", "check_alive", "metrics")
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +132,13 @@ class EngineServer:
             facts = Facts(self._keys[one], one.name, one.version, one.manifest)
             versions.setdefault(one.name, {})[one.version] = facts
         default = self._repository.default()
+        traffic = self._repository.traffic
         known = self._table
-        if known and known.default == default and known.keys() == set(self._keys.values()):
+        is_known = known and (known.default, known.traffic) == (default, traffic)
+        if known and is_known and known.keys() == set(self._keys.values()):
             return
         self._generation.value += 1  # from now on no worker answers from an older table
-        self._table = Table(self._generation.value, default, versions)
+        self._table = Table(self._generation.value, default, versions, traffic)
         for worker in self._workers:
             worker.show(self._table, self.loaded())
 

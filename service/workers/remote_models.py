@@ -19,6 +19,8 @@ from service.inference.memory import trim_heap
 from service.models.background import RELEASE_EVERY_S
 from service.models.index_entry import IndexEntry
 from service.models.served import LoadedGraph, Models, ServedModel, Serving
+from service.models.traffic import Traffic
+from service.models.use import Use
 from service.observability.timings import timings_of_request
 from service.workers.channel import Channel
 from service.workers.place import EngineAddress
@@ -86,7 +88,7 @@ class RemoteModels(Models):
 
     @override
     def use(self, model: str | None, version: int | None) -> AbstractAsyncContextManager[ServedModel]:
-        return _Use(self, model, version)
+        return Use(self, model, version)
 
     @override
     async def names(self) -> list[str]:
@@ -111,6 +113,10 @@ class RemoteModels(Models):
     @override
     async def unload(self, model: str) -> None:
         await self.call("unload", model)
+
+    @override
+    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+        await self.call("set_traffic", model, rule)
 
     @override
     async def ready(self) -> list[Serving]:
@@ -265,21 +271,6 @@ class _RemoteModel(ServedModel):
     @override
     async def is_answering(self) -> bool:
         return cast(bool, await self._models.call("is_answering", self.key))
-
-
-class _Use:
-    """A request's use of a model."""
-
-    def __init__(self, models: RemoteModels, model: str | None, version: int | None) -> None:
-        self._models = models
-        self._wanted = model, version
-
-    async def __aenter__(self) -> ServedModel:
-        self._found = await self._models.begin_use(*self._wanted)
-        return self._found
-
-    async def __aexit__(self, *_: object) -> None:
-        self._models.end_use(self._found)
 
 
 def _settle(answer: asyncio.Future[Any], value: object, error: Exception | None) -> None:

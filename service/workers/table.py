@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from export.contract.manifest import Manifest
+from service.models.traffic import Traffic, choose
 
 NUMBER = struct.Struct("=Q")
 
@@ -39,19 +40,21 @@ class Table:
         generation: each table has a greater one than those before it.
         default: the model of requests that name none; None where one must be named.
         versions: by model and number.
+        traffic: the rules that hold, of models that have one.
     """
 
     generation: int
     default: str | None
     versions: Mapping[str, Mapping[int, Facts]]
+    traffic: Mapping[str, Traffic]
 
     def find(self, model: str | None, version: int | None) -> Facts | None:
         """The version that a request means, None where it is not loaded."""
         name = self.default if model is None else model
-        versions = self.versions.get(name) if name is not None else None
-        if not versions:
+        if name is None or not (versions := self.versions.get(name)):
             return None
-        return versions[max(versions)] if version is None else versions.get(version)
+        chosen = choose(self.traffic.get(name), versions) if version is None else version
+        return None if chosen is None else versions.get(chosen)
 
     def keys(self) -> set[int]:
         """Of all versions."""

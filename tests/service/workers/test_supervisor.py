@@ -119,6 +119,20 @@ def test_what_an_administrator_unloads_is_unloaded_in_all_workers(tmp_path):
         assert {classify(service, "other").status_code for _ in range(10)} == {200}
 
 
+def test_a_rule_holds_in_all_workers_once_the_administrator_has_the_answer(tmp_path):
+    for version in (1, 2):
+        write_bundle(tmp_path / "models" / "tiny" / str(version))
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2, admin_key="secret") as service:
+        wait_until(lambda: len(answering(service, 20)) == 2)
+        url = f"{service.client.base_url}/v2/repository/models/tiny/traffic"
+        key = {"Authorization": "Bearer secret"}
+        for pinned in (1, 2, 1):
+            httpx.put(url, json={"pinned": pinned}, headers=key, timeout=LIMIT_S).raise_for_status()
+            assert {newest(service) for _ in range(10)} == {pinned}
+        httpx.delete(url, headers=key, timeout=LIMIT_S).raise_for_status()
+        assert {newest(service) for _ in range(10)} == {2}
+
+
 def test_no_client_gets_an_older_version_after_a_newer_one(tmp_path):
     models = tmp_path / "models"
     write_bundle(models / "tiny" / "1")

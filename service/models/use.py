@@ -1,0 +1,32 @@
+"""A request's use of a model, wherever the models are."""
+
+from typing import Generic, Protocol, TypeVar
+
+from service.models.served import ServedModel
+
+Served = TypeVar("Served", bound=ServedModel)
+
+
+class Lender(Protocol[Served]):
+    """Keeps a model loaded while a request needs it."""
+
+    async def begin_use(self, model: str | None, version: int | None) -> Served:
+        """The model of a request, kept loaded until `end_use`."""
+
+    def end_use(self, found: Served, /) -> None:
+        """A request needs the model no more."""
+
+
+class Use(Generic[Served]):
+    """What `Models.use` gives; not a generator, which takes longer than finding the model."""
+
+    def __init__(self, lender: Lender[Served], model: str | None, version: int | None) -> None:
+        self._lender = lender
+        self._wanted = model, version
+
+    async def __aenter__(self) -> Served:
+        self._found = await self._lender.begin_use(*self._wanted)
+        return self._found
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lender.end_use(self._found)

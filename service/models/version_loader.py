@@ -1,0 +1,71 @@
+"""From a version on disk to one that serves: loaded, checked, warmed up, its inference threads started."""
+
+import asyncio
+import logging
+
+from service.inference.loading import load_engine
+from service.inference.memory import release_memory
+from service.inference.providers import DeviceError, EngineOptions
+from service.models.loaded_model import LoadedModel, start_model
+from service.models.scanner import Bundles, BundleVersion
+from service.observability.metrics import Metrics
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class VersionLoader:
+    """Loads versions.
+
+    Args:
+        bundles: notes those that are refused.
+        settings: where and how graphs run.
+        metrics: count what is loaded.
+    """
+
+    def __init__(self, bundles: Bundles, settings: Settings, metrics: Metrics) -> None:
+        self._bundles = bundles
+        self._settings = settings
+        self._metrics = metrics
+        self._options = EngineOptions(
+            settings.device,
+            settings.max_batch,
+            settings.cache,
+            settings.threads,
+            settings.precision,
+            optimize=settings.optimize,
+        )
+
+    async def load(
+        self,
+        model: str,
+        version: int,
+        bundle: BundleVersion,
+        loaded: LoadedModel | None,
+        *,
+        again: bool = False,
+    ) -> LoadedModel | None:
+        """Load a version unless it is loaded with the same files; one that is refused replaces nothing.
+
+        With `again` it is loaded from the same files, too. The time at which requests last named the version
+        passes on to the new one.
+
+        Raises:
+            DeviceError: an explicit device is not available.
+        """
+        if bundle.reason or (loaded and loaded.bundle == bundle and not again):
+            return loaded
+        try:
+            engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
+        except DeviceError:
+            raise
+        except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
+            self._bundles.refuse(model, version, bundle, error)
+            return loaded
+        await asyncio.to_thread(release_memory, [engine])
+        log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
+        self._metrics.reloaded(model, version)
+        new = start_model(model, version, bundle, engine, self._settings, self._metrics)
+        if loaded:
+            new.last_named_s = loaded.last_named_s
+        return new

@@ -1,0 +1,286 @@
+"""Which version answers a request that names none."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.errors import NotWritableError, RefusedModelError, UnknownModelError
+from service.models import traffic
+from service.models.repository import Repository
+from service.models.traffic import FILE, Traffic, choose, loading_order, read_traffic, write_traffic
+from tests.support.repositories import loaded, opened, run, states
+from tests.support.tiny_bundle import replace_file, write_bundle
+
+PINNED = Traffic(pinned=2)
+CANARY = Traffic(canary=3, share=0.25)
+BOTH = Traffic(pinned=1, canary=3, share=0.25)
+
+
+def drawing(number: float):
+    return lambda: number
+
+
+def write(models: Path, text: str) -> None:
+    (models / "tiny" / FILE).write_text(text)
+
+
+async def answering(repository: Repository, version: int | None = None) -> int:
+    async with repository.use("tiny", version) as served:
+        return served.version
+
+
+@pytest.mark.parametrize(
+    ("rule", "draw", "chosen"),
+    [
+        (None, 0.0, 3),
+        (PINNED, 0.0, 2),
+        (CANARY, 0.24, 3),
+        (CANARY, 0.25, 2),
+        (BOTH, 0.24, 3),
+        (BOTH, 0.25, 1),
+        (Traffic(canary=1, share=0.5), 0.9, 3),
+        (Traffic(canary=3, share=0.0), 0.0, 2),
+        (Traffic(canary=3, share=1.0), 0.999, 3),
+        (Traffic(pinned=9), 0.0, None),
+        (Traffic(canary=9, share=1.0), 0.0, 3),
+        (Traffic(pinned=9, canary=3, share=0.25), 0.24, 3),
+    ],
+)
+def test_the_rule_and_one_draw_choose_among_what_is_loaded(rule, draw, chosen):
+    assert choose(rule, {1, 2, 3}, drawing(draw)) == chosen
+
+
+def test_a_canary_that_is_alone_answers_everything_and_nothing_answers_where_nothing_is_loaded():
+    assert choose(CANARY, {3}, drawing(0.9)) == 3
+    assert [choose(rule, {}, drawing(0.0)) for rule in (None, PINNED, CANARY)] == [None] * 3
+
+
+def test_draws_follow_the_share():
+    traffic.random.seed(0)
+    answers = [choose(CANARY, {2, 3}) for _ in range(4000)]
+    assert 0.2 < answers.count(3) / 4000 < 0.3
+
+
+def test_a_pinned_version_is_loaded_first_and_a_canary_last():
+    assert loading_order(None, {1, 2, 3}) == [3, 2, 1]
+    assert loading_order(PINNED, {1, 2, 3}) == [2, 3, 1]
+    assert loading_order(BOTH, {1, 2, 3, 4}) == [1, 4, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"pinned": 0},
+        {"pinned": True},
+        {"pinned": 1.5},
+        {"pinned": 10**9},
+        {"canary": 2},
+        {"share": 0.5},
+        {"pinned": 1, "share": 0.5},
+        {"pinned": 2, "canary": 2, "share": 0.5},
+        {"canary": 2, "share": 1.01},
+        {"canary": 2, "share": -0.01},
+        {"canary": 2, "share": float("nan")},
+        {"pinned": 1, "version": 2},
+    ],
+)
+def test_what_is_no_rule_is_refused(given):
+    with pytest.raises(ValidationError):
+        Traffic.model_validate(given)
+
+
+def test_a_rule_is_written_where_one_is_or_where_the_versions_are(tmp_path):
+    folders = [tmp_path / "image" / "tiny", tmp_path / "volume" / "tiny"]
+    folders[1].mkdir(parents=True)
+    write_traffic(folders, PINNED)
+    assert [path.name for path in folders[1].iterdir()] == [FILE]
+    assert read_traffic(folders) == PINNED
+    write_traffic(folders[:1], CANARY)
+    assert read_traffic(folders) == CANARY
+    write_traffic(folders, BOTH)
+    assert (read_traffic(folders), read_traffic(folders[1:])) == (BOTH, PINNED)
+    write_traffic(folders, None)
+    assert read_traffic(folders) is None
+
+
+def test_where_the_folder_of_the_versions_cannot_be_written_another_one_is(tmp_path):
+    (tmp_path / "image").write_text("no folder")  # a folder of root's would not keep root from writing
+    folders = [tmp_path / "image" / "tiny", tmp_path / "volume" / "tiny"]
+    write_traffic(folders, PINNED)
+    assert read_traffic(folders) == PINNED
+    with pytest.raises(OSError, match="image"):
+        write_traffic(folders[:1], PINNED)
+
+
+def test_a_pinned_version_answers_however_many_newer_ones_are_published(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, versions_kept=1) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            for version in (2, 3):
+                write_bundle(tmp_path / "tiny" / str(version))
+                await repository.scan()
+                assert await answering(repository) == 1
+            assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "loaded"}
+            assert await answering(repository, 3) == 3
+            assert repository.describe("tiny", manifests=False)["traffic"] == {"pinned": 1}
+            await repository.set_traffic("tiny", None)
+            assert await answering(repository) == 3
+            assert "traffic" not in repository.describe("tiny", manifests=False)
+
+    run(scenario())
+
+
+def test_an_old_version_is_loaded_before_it_is_pinned(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path, versions_kept=1) as repository:
+            assert loaded(repository) == ["tiny/3"]
+            seen: list[tuple[list[str], int]] = []
+
+            def note() -> None:
+                loaded_now = {one.version: one for one in repository.loaded()}
+                seen.append((sorted(loaded_now), choose(repository.traffic.get("tiny"), loaded_now)))
+
+            repository.on_change = note
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert await answering(repository) == 1
+            assert {answered for _, answered in seen} == {1}  # and never None: what is pinned is loaded
+
+    run(scenario())
+
+
+def test_a_rule_outlives_the_service_and_holds_from_the_first_version_on(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+        async with opened(tmp_path, default_model="other") as repository:
+            first = await asyncio.gather(*(answering(repository) for _ in range(5)))
+            assert first == [1] * 5
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_canary_gets_its_share_and_names_still_count(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            await repository.set_traffic("tiny", Traffic(canary=2, share=0.5))
+            traffic.random.seed(0)
+            assert {await answering(repository) for _ in range(50)} == {1, 2}
+            assert await answering(repository, 1) == 1
+
+    run(scenario())
+
+
+def test_a_rule_that_somebody_else_writes_holds_after_the_next_look(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            write(tmp_path, '{"pinned": 1}')
+            await repository.scan()
+            assert await answering(repository) == 1
+            (tmp_path / "tiny" / FILE).unlink()
+            await repository.scan()
+            assert await answering(repository) == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"pinned": 0}', '{"canary": 2, "share": NaN}', '["pinned"]'])
+def test_a_broken_file_changes_nothing_and_is_logged_once(tmp_path, caplog, text):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            write(tmp_path, text)
+            for _ in range(2):
+                await repository.scan()
+                assert await answering(repository) == 1
+            assert caplog.text.count("the traffic of tiny stays as it was") == 1
+            assert FILE in caplog.text
+        async with opened(tmp_path) as repository:
+            assert await answering(repository) == 2
+
+    run(scenario())
+
+
+def test_a_pinned_version_that_is_gone_is_an_error_and_no_other_one_answers(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            (tmp_path / "tiny" / "1").rename(tmp_path / "aside")
+            await repository.scan()
+            with pytest.raises(RefusedModelError, match=r"pinned to version 1: .* there are 2"):
+                await answering(repository)
+            assert await answering(repository, 2) == 2
+            (tmp_path / "aside").rename(tmp_path / "tiny" / "1")
+            await repository.scan()
+            assert await answering(repository) == 1
+
+    run(scenario())
+
+
+def test_a_rule_that_cannot_hold_is_refused_and_the_one_before_stays(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        replace_file(tmp_path / "tiny" / "2", "samples", b"no archive")  # noticed when it is loaded
+        async with opened(tmp_path, versions_kept=1) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            for rule, error, why in (
+                (Traffic(pinned=9), UnknownModelError, "no version 9; there are 1, 2, 3"),
+                (Traffic(canary=9, share=0.1), UnknownModelError, "no version 9"),
+                (Traffic(pinned=2), RefusedModelError, "samples"),
+                (Traffic(pinned=1, canary=2, share=0.1), RefusedModelError, "samples"),
+            ):
+                with pytest.raises(error, match=why):
+                    await repository.set_traffic("tiny", rule)
+                assert read_traffic([tmp_path / "tiny"]) == Traffic(pinned=1)
+                assert await answering(repository) == 1
+            with pytest.raises(UnknownModelError, match="no model 'none'"):
+                await repository.set_traffic("none", PINNED)
+
+    run(scenario())
+
+
+def test_a_file_with_a_version_that_cannot_be_loaded_leaves_the_service_as_it_is(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        replace_file(tmp_path / "tiny" / "1", "samples", b"no archive")
+        async with opened(tmp_path, versions_kept=1) as repository:
+            write(tmp_path, '{"pinned": 1}')
+            await repository.scan()
+            assert await answering(repository) == 2
+        async with opened(tmp_path, versions_kept=1) as repository:
+            with pytest.raises(RefusedModelError, match="pinned to version 1"):
+                await answering(repository)
+
+    run(scenario())
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        (tmp_path / "tiny" / FILE).mkdir()  # in the place of the file; root may write into any folder
+        async with opened(tmp_path) as repository:
+            with pytest.raises(NotWritableError, match=FILE):
+                await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert await answering(repository) == 2
+            assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["1", "2", FILE]
+
+    run(scenario())
