@@ -18,6 +18,7 @@ from service.http.direct_route import DirectRoutes, nobody_reads
 from service.http.key_use import KeyUse
 from service.http.keys import Keys, read_again_at_hangup
 from service.http.limits import BodyLimit, BodyMemory
+from service.http.metrics_port import MetricsPort
 from service.http.openapi import build_document, require_keys
 from service.http.picture_pool import PicturePool
 from service.http.request_log import RequestLog
@@ -124,6 +125,8 @@ def create_app(
     entry = BodyLimit(entry, settings.max_body_bytes, bodies, settings.receive_ms)
     if keys.are_needed:
         entry = KeyCheck(entry, keys, key_use)
+    if settings.metrics_port is not None:
+        entry = MetricsPort(entry, settings.metrics_port)
     app.entry = _with_middleware(entry, settings, request_metrics, tracer)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if keys.are_needed:

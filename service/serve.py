@@ -5,7 +5,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from service.stopping import ignore_hangups, leave, leave_at_signals
@@ -29,7 +29,7 @@ Then open http://127.0.0.1:8000/docs, or
   curl -F images=@digit.png http://127.0.0.1:8000/classify
 
 Every setting is an environment variable CAPSNET_<NAME>; options take precedence (docs/serving/settings.md):
-  HOST PORT GRPC_PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE
+  HOST PORT GRPC_PORT METRICS_PORT MODELS DEFAULT_MODEL VERSIONS_KEPT CACHE DEVICE PRECISION OPTIMIZE
   MAX_BATCH QUEUE_IMAGES DEADLINE_MS MAX_BODY_BYTES UPLOADS_BYTES RECEIVE_MS MAX_PIXELS
   MAX_REQUEST_PIXELS MAX_IMAGES_PER_REQUEST MAX_RECONSTRUCTIONS THREADS DECODE_THREADS
   WORKERS RESCAN_S API_KEYS API_KEYS_FILE ADMIN_KEY ADMIN_KEY_FILE KEY_RATE KEY_CONCURRENCY
@@ -60,25 +60,30 @@ def run(arguments: Sequence[str] | None = None) -> int:
         ignore_hangups()
     try:
         settings, kept = _keep_grpc_port(settings)
-        listener = _listen(settings.host, settings.port)
+        listeners = [_listen(settings.host, settings.port)]
+        if settings.metrics_port is not None:
+            listeners.append(_listen(settings.host, settings.metrics_port))
+            settings = settings.model_copy(update={"metrics_port": listeners[1].getsockname()[1]})
     except OSError as error:
         return _fail(str(error), 1)
-    with kept or nullcontext(), listener, logging_to_stderr(settings.log_format, settings.log_level):
+    with ExitStack() as opened, logging_to_stderr(settings.log_format, settings.log_level):
+        for one in (*listeners, *filter(None, [kept])):
+            opened.enter_context(one)
         if settings.worker_count > 1:
-            return _supervise(settings, listener)
+            return _supervise(settings, listeners)
         leave_at_signals(is_logging=True)
-        return _serve(settings, listener)
+        return _serve(settings, listeners)
 
 
-def _supervise(settings: "Settings", listener: socket.socket) -> int:
+def _supervise(settings: "Settings", listeners: list[socket.socket]) -> int:
     from service.workers.supervisor import Supervisor
 
     supervisor = Supervisor(
         settings,
-        listener,
+        listeners,
         serve_models=serve_models,
         serve_requests=serve_requests,
-        say=lambda loaded: _announce(loaded, listener, settings),
+        say=lambda loaded: _announce(loaded, listeners, settings),
     )
     return supervisor.run()
 
@@ -96,7 +101,8 @@ def serve_models(settings: "Settings", place: "Place", supervisor: "Connection")
     from service.workers.supervisor import begin_child
 
     begin_child()
-    place.listener.close()
+    for listener in place.listeners:
+        listener.close()
     with logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)
         failure = run_engine(settings, place.engine_listener, place.address.generation, supervisor.send)
@@ -118,15 +124,15 @@ def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection
 
     begin_child()
     place.engine_listener.close()
-    with place.listener, logging_to_stderr(settings.log_format, settings.log_level):
+    with logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)
-        status = _serve(settings, place.listener, place, lambda: supervisor.send("ready"))
+        status = _serve(settings, place.listeners, place, lambda: supervisor.send("ready"))
     sys.exit(status)
 
 
 def _serve(
     settings: "Settings",
-    listener: socket.socket,
+    listeners: list[socket.socket],
     place: "Place | None" = None,
     on_started: Callable[[], None] | None = None,
 ) -> int:
@@ -156,7 +162,7 @@ def _serve(
             return
         gc.collect()
         gc.freeze()  # what startup has made stays; to look through it again would stop requests for 70 ms
-        _announce(repository.summary(), listener, settings)
+        _announce(repository.summary(), listeners, settings)
 
     grpc_port = _grpc_port(settings)
     beside = grpc_port.open if grpc_port else None
@@ -182,7 +188,7 @@ def _serve(
     server = GracefulServer(config, on_started, drain=grpc_port.drain if grpc_port else None)
 
     async def serve() -> None:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=listeners)
         if server.is_told_to_stop:
             leave()  # does not wait for a model that is being loaded
 
@@ -262,9 +268,11 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(loaded: str, listener: socket.socket, settings: "Settings") -> None:
-    also = f", gRPC at {settings.grpc_address}" if settings.grpc_port is not None else ""
-    print(f"Serving {loaded} at {_url(listener)} (documentation: {_url(listener)}/docs){also}", flush=True)
+def _announce(loaded: str, listeners: list[socket.socket], settings: "Settings") -> None:
+    url, *others = map(_url, listeners)
+    also = "".join(f", metrics at {other}/metrics" for other in others)
+    also += f", gRPC at {settings.grpc_address}" if settings.grpc_port is not None else ""
+    print(f"Serving {loaded} at {url} (documentation: {url}/docs){also}", flush=True)
 
 
 def _fail(message: str, status: int) -> int:

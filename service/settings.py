@@ -16,6 +16,7 @@ from service.processors import usable_cpus
 PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
 MAX_WORKERS = 64
+PORTS = ("port", "grpc_port", "metrics_port")
 WORKERS = re.compile(r"[1-9][0-9]?")
 SECRETS = frozenset({"api_keys", "admin_key"})
 TRUSTED = "127.0.0.1"
@@ -59,6 +60,8 @@ class Settings(BaseSettings):
         port: TCP port; 0 takes a free one.
         grpc_port: TCP port of the Open Inference Protocol over gRPC, on the same address; 0 takes a free one.
             Without it there is no gRPC. Needs the extra `grpc`.
+        metrics_port: TCP port for `/metrics`, on the same address; 0 takes a free one. It answers the probes,
+            too, and nothing else. Without it, `/metrics` is on `port`.
         models: folders that hold `<model>/<version>/`, separated as in PATH. Versions of a model found in
             several are merged; where two hold the same version, the earlier folder's is taken.
         default_model: the model of requests that name none, if there is such a model.
@@ -117,6 +120,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int | None = Field(default=None, ge=0, le=65535)
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     models: str = Field(default="models", min_length=1)
     default_model: str = "capsnet-mnist"
     versions_kept: int = Field(default=2, ge=1)
@@ -248,9 +252,14 @@ class Settings(BaseSettings):
         return folders
 
     @model_validator(mode="after")
-    def _each_protocol_has_a_port_of_its_own(self) -> Self:
-        if self.grpc_port and self.grpc_port == self.port:
-            raise ValueError(f"CAPSNET_GRPC_PORT and CAPSNET_PORT are both {self.port}: use another for gRPC")
+    def _no_port_is_taken_twice(self) -> Self:
+        taken: dict[int, str] = {}
+        for name in PORTS:
+            port = getattr(self, name)
+            if port and port in taken:
+                both = " and ".join(PREFIX + one.upper() for one in (name, taken[port]))
+                raise ValueError(f"{both} are both {port}: each takes a port of its own")
+            taken[port] = name
         return self
 
     @model_validator(mode="after")
@@ -303,7 +312,7 @@ def read_settings(**overrides: object) -> Settings:
     if unknown := [name for name, value in sorted(os.environ.items()) if _is_unknown(name, value)]:
         raise SettingsError("; ".join(f"there is no {name}; {_advice(name)}" for name in unknown))
     given = {name: value for name, value in overrides.items() if value is not None}
-    for name in ("port", "grpc_port"):
+    for name in PORTS:
         if LINKED.fullmatch(_variable(name.upper())):
             given = {name: Settings.model_fields[name].default, **given}
     try:

@@ -27,7 +27,7 @@ class Place:
     """What all processes of a service know.
 
     Attributes:
-        listener: accepts the connections of all workers.
+        listeners: accept the connections of all workers.
         engine_listener: the engine process accepts workers there; open as long as the service, so that they
             can connect to the next engine process.
         address: of the engine process.
@@ -36,7 +36,7 @@ class Place:
         worker: the number of the worker that this is for, from 0.
     """
 
-    listener: socket.socket
+    listeners: list[socket.socket]
     engine_listener: socket.socket
     address: EngineAddress
     counts: Path
@@ -44,12 +44,12 @@ class Place:
     worker: int = 0
 
 
-def make_place(folder: Path, listener: socket.socket) -> Place:
+def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     """The sockets and files of a service.
 
     Args:
         folder: only this user may enter it.
-        listener: accepts the connections of all workers.
+        listeners: accept the connections of all workers.
     """
     address = EngineAddress(folder / "engine.sock", folder / "generation")
     address.generation.write_bytes(bytes(8))
@@ -60,4 +60,4 @@ def make_place(folder: Path, listener: socket.socket) -> Place:
     counts.mkdir()
     key_use = folder / "key_use"
     key_use.write_bytes(bytes(SHARED_BYTES))
-    return Place(listener, engine_listener, address, counts, key_use)
+    return Place(listeners, engine_listener, address, counts, key_use)

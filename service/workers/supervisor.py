@@ -78,7 +78,7 @@ class Supervisor:
 
     Args:
         settings: of the service.
-        listener: accepts the connections of all workers.
+        listeners: accept the connections of all workers.
         serve_models: what the engine process runs; sends what it has loaded, once it has. A function of a
             module, since each process is a new interpreter.
         serve_requests: what a worker runs; sends a line once it accepts connections.
@@ -88,14 +88,14 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         *,
         serve_models: Work,
         serve_requests: Work,
         say: Say,
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._listeners = listeners
         self._serve_models = serve_models
         self._serve_requests = serve_requests
         self._say = say
@@ -109,7 +109,7 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal comes; returns the exit status."""
         with tempfile.TemporaryDirectory(prefix="capsnet-serve-") as folder:
-            self._place = place = make_place(Path(folder), self._listener)
+            self._place = place = make_place(Path(folder), self._listeners)
             with place.engine_listener:
                 return self._watch()
 
@@ -204,7 +204,8 @@ class Supervisor:
 
     def _end(self) -> None:
         """Stop all: workers that accept connections finish their requests, then the engine process ends."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         workers = [child for child in self._children if not child.is_engine]
         for child in workers:
             if child.is_ready:
