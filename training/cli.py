@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.data.batches import Batches
+    from training.fit.copies import Copies
     from training.fit.distributed import Processes
     from training.fit.loop import Trainer
     from training.runs.checkpoint import Progress
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # options that a new run alone takes
 SHORT_PRESET = "mnist-short"  # for a CPU
 TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
+FORMER_WORKER_S = 60  # that torchrun has told to stop, or that has lost it, may take to end
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 
@@ -69,20 +72,36 @@ def _device(name: str) -> "torch.device":
 
 def _fit(options: argparse.Namespace) -> int:
     from training.fit.distributed import own_device, together
+    from training.runs.provenance import program
 
-    config = _configuration(options)
     device = own_device(_device(options.device))
     with together(device) as processes:
-        trainer, finished = _train(options, config, device, processes)
+        trainer, finished = _start_or_go_on(options, device, processes)
     if not finished:
         if processes.first:
-            alone, together_ = "capsnet-train", f"torchrun --nproc-per-node {processes.count} -m training.cli"
-            command = f"{alone if processes.count == 1 else together_} fit --out {options.out} --resume"
+            command = f"{' '.join(program())} fit --out {options.out} --resume"
             print(f"stopped at step {trainer.progress.step}; continue with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
         print(_finished(options.out, trainer.progress))
     return 0
+
+
+def _start_or_go_on(
+    options: argparse.Namespace, device: "torch.device", processes: "Processes"
+) -> tuple["Trainer", bool]:
+    """Train; under torchrun, which repeats its command, go on from the newest checkpoint of any machine."""
+    from training.fit.copies import held_copies
+    from training.fit.distributed import started_by_torchrun
+    from training.runs import run_config
+
+    if not started_by_torchrun():
+        config = _configuration(options, run_config.begin)
+        return _train(options, config, device, processes, new=not options.resume)
+    with held_copies(options.out, processes, FORMER_WORKER_S) as copies:
+        config = _configuration(options, run_config.begin_or_go_on)
+        copies.agree_on(config)
+        return _train(options, config, device, processes, copies=copies)
 
 
 def _finished(run: Path, progress: "Progress") -> str:
@@ -95,13 +114,13 @@ def _finished(run: Path, progress: "Progress") -> str:
     return f"{found}; capsnet-train evaluate {run} measures it on the test set"
 
 
-def _configuration(options: argparse.Namespace) -> RunConfig:
-    """The configuration of a new run, or of the run to resume, which options cannot change."""
+def _configuration(options: argparse.Namespace, begin: Callable[..., RunConfig]) -> RunConfig:
+    """That of a new run, as `begin` gives it, or of the run to resume, which options cannot change."""
     from training.runs import run_config
 
     changes = {name: getattr(options, name) for name in CHANGES if getattr(options, name) is not None}
     if not options.resume:
-        return run_config.begin(options.out, images=options.images, **changes)
+        return begin(options.out, images=options.images, **changes)
     if changes:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
         raise ValueError(f"{named}: a resumed run keeps the values that it was started with")
@@ -109,7 +128,12 @@ def _configuration(options: argparse.Namespace) -> RunConfig:
 
 
 def _train(
-    options: argparse.Namespace, config: RunConfig, device: "torch.device", processes: "Processes"
+    options: argparse.Namespace,
+    config: RunConfig,
+    device: "torch.device",
+    processes: "Processes",
+    new: bool = False,
+    copies: "Copies | None" = None,
 ) -> tuple["Trainer", bool]:
     """Train, in one or several processes; gives the trainer and whether the run is finished."""
     from training.data.batches import training_batches
@@ -123,7 +147,7 @@ def _train(
     if none_named and device.type == "cpu" and processes.count == 1:
         print(_without_preset(config, train), file=sys.stderr)
     limits = Limits(options.max_minutes, options.checkpoint_minutes)
-    with training_session(options.out, config, device, processes, first, new=not options.resume) as trainer:
+    with training_session(options.out, config, device, processes, first, new, copies) as trainer:
         if processes.first:
             held_out = 0 if validation is None else len(validation)
             hardware = trainer.session.hardware

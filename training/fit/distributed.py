@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,15 +27,22 @@ class Processes:
     Attributes:
         rank: of this one, from 0.
         count: of all.
+        agent: the process of torchrun that started this one; None without torchrun.
     """
 
     rank: int = 0
     count: int = 1
+    agent: int | None = None
 
     @property
     def first(self) -> bool:
         """Whether this process writes and prints."""
         return self.rank == 0
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the torchrun that started this process is gone; another will start one in its place."""
+        return self.agent is not None and os.getppid() != self.agent
 
     def check_batch(self, images: int) -> None:
         """Refuse a batch size that the processes cannot share evenly.
@@ -82,30 +90,64 @@ class Processes:
         """Wait until all processes have come here."""
         self.any_of(False)
 
-    def of_first(self, value: T) -> T:
-        """The first process's value."""
+    def of(self, value: T, rank: int = 0) -> T:
+        """The value of the process of this rank, by default of the first."""
         if self.count == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, device=torch.device("cpu"))
+        distributed.broadcast_object_list(values, rank, device=torch.device("cpu"))
         return values[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.count == 1:
+            return [value]
+        values: list[T] = [value] * self.count
+        distributed.all_gather_object(values, value)
+        return values
+
+    def bytes_of(self, content: bytes, rank: int) -> bytes:
+        """The content that the process of this rank has, such as a file."""
+        size = self.of(len(content), rank)
+        if self.count == 1 or not size:
+            return content if self.rank == rank else b""
+        own = np.frombuffer(content, np.uint8).copy() if self.rank == rank else np.empty(size, np.uint8)
+        distributed.broadcast(torch.from_numpy(own), rank)  # on the CPU
+        return own.tobytes()
 
 
 ALONE = Processes()
 
 
+def started_by_torchrun() -> bool:
+    """Whether torchrun has started this process, and starts it again when it or another one dies."""
+    return distributed.is_torchelastic_launched()
+
+
 @contextmanager
 def together(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that torchrun has started, on machines that share the run's folder.
+    """Join the processes that torchrun has started, on one or several machines.
 
     Args:
         device: where this one trains.
+
+    Raises:
+        ConnectionError: another process has ended, or cannot be reached.
     """
-    if not distributed.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
+    if not started_by_torchrun():
         yield ALONE
         return
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    yield Processes(distributed.get_rank(), distributed.get_world_size())
+    agent = os.getppid()
+    if os.environ["WORLD_SIZE"] == "1":
+        yield Processes(agent=agent)
+        return
+    try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        yield Processes(distributed.get_rank(), distributed.get_world_size(), agent)
+    except RuntimeError as error:
+        if isinstance(error, distributed.DistError) or "gloo" in str(error):
+            raise ConnectionError(f"the connection to another process is lost: {error}") from error
+        raise
     # Not after an error: the others would wait for this process, and torchrun ends them when it exits.
     distributed.destroy_process_group()
 
@@ -116,7 +158,7 @@ def own_device(device: torch.device) -> torch.device:
     Raises:
         ValueError: there are more processes on this machine than GPUs.
     """
-    if device.type != "cuda" or not distributed.is_torchelastic_launched():
+    if device.type != "cuda" or not started_by_torchrun():
         return device
     rank, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if rank >= there:

@@ -22,6 +22,7 @@ from training.data.batches import Batches
 from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.inspection import activity, summary
+from training.fit.copies import Copies
 from training.fit.distributed import ALONE, Processes
 from training.fit.ema import ExponentialMovingAverage
 from training.fit.step import Step
@@ -83,6 +84,7 @@ class Trainer:
         session: Progress,
         start_weights: dict[str, Tensor] | None = None,
         processes: Processes = ALONE,
+        copies: Copies | None = None,
     ):
         """Start a run, or continue from its newest checkpoint.
 
@@ -93,8 +95,10 @@ class Trainer:
             session: hardware, command and commit of this session; its counts are not read.
             start_weights: of another run or a bundle, to begin with instead of random ones.
             processes: train together, each with a trainer like this one; the first alone writes.
+            copies: of the run on other machines, which are brought up to date after each checkpoint.
         """
         self.run, self.config, self.device, self.processes = run, config, device, processes
+        self.copies = copies or Copies(run, processes)
         torch.manual_seed(config.seed)
         self.model = build(config.model).to(device)
         newest = checkpoint.newest_checkpoint(run)
@@ -119,12 +123,14 @@ class Trainer:
         self.session = self.progress = session
         self._calibrates = newest is None and start_weights is None
         self.before: Progress | None = None  # at the checkpoint that this session continues
-        self.interrupted = False  # by a signal
+        self.interrupted = False  # by a signal, or because torchrun is gone
+        self._saved_step: int | None = None
         if newest:
             checkpoint.load_optimizer(newest, self.model, self.optimizer)
             if self.average:
                 checkpoint.load_weights(self.average.model, newest)
             self.before = checkpoint.read_progress(newest)
+            self._saved_step = self.before.step
             self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
@@ -165,7 +171,7 @@ class Trainer:
                 if epoch_ends or checkpoint_due:
                     self.save()
                     self._since = self._saved = time.monotonic()
-        if not checkpoint.checkpoint_at(self.run, self.progress.step).exists():
+        if self._saved_step != self.progress.step:
             self.save()
         return self._finished(last)
 
@@ -185,7 +191,7 @@ class Trainer:
         out_of_time = limits.max_minutes is not None and now - self._started > 60 * limits.max_minutes
         checkpoint_due = now - self._saved > 60 * limits.checkpoint_minutes
         self.interrupted, out_of_time, checkpoint_due = self.processes.any_of(
-            bool(signals), out_of_time, checkpoint_due
+            bool(signals) or self.processes.orphaned, out_of_time, checkpoint_due
         )
         return self.interrupted or out_of_time, checkpoint_due
 
@@ -195,13 +201,17 @@ class Trainer:
         return self.average.model if self.average else self.model
 
     def save(self) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint, and give it to the other machines; all processes call it together.
 
         Raises:
             TrainingDivergedError: a weight is not finite.
         """
-        if not self.processes.first:
-            return
+        if self.processes.first:
+            self._write()
+        self._saved_step = self.progress.step
+        self.copies.update()
+
+    def _write(self) -> None:
         average = self.average.model if self.average else None
         try:
             checkpoint.save(self.run, self.model, self.optimizer, self.progress, average, self.config)
@@ -285,7 +295,7 @@ class Trainer:
         """Evaluate in the first process, and tell the others."""
         if self.processes.first:
             self._measure(validation, log, bar)
-        self.progress = self.processes.of_first(self.progress)
+        self.progress = self.processes.of(self.progress)
 
     def _measure(self, validation: Batches, log: Log, bar: "tqdm[Any]") -> None:
         found = evaluate(self.result, validation, self.config.loss)

@@ -132,16 +132,21 @@ def read_config(run: Path) -> RunConfig:
 def configured_anew(checkpoint: Path, config: RunConfig) -> str:
     """How a session's configuration differs from its checkpoint's, in words; "" if it does not.
 
-    Checkpoints of earlier versions do not record their configuration. The folder of the user's own pictures
-    does not count: their names identify them.
+    Checkpoints of earlier versions do not record their configuration.
     """
-    if not is_run(checkpoint):
-        return ""
-    before, now = (_flat(to_dict(each)) for each in (read_config(checkpoint), config))
+    return differences(read_config(checkpoint), config) if is_run(checkpoint) else ""
+
+
+def differences(before: RunConfig, now: RunConfig) -> str:
+    """How a configuration differs from an earlier one, in words; "" if it does not.
+
+    The folder of the user's own pictures does not count: their names identify them.
+    """
+    old, new = _flat(to_dict(before)), _flat(to_dict(now))
     return ", ".join(
-        f"{name} {now.get(name)} ({before.get(name)} before)"
-        for name in before | now
-        if before.get(name) != now.get(name) and name != "data.folder"
+        f"{name} {new.get(name)} ({old.get(name)} before)"
+        for name in old | new
+        if old.get(name) != new.get(name) and name != "data.folder"
     )
 
 
@@ -154,13 +159,13 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Keep other processes from training in the same folder.
+def locked(run: Path, wait_s: float = 0) -> Iterator[None]:
+    """Keep other processes from training in the same folder; wait so long for one that does.
 
     Raises:
         ValueError: another one does.
     """
-    with lock_folder(run, f"another process is training in {run}"):
+    with lock_folder(run, f"another process is training in {run}", wait_s):
         yield
 
 
@@ -241,11 +246,16 @@ def save(
     sync(aside)
     aside.rename(folder)
     sync(folder.parent)
-    keep = {*checkpoints(run)[-KEPT:], checkpoint_at(run, progress.best_step)}
+    remove_old(run)
+    return folder
+
+
+def remove_old(run: Path) -> None:
+    """Remove all checkpoints but the newest ones and the best."""
+    keep = {*checkpoints(run)[-KEPT:], best_checkpoint(run)}
     for old in checkpoints(run):
         if old not in keep:
             shutil.rmtree(old)
-    return folder
 
 
 def read_progress(checkpoint: Path) -> Progress:

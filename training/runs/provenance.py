@@ -31,13 +31,23 @@ def source_commit() -> str:
     return described.stdout.strip()
 
 
-def command_line() -> str:
-    """The command as typed, its program by name; of several processes that which starts them on a machine."""
+def machines() -> int:
+    """How many machines torchrun has started processes on; 1 without torchrun."""
+    return int(os.environ["GROUP_WORLD_SIZE"]) if torch.distributed.is_torchelastic_launched() else 1
+
+
+def program() -> list[str]:
+    """What starts this program; of several processes what starts them on a machine."""
     name = Path(sys.argv[0]).name
-    program = ["capsnet-train" if name in {"cli.py", "__main__.py"} else name]  # python -m training
-    if torch.distributed.is_torchelastic_launched():
-        program = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
-    return shlex.join([*program, *sys.argv[1:]])
+    if not torch.distributed.is_torchelastic_launched():
+        return ["capsnet-train" if name in {"cli.py", "__main__.py"} else name]  # python -m training
+    nodes = ["--nnodes", str(machines())] if machines() > 1 else []
+    return ["torchrun", *nodes, "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
+
+
+def command_line() -> str:
+    """The command as typed, its program by name."""
+    return shlex.join([*program(), *sys.argv[1:]])
 
 
 def hardware(device: torch.device) -> str:

@@ -14,8 +14,51 @@ from training.runs import checkpoint, from_bundle
 from training.runs.result import times_measured
 
 
-def begin(
-    out: Path,
+def begin(out: Path, **options: Any) -> RunConfig:
+    """The configuration of a new run.
+
+    Args:
+        out: the run's folder to be.
+        options: those of `asked_for`.
+
+    Raises:
+        FileNotFoundError: see `asked_for`.
+        ValueError: `out` holds a run; see `asked_for`.
+    """
+    checkpoint.refuse_a_run(out)
+    return asked_for(**options)
+
+
+def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
+    """The configuration of a new run, or of the same one, if `out` holds it: torchrun repeats its command.
+
+    Args:
+        out: the run's folder.
+        options: those of `asked_for`.
+
+    Raises:
+        FileNotFoundError: see `asked_for`.
+        ValueError: `out` holds a run that differs from what is asked for; see `asked_for`.
+    """
+    config = asked_for(**options)
+    if checkpoint.newest_checkpoint(out) is None:
+        return config
+    recorded = checkpoint.read_config(out)
+    if differing := checkpoint.differences(_without_count(recorded), _without_count(config)):
+        raise ValueError(
+            f"{out} already holds another run: {differing}; "
+            "continue that one with --resume, or choose another --out"
+        )
+    return replace(config, started_from=recorded.started_from)
+
+
+def _without_count(config: RunConfig) -> RunConfig:
+    """Without how often the run that this one started from was measured, which may have grown since."""
+    origin = config.started_from
+    return config if origin is None else replace(config, started_from=origin | {"times_measured": 0})
+
+
+def asked_for(
     preset: str | None = None,
     images: Path | None = None,
     seed: int | None = None,
@@ -23,10 +66,9 @@ def begin(
     ema_decay: float | None = None,
     start_from: Path | None = None,
 ) -> RunConfig:
-    """The configuration of a new run; what is None is the preset's.
+    """The configuration that options ask for; what is None is the preset's.
 
     Args:
-        out: the run's folder to be.
         preset: its name; None: `images` for the user's own pictures, else `mnist`.
         images: folder of the user's own pictures.
         seed: of weights, order and shifts.
@@ -37,11 +79,10 @@ def begin(
 
     Raises:
         FileNotFoundError: the pictures, or a checkpoint to start from, are not there.
-        ValueError: `out` holds a run, there is no such preset, the pictures cannot be learned from, or the
-            other run learned from what would be held out here; also a bundle that is not whole, and a decoder
-            alone that is to be trained on the poses of no network.
+        ValueError: there is no such preset, the pictures cannot be learned from, or the other run learned
+            from what would be held out here; also a bundle that is not whole, and a decoder alone that is to
+            be trained on the poses of no network.
     """
-    checkpoint.refuse_a_run(out)
     usual = "images" if images else "mnist"
     config = load_preset(usual if preset is None else preset)
     if images:
