@@ -37,7 +37,7 @@ class Machine:
     endpoint: str
     agents: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def torchrun(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def torchrun(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `torchrun --nnodes 2` with a worker; its output is in the folder's `output-N`."""
         hosts = self.endpoint.startswith(self.address)
         options = {
@@ -51,12 +51,15 @@ class Machine:
             "max-restarts": "3",
         }
         given = [text for name, value in options.items() for text in (f"--{name}", value)]
-        threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface, "PYTHONPATH": str(ROOT)}
+        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface, "PYTHONPATH": str(ROOT)}
+        settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
+            "1"  # else an agent that is started again cannot join
+        )
         with (self.folder / f"output-{len(self.agents)}").open("w") as output:
             agent = subprocess.Popen(
                 [*self.inside, sys.executable, "-m", "torch.distributed.run", *given, *arguments],
                 cwd=self.folder,
-                env=os.environ | threads | environment,
+                env=os.environ | settings,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
