@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Trains CAPSNET_PRESET, or resumes its run, and publishes the result as the next version of the model
 # CAPSNET_MODEL_NAME. Does nothing if that is done already. A signal stops the training with a checkpoint.
+# With PET_NNODES, which torchrun reads, it trains together with the sidecars of other machines; each publishes to the
+# models that it sees, once.
 set -euo pipefail
 
 preset=${CAPSNET_PRESET:-mnist-short}
 model=${CAPSNET_MODEL_NAME:-capsnet-trained}
 run=runs/$model/$preset
 published=$run/published
+trained=$run/trained # the other machines have ended: nobody would come to train further
 
 stopped=no
 child=
@@ -47,11 +50,21 @@ make\ *) if [ ! -e "$CAPSNET_DATA/${bring#make }" ]; then attend capsnet-train $
 *) attend capsnet-train $bring ;; # what is there already is only checked
 esac
 
-if compgen -G "$run/checkpoints/step-*" >/dev/null; then
+if [ -n "${PET_NNODES:-}" ]; then
+  if [ ! -e "$trained" ]; then
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # else a machine that is started again cannot join (torch 2.13)
+    attend torchrun -m training.cli fit --preset "$preset" --out "$run" # goes on from a checkpoint by itself
+    touch "$trained"
+  fi
+elif compgen -G "$run/checkpoints/step-*" >/dev/null; then
   attend capsnet-train fit --out "$run" --resume # does nothing if the run is finished
 else
   attend capsnet-train fit --preset "$preset" --out "$run"
 fi
 
-attend capsnet-export bundle "$run" --out "models/$model"
-echo "models/$model" >"$published"
+exec {publishing}>>"$run/.publishing" # another machine may share the folder, and publish right now
+flock "$publishing"
+if [ ! -e "$published" ]; then
+  attend capsnet-export bundle "$run" --out "models/$model"
+  echo "models/$model" >"$published"
+fi

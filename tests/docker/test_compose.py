@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 
 from tests.support.places import ROOT
 
@@ -38,3 +39,12 @@ def test_images_that_are_pulled_are_named_exactly():
     for service in SERVICES.values():
         if "build" not in service:
             assert re.search(r":v?[0-9]+\.[0-9]+\.[0-9]+(@sha256:[0-9a-f]{64})?$", service["image"])
+
+
+def test_the_sidecars_of_several_machines_give_torchrun_what_it_reads():
+    several = yaml.safe_load((ROOT / "docker" / "several-machines.yml").read_text())["services"]
+    assert several.keys() == {name for name in SERVICES if name.startswith("training")}
+    known = {f"PET_{action.dest.upper()}" for action in get_args_parser()._actions}
+    for service in several.values():
+        assert service["network_mode"] == "host"
+        assert {name for name in service["environment"] if name.startswith("PET_")} <= known

@@ -1,11 +1,14 @@
 """What the training sidecar's script does for a preset; capsnet-train and capsnet-export are stand-ins."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.live_service import wait_until
 from tests.support.places import ROOT
 
 SCRIPT = ROOT / "docker" / "train-and-publish.sh"
@@ -13,15 +16,21 @@ SCRIPT = ROOT / "docker" / "train-and-publish.sh"
 
 @pytest.fixture
 def calls(tmp_path):
-    """Runs the script in a folder of its own; gives the commands that it ran."""
+    """Runs the script in a folder of its own; gives the commands that it ran.
+
+    With `settings`, variables of its environment; with `fails`, the program that ends with an error.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
-    does = {name: f'echo {name} "$@" >> "$CALLS"' for name in ("capsnet-train", "capsnet-export")}
+    does = {
+        name: f'echo {name} "$@" >> "$CALLS"; test "$FAILS" != {name}'
+        for name in ("capsnet-train", "capsnet-export", "torchrun")
+    }
     for name, what in {**does, "python": f'exec "{sys.executable}" "$@"'}.items():
         (programs / name).write_text(f"#!/bin/sh\n{what}\n")
         (programs / name).chmod(0o755)
 
-    def run(preset: str) -> list[str]:
+    def run(preset: str, fails: str = "", **settings: str) -> list[str]:
         (tmp_path / "runs" / "some" / preset).mkdir(parents=True, exist_ok=True)  # as `fit` does
         log = tmp_path / "calls"
         environment = {
@@ -31,8 +40,12 @@ def calls(tmp_path):
             "CAPSNET_DATA": str(tmp_path / "data"),
             "CAPSNET_PRESET": preset,
             "CAPSNET_MODEL_NAME": "some",
+            "FAILS": fails,
+            **settings,
         }
-        subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environment, check=True, timeout=60)
+        log.touch()
+        done = subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environment, check=False, timeout=60)
+        assert (done.returncode != 0) == bool(fails)
         said = log.read_text().splitlines()
         log.unlink()
         return said
@@ -62,3 +75,25 @@ def test_data_is_brought_the_network_trained_and_published(calls, preset, brings
 def test_toys_that_are_there_are_not_made_again(calls, tmp_path):
     (tmp_path / "data" / "toys").mkdir(parents=True)
     assert calls("matrix-toys")[0] == "capsnet-train fit --preset matrix-toys --out runs/some/matrix-toys"
+
+
+def test_several_machines_train_by_torchrun_and_one_that_is_started_again_waits_for_nobody(calls):
+    run = "runs/some/drawn"
+    torchrun = f"torchrun -m training.cli fit --preset drawn --out {run}"
+    bundle = f"capsnet-export bundle {run} --out models/some"
+    assert calls("drawn", PET_NNODES="2", fails="torchrun") == [torchrun]
+    assert calls("drawn", PET_NNODES="2", fails="capsnet-export") == [torchrun, bundle]
+    assert calls("drawn", PET_NNODES="2") == [bundle]
+    assert calls("drawn", PET_NNODES="2") == []
+
+
+def test_machines_that_share_the_folders_publish_once(calls, tmp_path):
+    run = tmp_path / "runs" / "some" / "drawn"
+    run.mkdir(parents=True)
+    with ThreadPoolExecutor() as pool, (run / ".publishing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another machine publishes
+        waiting = pool.submit(calls, "drawn", PET_NNODES="2")
+        wait_until((run / "trained").exists)
+        (run / "published").write_text("models/some")
+        lock.close()
+        assert [line.split()[0] for line in waiting.result()] == ["torchrun"]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.support.machines import in_namespaces, no_namespaces, on_loopback
+from tests.support.machines import Machine, in_namespaces, no_namespaces, on_loopback
 from training.runs import checkpoint
 
 EPOCHS = 8
@@ -28,7 +28,7 @@ def pair():
     return on_loopback if no_namespaces() else in_namespaces
 
 
-def start(machines):
+def start(machines, command=COMMAND):
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 120, (PICTURES, 32, 32), dtype=np.uint8)
     for machine in machines:
@@ -36,7 +36,7 @@ def start(machines):
             folder = machine.folder / "pictures" / ("dark", "light")[index % 2]
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture + 120 * (index % 2)).save(folder / f"{index}.png")
-        machine.torchrun(*COMMAND)
+        machine.torchrun(*command)
 
 
 def wait_until(condition, machines):
@@ -92,10 +92,10 @@ def same(found, expected):
         assert all(torch.equal(found[file][name], tensor) for name, tensor in named.items()), file
 
 
-def trained(pair, folder, disturb=lambda *_: None):
+def trained(pair, folder, disturb=lambda *_: None, command=COMMAND):
     with pair(folder) as machines:
         try:
-            start(machines)
+            start(machines, command)
             disturb(machines)
             finish(machines)
         finally:
@@ -127,6 +127,15 @@ def kill_an_agent(machines):
     machines[1].torchrun(*COMMAND)
 
 
+def stop_a_machine(machines):
+    """torchrun has its worker write a checkpoint; so does the other one, and waits."""
+    reach_epoch(2, machines)
+    machines[1].agents[-1].terminate()
+    wait_until(lambda: machines[1].agents[-1].poll() is not None, machines)
+    assert machines[0].agents[-1].poll() is None
+    machines[1].torchrun(*COMMAND)
+
+
 def test_both_machines_end_with_the_whole_run(undisturbed):
     one, other = undisturbed
     assert log(one) == log(other)
@@ -153,3 +162,21 @@ def test_a_killed_agent_is_started_again_and_the_curve_is_the_same(pair, undistu
         assert loss_by_epoch(rows) == pytest.approx(loss_by_epoch(expected), rel=1e-6)
         same(tensors(machine), tensors(undisturbed[0]))
         assert len(resumed(machine)) == 1
+
+
+def test_a_machine_that_is_stopped_comes_back_and_both_go_on(pair, undisturbed, tmp_path):
+    for machine in trained(pair, tmp_path, stop_a_machine):
+        assert of_kind("validation", log(machine)) == of_kind("validation", log(undisturbed[0]))
+        same(tensors(machine), tensors(undisturbed[0]))
+        assert len(resumed(machine)) == 1
+
+
+def test_machines_that_share_a_folder_keep_one_copy(pair, undisturbed, tmp_path):
+    trained(pair, tmp_path, command=[*COMMAND[:-1], "../run"])
+    [names] = [{path.name for path in (tmp_path / "run").iterdir()}]
+    assert names == {".lock", "checkpoints", "config.json", "log.jsonl", "tensorboard"}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "run").rename(tmp_path / "c" / "run")
+    shared = Machine(tmp_path / "c", "", "", [], "")
+    assert log(shared) == log(undisturbed[0])
+    same(tensors(shared), tensors(undisturbed[0]))
