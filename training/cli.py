@@ -71,7 +71,7 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from training.fit.distributed import own_device, together
+    from training.fit.distributed import own_device, started_by_torchrun, together
     from training.runs.provenance import program
 
     device = own_device(_device(options.device))
@@ -79,7 +79,8 @@ def _fit(options: argparse.Namespace) -> int:
         trainer, finished = _start_or_go_on(options, device, processes)
     if not finished:
         if processes.first:
-            command = f"{' '.join(program())} fit --out {options.out} --resume"
+            start = program() if started_by_torchrun() else ["capsnet-train"]
+            command = f"{' '.join(start)} fit --out {options.out} --resume"
             print(f"stopped at step {trainer.progress.step}; continue with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
