@@ -146,7 +146,8 @@ def together(device: torch.device) -> Iterator[Processes]:
         yield Processes(distributed.get_rank(), distributed.get_world_size(), agent)
     except RuntimeError as error:
         if isinstance(error, distributed.DistError) or "gloo" in str(error):
-            raise ConnectionError("the connection to another process is lost; it has said why") from error
+            cause = str(error).partition(". This is typically")[0]  # what follows is gloo's advice
+            raise ConnectionError(f"the connection to another process is lost: {cause}") from error
         raise
     # Not after an error: the others would wait for this process, and torchrun ends them when it exits.
     distributed.destroy_process_group()

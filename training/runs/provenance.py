@@ -40,9 +40,7 @@ def program() -> list[str]:
     """What starts this program; of several processes what starts them on a machine."""
     name = Path(sys.argv[0]).name
     if not torch.distributed.is_torchelastic_launched():
-        return [
-            "capsnet-train" if name in {"cli.py", "__main__.py", "-c"} else name
-        ]  # python -m training, or a test
+        return ["capsnet-train" if name in {"cli.py", "__main__.py"} else name]  # python -m training
     nodes = ["--nnodes", str(machines())] if machines() > 1 else []
     return ["torchrun", *nodes, "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "training.cli"]
 
