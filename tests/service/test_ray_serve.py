@@ -1,5 +1,6 @@
 """The service on Ray Serve, on a cluster of this machine: it survives a dead node and a rolling update."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,10 +16,13 @@ import httpx
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.ray_serve import (
     LOST,
     QUEUED_PER_REPLICA,
+    AnswerForTheLost,
     Arguments,
     build,
     replicas_for_queue,
@@ -164,3 +168,26 @@ def test_the_file_of_the_page_is_a_configuration_of_serve() -> None:
 def test_fewer_replicas_at_most_than_at_least_are_an_error() -> None:
     with pytest.raises(ValueError, match="max_replicas"):
         build(Arguments(min_replicas=3, max_replicas=2))
+
+
+def test_a_request_that_its_replica_left_without_an_answer_gets_503() -> None:
+    async def dead(scope: Scope, receive: Receive, send: Send) -> None:
+        """What Ray's proxy does once the replica is gone: nothing has been sent, and it returns."""
+
+    answer = asked(AnswerForTheLost(dead))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (answer.json()["type"], answer.json()["detail"]) == ("/problems/not-ready", LOST)
+
+
+def test_an_answer_of_a_replica_is_left_as_it_is() -> None:
+    answer = asked(AnswerForTheLost(PlainTextResponse("here", 418)))
+    assert (answer.status_code, answer.text) == (418, "here")
+
+
+def asked(app: ASGIApp) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/readyz")
+
+    return asyncio.run(ask())
