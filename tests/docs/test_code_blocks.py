@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support.code_blocks import (
+    ADMIN_KEY,
     CODE,
     PROSE,
     Block,
@@ -33,7 +34,9 @@ def shared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reader") / "shared"
     (folder / "models").mkdir(parents=True)
     for model in (ROOT / "models").iterdir():
-        (folder / "models" / model.name).symlink_to(model)
+        (folder / "models" / model.name).mkdir()  # in which pages may write
+        for version in model.iterdir():
+            (folder / "models" / model.name / version.name).symlink_to(version)
     rng = np.random.default_rng(0)
     for name, digit in (("cat", 0), ("dog", 1)):
         (folder / "pictures" / name).mkdir(parents=True)
@@ -48,6 +51,7 @@ def service(shared) -> Iterator[LiveProcess]:
     """One that serves these models."""
     log = shared.parent / "log"
     settings = {"optimize": "false", "cache": shared.parent / "cache", "rescan_s": 0.2, "grpc_port": 0}
+    settings["admin_key"] = ADMIN_KEY
     with live_process(shared / "models", log, **settings) as service:
         yield service
 

@@ -54,3 +54,14 @@ def test_every_answer_is_as_documented(
     service.judge(answer.status_code, headers, content)
     # A schema cannot say which bytes are a picture, or that what a name names must be there.
     case.validate_response(answer, excluded_checks=[positive_data_acceptance])
+
+
+def test_a_rule_for_a_version_that_is_there_is_accepted(
+    service: FuzzedService, session: requests.Session
+) -> None:
+    url = str(service.process.client.base_url).rstrip("/") + "/v2/repository/models/spare/traffic"
+    key = {"X-API-Key": ADMIN_KEY}
+    for method, body, status in (("PUT", {"pinned": 1}, 200), ("DELETE", None, 204)):
+        answer = session.request(method, url, json=body, headers=key, timeout=LIMIT_S)
+        service.judge(answer.status_code, answer.headers, answer.content)
+        assert answer.status_code == status

@@ -21,6 +21,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 ADDRESS = "localhost:8000"
 GRPC_ADDRESS = "localhost:8001"
+ADMIN_KEY = "of-the-administrator"  # as $ADMIN_KEY
 ELLIPSIS = "..."
 TOLERANCE = 1e-3  # of numbers, which differ from processor to processor
 FAILED_REQUEST = 22  # curl's exit status, with --fail-with-body
@@ -129,6 +130,7 @@ class Reader:
             "CAPSNET_CACHE": str(shared.parent / "cache"),
             "CAPSNET_OPTIMIZE": "false",  # what is served is told elsewhere to be the same
             "CURL_HOME": str(folder / "curlrc"),
+            "ADMIN_KEY": ADMIN_KEY,
             "PYTHONPATH": str(ROOT),
             "RAY_ADDRESS": "local",  # not a cluster of another test
         }
