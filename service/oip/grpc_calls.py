@@ -41,8 +41,8 @@ CODES = {  # of the HTTP status of a problem
 }
 MAX_TEXT = 1000  # characters of an error: by default, clients accept 8 KiB of metadata
 
-ON_THE_WAY_S = 0.2  # a call on its way takes less
-LINGER_S = 0.6
+ON_THE_WAY_S = 0.5  # a client that has its answer sends its next call within this time
+LINGER_S = 1.5
 INLINE_BYTES = 2**20  # a larger message takes milliseconds to read
 
 Context = Any  # grpc.aio.ServicerContext, which has no types

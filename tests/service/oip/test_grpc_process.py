@@ -5,9 +5,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as oip
 
+from service.oip.grpc_calls import ON_THE_WAY_S
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_process import KILLABLE, LiveProcess, live_process
 from tests.support.live_service import wait_until
@@ -26,7 +27,19 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 WITHOUT_EXTRA = (
     "import sys; sys.modules[{module!r}] = None; from service.cli import main; sys.exit(main(sys.argv[1:]))"
 )
-Outcome = tuple[grpc.StatusCode, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    Attributes:
+        pause: seconds between the answer to the client's call before it and this call; endless for its first.
+    """
+
+    code: grpc.StatusCode
+    text: str = ""
+    pause: float = float("inf")
 
 
 def message(model: str, images: int = 1) -> bytes:
@@ -46,14 +59,17 @@ def load(service: LiveProcess, content: bytes, clients: int) -> Iterator[list[Ou
     def call_on() -> None:
         with grpc.insecure_channel(service.grpc_address, OWN) as channel:
             infer = channel.unary_unary(INFER)
+            ended = float("-inf")
             while not over.is_set():
+                pause = time.monotonic() - ended
                 try:
                     infer(content, timeout=60)
-                    outcomes.append((grpc.StatusCode.OK, ""))
+                    outcomes.append(Outcome(grpc.StatusCode.OK, pause=pause))
                 except grpc.RpcError as error:
-                    outcomes.append((error.code(), error.details()))
+                    outcomes.append(Outcome(error.code(), error.details(), pause))
                     if "connect" in error.details():  # nobody listens any more
                         return
+                ended = time.monotonic()
 
     threads = [threading.Thread(target=call_on) for _ in range(clients)]
     for thread in threads:
@@ -67,7 +83,7 @@ def load(service: LiveProcess, content: bytes, clients: int) -> Iterator[list[Ou
 
 
 def answered(outcomes: list[Outcome]) -> int:
-    return sum(code == grpc.StatusCode.OK for code, _ in outcomes)
+    return sum(outcome.code == grpc.StatusCode.OK for outcome in outcomes)
 
 
 @pytest.mark.parametrize(("write", "workers"), [(write_bundle, 1), (write_slow_bundle, 1), (write_bundle, 2)])
@@ -78,8 +94,9 @@ def test_no_call_is_lost_when_the_service_ends_under_load(tmp_path, write, worke
             wait_until(lambda: answered(outcomes) > 20)
             service.stop()
             assert service.running.wait(60) == 0
-        lost = Counter(outcome for outcome in outcomes if outcome[0] != grpc.StatusCode.OK)
-        assert all("Failed to connect" in text for _, text in lost), lost
+        lost = [outcome for outcome in outcomes if outcome.code != grpc.StatusCode.OK]
+        prompt = [outcome for outcome in lost if outcome.pause < ON_THE_WAY_S - 0.1]
+        assert all("Failed to connect" in outcome.text for outcome in prompt), lost
         statuses = {line["status"] for line in service.lines if line.get("path") == INFER}
         assert statuses == {200}
 
@@ -123,9 +140,9 @@ def test_a_dead_inference_thread_costs_its_calls_a_503_and_no_more(tmp_path):
         wait_until(lambda: service.metric("capsnet_inference_thread_restarts_total") == 1)
         before = answered(outcomes)
         wait_until(lambda: answered(outcomes) > before + 4)
-    failed = [outcome for outcome in outcomes if outcome[0] != grpc.StatusCode.OK]
+    failed = [outcome for outcome in outcomes if outcome.code != grpc.StatusCode.OK]
     assert len(failed) <= 4
-    assert all(code == grpc.StatusCode.UNAVAILABLE and "died" in text for code, text in failed)
+    assert all(one.code == grpc.StatusCode.UNAVAILABLE and "died" in one.text for one in failed)
 
 
 def test_a_client_of_triton_finds_it_where_the_service_says(tmp_path):
