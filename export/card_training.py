@@ -91,7 +91,7 @@ def _augmentation(data: DataConfig) -> str:
         f"{data.blank_fraction:.2%} of the images blank, with no class present"
         if data.blank_fraction
         else "",
-        f"{data.scribble_fraction:.2%} of the images scribbles, spots or noise, with no class present"
+        f"{data.scribble_fraction:.2%} of the images scribbles, noise or letters, with no class present"
         if data.scribble_fraction
         else "",
     ]

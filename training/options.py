@@ -220,7 +220,8 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="medium",
-        help="the paper's networks in a tenth of the epochs or fewer: hours of a CPU; table1 has it",
+        help="hours of a CPU, for table1 and attack: the paper's networks, trained for fewer epochs or "
+        "attacked with fewer images",
     )
     command.add_argument(
         "--on",

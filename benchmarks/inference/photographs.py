@@ -1,4 +1,4 @@
-"""What digit models make of photographs, transformed digits, letters and nothing at all.
+"""What digit models make of photographs, transformed digits, other signs and nothing at all.
 
     python -m benchmarks.inference.photographs models/capsnet-mnist models/capsnet-digits
 
@@ -28,6 +28,7 @@ from training.config import RunConfig
 from training.data.batches import load_images
 from training.data.download import data_root
 from training.data.images import Images, hold_out
+from training.data.synthetic.letters import LETTERS
 from training.data.synthetic.scribbles import draw_scribbles
 from training.data.transforms.affnist_style import affnist_style_set
 
@@ -42,7 +43,7 @@ CONDITIONS = {
     "on squared paper": Conditions(squares=True),
     "with a thick marker": Conditions(pen="marker", thickness=(0.15, 0.22)),
 }
-LETTERS = "ACEFGHJKMNPRTUVWXYacdefhjkmnpqrtuvwxy"  # without those that look like digits
+SIGNS = "?!&@#%+=*<>~"  # no network learns them, and neither the font of these and of the letters
 BATCH = 100
 TEST_SEED, VALIDATION_SEED = 1_000, 2_000
 
@@ -104,7 +105,8 @@ def sets(options: Namespace) -> Iterator[Set]:
         yield Set(name, [read_picture(file, MAX_PIXELS) for file in files], labels)
     digits = digits_of(options)
     yield Set("transformed digits", as_pictures(digits.pixels[:, 0].numpy()), digits.labels.numpy())
-    yield Set("letters", [letter(LETTERS[n % len(LETTERS)], rng) for n in range(4 * options.count)], None)
+    for name, some in (("letters", LETTERS), ("other signs", SIGNS)):
+        yield Set(name, [printed(some[n % len(some)], rng) for n in range(4 * options.count)], None)
     blank = [photograph(None, SIZE, rng) for _ in range(options.count)]
     yield Set("blank pages", [read_picture(file, MAX_PIXELS) for file in blank], None)
     scribbles = as_pictures(draw_scribbles(8 * options.count, rng))
@@ -127,8 +129,8 @@ def as_pictures(pixels: NDArray[np.uint8]) -> list[Image.Image]:
     return [Image.fromarray(each) for each in pixels]
 
 
-def letter(sign: str, rng: np.random.Generator) -> Image.Image:
-    """A printed letter, dark on light, a little turned."""
+def printed(sign: str, rng: np.random.Generator) -> Image.Image:
+    """A letter or another sign, dark on light, a little turned."""
     picture = Image.new("L", (220, 220), int(rng.integers(200, 256)))
     font = ImageFont.load_default(float(rng.uniform(90, 150)))
     ImageDraw.Draw(picture).text((110, 110), sign, int(rng.integers(0, 90)), font, anchor="mm")

@@ -69,8 +69,8 @@ class DataConfig:
         epoch_images: images in an epoch; fewer training images are repeated. None shows each once.
         blank_fraction: of the training images are shown blank, with no class present (0 in the paper). A
             network that was never shown an empty image may classify one with confidence.
-        scribble_fraction: of the training images are replaced by scribbles and noise, with no class present
-            (0 in the paper), so that a network learns what is none of its classes.
+        scribble_fraction: of the training images are replaced by scribbles, noise and letters, with no
+            class present (0 in the paper), so that a network learns what is none of its classes.
         familiar: for `smallnorb` and `toys`: train on a third of the azimuths, or of the elevations, and
             measure on the others (Sec. 5.1, Hinton et al. 2018). The paper stops networks when they are
             equally good on familiar viewpoints of the test set's toys, so the `validation_images` are those;

@@ -19,6 +19,7 @@ from training.data.images import Images, hold_out, hold_out_toys
 from training.data.readers.folder import read_folder, refuse_changed
 from training.data.readers.smallnorb import ToySplit
 from training.data.seeding import ALL, RandomChoices
+from training.data.synthetic.letters import draw_letters
 from training.data.synthetic.scribbles import draw_scribbles
 from training.data.transforms import affnist_style
 from training.data.transforms.augment import (
@@ -35,7 +36,7 @@ from training.data.transforms.multimnist import PairMaker, Pairs
 from training.data.transforms.warp import random_warp
 from training.data.viewpoints import are_familiar
 
-SCRIBBLES = 2000  # different ones, each of which is bent and shifted anew
+SCRIBBLES, LETTERS = 2000, 1000  # different ones, each of which is bent and shifted anew
 SCRIBBLE_SEED = 0
 
 
@@ -153,8 +154,9 @@ class SingleObjects:
     def _scribbles(self) -> Tensor:
         """What takes the place of some images, uint8 [S, C, H, W]."""
         size, channels = self.config.crop_pixels or self.size, self.images.pixels.shape[1]
-        drawn = draw_scribbles(SCRIBBLES, np.random.default_rng(SCRIBBLE_SEED), size)
-        found = torch.from_numpy(drawn)[:, None].expand(-1, channels, -1, -1)
+        rng = np.random.default_rng(SCRIBBLE_SEED)
+        drawn = [draw_scribbles(SCRIBBLES, rng, size), draw_letters(LETTERS, rng, size)]
+        found = torch.from_numpy(np.concatenate(drawn))[:, None].expand(-1, channels, -1, -1)
         return found.to(self.images.pixels.device)
 
     @staticmethod

@@ -17,14 +17,12 @@ from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
 from training.experiments.form import FORMS, Form
-from training.experiments.medium import MEDIUM_FORM
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, read_rows
 from training.runs import checkpoint
 from training.runs.lock import LOCK, lock_folder
 
 FIGURE = "figure.png"
-SAID_OF: dict[Form, str] = {"full": "", "medium": f"{MEDIUM_FORM}\n\n", "quick": f"{QUICK_FORM}\n\n"}
 IN_PART = "**In part**: not everything has been measured; the same command continues.\n\n"
 
 
@@ -129,7 +127,15 @@ def section(claim: Claim, rows: list[Row]) -> str:
     part = "" if claim.finished else IN_PART
     figure = f"![figure]({FIGURE})\n\n" if rows else ""
     origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
-    return f"{figure}{part}{SAID_OF[claim.form]}{_experiment(claim.experiment).report(rows)}\n{origins}"
+    return f"{figure}{part}{said_of(claim)}{_experiment(claim.experiment).report(rows)}\n{origins}"
+
+
+def said_of(claim: Claim) -> str:
+    """What a smaller form is, Markdown; experiments differ in what is smaller in their medium form."""
+    if claim.form == "full":
+        return ""
+    said = QUICK_FORM if claim.form == "quick" else _experiment(claim.experiment).MEDIUM_FORM
+    return f"{said}\n\n"
 
 
 def write_page(folder: Path) -> Path:

@@ -1,7 +1,4 @@
-"""Pictures that show no digit, for a network to learn what is none: scribbles, spots and noise.
-
-Letters and other signs are not among them: how a network takes those that it has never seen can be measured.
-"""
+"""Pictures that show no digit, for a network to learn what is none: scribbles, spots and noise."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -40,7 +40,7 @@ from training.experiments.runner import Row, Runner, Trained, measure_each, netw
 from training.models.build import Network
 
 BATCH = {"cpu": 64, "cuda": 512}  # images: the gradient of a network takes as much memory as its training
-__all__ = ["FULL", "QUICK", "plot", "report", "run"]
+__all__ = ["FULL", "MEDIUM", "MEDIUM_FORM", "QUICK", "plot", "report", "run"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,12 @@ FULL = Plan(
     },
     epsilons=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
     bim_steps=10,
+)
+MEDIUM_IMAGES = 300
+MEDIUM = replace(FULL, images=MEDIUM_IMAGES)
+MEDIUM_FORM = (
+    f"**Medium form**: all attacks of the full form on its networks, with the first {MEDIUM_IMAGES} images "
+    "of the test set."
 )
 QUICK = Plan(
     {

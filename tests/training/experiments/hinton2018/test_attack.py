@@ -312,3 +312,8 @@ def test_in_the_full_form_whole_test_sets_are_attacked_by_the_papers_networks():
         prepared = {(config.data.resize_pixels, config.data.crop_pixels) for config in networks.values()}
         assert prepared == {(48, 32)}, "all are shown the same pictures"
         assert networks[CNN] != networks[OTHER_CNN] == replace(networks[CNN], seed=1)
+
+
+def test_in_the_medium_form_every_attack_of_the_full_one_goes_on_with_fewer_images():
+    assert replace(attack.FULL, images=300) == attack.MEDIUM
+    assert "first 300 images" in attack.MEDIUM_FORM
