@@ -220,8 +220,8 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="medium",
-        help="hours of a CPU, for table1 and attack: the paper's networks, trained for fewer epochs or "
-        "attacked with fewer images",
+        help="hours of a CPU, for table1, norb-ablation and attack: the networks of the full form, trained "
+        "for fewer epochs or attacked with fewer images",
     )
     command.add_argument(
         "--on",

@@ -9,6 +9,7 @@ from training.config import LossConfig, MatrixCapsNetConfig, RunConfig, load_pre
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
+from training.experiments.medium import medium_form, shortened
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, data_sets, measure_each
 
@@ -63,6 +64,15 @@ FULL = Plan(
         TOYS: (stereo.ON_TOYS, load_preset("toys-cnn")),
     },
     (0, 1, 2),
+)
+MEDIUM_EPOCHS = 5
+MEDIUM_FORM = medium_form("the networks of the full form", MEDIUM_EPOCHS)
+MEDIUM = Plan(
+    {
+        data: (shortened(capsules, MEDIUM_EPOCHS), shortened(cnn, MEDIUM_EPOCHS))
+        for data, (capsules, cnn) in FULL.networks.items()
+    },
+    FULL.seeds,
 )
 QUICK = Plan(
     {

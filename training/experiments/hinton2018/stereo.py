@@ -54,9 +54,12 @@ def measure_methods(
     test_images: int | None,
     find: Callable[[Runner, RunConfig, int | None], Row],
 ) -> None:
-    """A row for each method and seed on a data set; `find` measures one. All seeds of a method come first."""
-    for method, config in methods.items():
-        for seed in seeds:
+    """A row for each method and seed on a data set; `find` measures one.
+
+    All methods of a seed come first, so that an experiment that is interrupted compares those.
+    """
+    for seed in seeds:
+        for method, config in methods.items():
             seeded = replace(config, seed=seed)
             key: Row = {"data": data, "method": method, "seed": seed}
             settings = networks_of(seeded) | {"at_most": test_images}

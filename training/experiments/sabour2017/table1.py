@@ -8,6 +8,7 @@ from training.config import CapsNetConfig, RunConfig, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import wrong_images
 from training.experiments import figure, markdown
+from training.experiments.medium import medium_form, shortened
 from training.experiments.paired import compare
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, networks_of
@@ -58,24 +59,16 @@ class Plan:
 
 
 MEDIUM_EPOCHS = 10
-MEDIUM_FORM = (
-    f"**Medium form**: the paper's networks, trained for {MEDIUM_EPOCHS} epochs; over the second half of "
-    "these the rate falls linearly to 0."
-)
-
-
-def shortened(config: RunConfig) -> RunConfig:
-    """The same network with the same images, for a tenth of the paper's epochs or fewer."""
-    cooldown = MEDIUM_EPOCHS - MEDIUM_EPOCHS // 2
-    optimizer = replace(config.optimizer, epochs=MEDIUM_EPOCHS, cooldown_epochs=cooldown)
-    return replace(config, optimizer=optimizer)
-
-
+MEDIUM_FORM = medium_form("the paper's networks", MEDIUM_EPOCHS)
 FULL = Plan(
     {name: (load_preset(name), load_preset(f"{name}-cnn")) for name in ("mnist", "multimnist")}, (0, 1, 2)
 )
 MEDIUM = Plan(
-    {name: (shortened(capsnet), shortened(cnn)) for name, (capsnet, cnn) in FULL.networks.items()}, FULL.seeds
+    {
+        data: (shortened(capsnet, MEDIUM_EPOCHS), shortened(cnn, MEDIUM_EPOCHS))
+        for data, (capsnet, cnn) in FULL.networks.items()
+    },
+    FULL.seeds,
 )
 QUICK = Plan(
     {

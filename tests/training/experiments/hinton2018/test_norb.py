@@ -13,7 +13,7 @@ from training.data.batches import evaluation_batches, make_batches
 from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
-from training.experiments.hinton2018 import norb, norb_ablation
+from training.experiments.hinton2018 import norb, norb_ablation, stereo
 from training.experiments.hinton2018.norb import CNN, ONE, SEVERAL, SMALL_CAPSULES
 from training.experiments.hinton2018.norb_ablation import FULL_NETWORK
 from training.experiments.quick import narrowed
@@ -119,6 +119,24 @@ def test_every_variant_is_measured_and_differs_from_the_whole_network(ablation):
         assert (
             row["error_percent"] == evaluate(model, first_images(ablation, config), config.loss).error_percent
         )
+
+
+def test_the_medium_form_of_the_ablation_has_the_full_networks_for_five_epochs():
+    for data, networks in norb_ablation.MEDIUM.networks.items():
+        for config, full in zip(networks, norb_ablation.FULL.networks[data], strict=True):
+            assert (config.model, config.data, config.loss) == (full.model, full.data, full.loss)
+            assert (config.optimizer.epochs, config.optimizer.cooldown_epochs) == (5, 3)
+    assert norb_ablation.MEDIUM.seeds == (0, 1, 2)
+
+
+def test_all_methods_of_a_seed_are_measured_before_the_next_seed(tmp_path):
+    runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path / "data", torch.device("cpu"))
+    methods = {SMALL_CAPSULES: CAPSULES_CONFIG, CNN: CNN_CONFIG}
+    stereo.measure_methods(
+        runner, "toys", methods, (3, 4), 1, lambda runner, config, images: {"is": config.seed}
+    )
+    found = [(row["method"], row["seed"], row["is"]) for row in runner.rows()]
+    assert found == [(SMALL_CAPSULES, 3, 3), (CNN, 3, 3), (SMALL_CAPSULES, 4, 4), (CNN, 4, 4)]
 
 
 def test_variants_have_what_their_names_say():

@@ -1,0 +1,24 @@
+"""The medium form of an experiment's networks: those of the full form, trained for hours of a CPU."""
+
+from dataclasses import replace
+
+from training.config import RunConfig
+
+
+def shortened(config: RunConfig, epochs: int) -> RunConfig:
+    """The same network with the same images, for fewer epochs; in the second half the rate falls."""
+    optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
+    return replace(config, optimizer=optimizer)
+
+
+def medium_form(networks: str, epochs: int) -> str:
+    """What a report says of such networks, Markdown.
+
+    Args:
+        networks: which they are, such as "the paper's networks".
+        epochs: for how many each is trained.
+    """
+    return (
+        f"**Medium form**: {networks}, trained for {epochs} epochs; over the second half of these the rate "
+        "falls linearly to 0."
+    )
