@@ -7,6 +7,7 @@ import socket
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from service.observability.request_metrics import RequestMetrics
 from service.state import Service
-from tests.support.live_service import live_service, settings_for, wait_until
-from tests.support.tiny_bundle import run_model, write_bundle
+from tests.support.faulty_bundle import write_slow_bundle
+from tests.support.live_service import live_service, metric, settings_for, wait_until
+from tests.support.small_pictures import to_npy
+from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
 
@@ -199,27 +202,21 @@ def test_a_fault_of_ours_is_a_500_that_tells_no_internals(models):
     assert "secret" not in answer.text
 
 
-def test_a_full_queue_answers_503_with_retry_after(models):
-    settings = settings_for(
-        models, queue_images=4, max_images_per_request=4, max_reconstructions=4, max_batch=1
-    )
-    sweep = {"dimensions": [0], "start": 0.0, "stop": 0.3, "step": 0.1}
-    answers: list[httpx.Response] = []
+def test_a_full_queue_answers_503_with_retry_after(tmp_path):
+    write_slow_bundle(tmp_path / "slow" / "1")
+    limits = {"queue_images": 64, "max_images_per_request": 64, "max_reconstructions": 64, "max_batch": 4}
+    pixels = to_npy(np.zeros((64, SIDE, SIDE, 1), np.float32))
 
-    def ask(client: httpx.Client) -> None:
-        answers.extend(client.post("/reconstruct", json={**POSE, "sweep": sweep}) for _ in range(10))
+    def ask() -> httpx.Response:
+        return client.post("/classify", content=pixels, headers={"Content-Type": "application/x-npy"})
 
-    with live_service(settings) as client:
-        threads = [threading.Thread(target=ask, args=(client,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert refused, "eight clients of four pictures each fit a queue of four"
-    for answer in refused:
+    with live_service(settings_for(tmp_path, threads=1, **limits)) as client, ThreadPoolExecutor() as pool:
+        first = pool.submit(ask)
+        wait_until(lambda: metric(client, "capsnet_queue_images") > 0)
+        answer = ask()
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")
         assert answer.headers["retry-after"].isdigit()
+        assert first.result().is_success
 
 
 def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
@@ -227,7 +224,7 @@ def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
     answers: list[httpx.Response] = []
 
     def ask(client: httpx.Client) -> None:
-        answers.append(client.post("/classify", files=[("images", large_png())] * 3))
+        answers.extend(client.post("/classify", files=[("images", large_png())] * 3) for _ in range(5))
 
     with live_service(settings) as client:
         threads = [threading.Thread(target=ask, args=(client,)) for _ in range(4)]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.live_service import metric
 
 START_S = 60
 CAPSNET_SERVE = ("-m", "service.cli")
@@ -41,12 +42,7 @@ class LiveProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of that name that have these labels."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self.client.get("/metrics").text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return metric(self.client, name, **labels)
 
     def kill_inference_thread(self) -> None:
         """End one of its inference threads; only of a process that was started as KILLABLE."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.http.connections import BoundedHttp
@@ -72,6 +73,16 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = START_S) -> Non
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.01)
+
+
+def metric(client: httpx.Client, name: str, **labels: str) -> float:
+    """The sum of a service's samples of that name that have these labels."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def _port(server: uvicorn.Server, thread: threading.Thread) -> int:

@@ -1,6 +1,7 @@
 """Triton's statistics and model configuration extensions, over REST."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import tritonclient.http as triton
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.faulty_bundle import write_slow_bundle
+from tests.support.live_service import live_service, metric, settings_for, wait_until
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import SIDE, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
@@ -82,22 +84,19 @@ def test_requests_of_every_route_count_once_and_in_their_batches(http):
     assert found["last_inference"] > 1.6e12  # milliseconds since 1970
 
 
-def test_a_request_that_finds_no_room_counts_as_failed(http):
-    with triton.InferenceServerClient(f"127.0.0.1:{http.base_url.port}", concurrency=8) as client:
-        pixels = triton.InferInput("pixels", [64, SIDE, SIDE, 1], "FP32")
-        pixels.set_data_from_numpy(np.zeros((64, SIDE, SIDE, 1), np.float32))
-        for _ in range(50):
-            calls = [client.async_infer("tiny", [pixels]) for _ in range(8)]
-            failed = 0
-            for call in calls:
-                try:
-                    call.get_result()
-                except triton.InferenceServerException:
-                    failed += 1
-            if failed:
-                break
-        assert failed, "the queue was never full"
-    assert statistics(http)["inference_stats"]["fail"]["count"] == failed
+def test_a_request_that_finds_no_room_counts_as_failed(tmp_path):
+    write_slow_bundle(tmp_path / "tiny" / "2")
+    with live_service(settings_for(tmp_path, **LIMITS)) as http:
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(classify, http, 64)
+            wait_until(lambda: metric(http, "capsnet_queue_images") > 0)
+            with triton.InferenceServerClient(f"127.0.0.1:{http.base_url.port}") as client:
+                pixels = triton.InferInput("pixels", [64, SIDE, SIDE, 1], "FP32")
+                pixels.set_data_from_numpy(np.zeros((64, SIDE, SIDE, 1), np.float32))
+                with pytest.raises(triton.InferenceServerException, match="the queue holds 64"):
+                    client.infer("tiny", [pixels])
+            assert first.result().is_success
+        assert statistics(http)["inference_stats"]["fail"]["count"] == 1
 
 
 def test_each_graph_has_statistics_of_its_own(http):

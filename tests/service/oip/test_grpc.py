@@ -21,7 +21,7 @@ from service.oip import grpc_arrival
 from service.oip.grpc_server import GrpcPort
 from service.settings import Settings
 from tests.support.faulty_bundle import write_slow_bundle
-from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.live_service import live_service, metric, settings_for, wait_until
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
@@ -56,10 +56,7 @@ class Live:
         )
 
     def metric(self, name: str, **labels: str) -> float:
-        lines = self.http.get("/metrics").text.splitlines()
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        found = [line for line in lines if line.startswith(name) and all(one in line for one in wanted)]
-        return sum(float(line.split()[-1]) for line in found)
+        return metric(self.http, name, **labels)
 
 
 @contextmanager
