@@ -153,6 +153,7 @@ def _version(version: int, manifest: Manifest, weights_bytes: int) -> dict[str, 
     entry = {
         "version": version,
         "state": "loaded",
+        "default": True,
         "manifest": manifest.model_dump(mode="json", exclude=LEFT_OUT),
         "weights_bytes": weights_bytes,
     }

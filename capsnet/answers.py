@@ -167,6 +167,7 @@ class ModelVersion(ShortRepr):
     Attributes:
         version: its number.
         state: "loaded", "available" (loads with the first request), "refused" and others; `reason` says why.
+        default: whether it answers requests that name no version, or with a canary most of them.
         device: cpu, cuda or tensorrt; None if it is not loaded.
         provider: ONNX Runtime's execution provider; None if it is not loaded.
         digest: of its bundle; None if it is not loaded.
@@ -176,6 +177,7 @@ class ModelVersion(ShortRepr):
 
     version: int
     state: str
+    default: bool
     device: str | None
     provider: str | None
     digest: str | None
@@ -193,7 +195,7 @@ class Model(ShortRepr):
 
 
 class Pinned(NamedTuple):
-    """The version of a model that answers now, and its bundle's manifest and digest."""
+    """The version of a model that `Client.pin` has found, and its bundle's manifest and digest."""
 
     model: str
     version: int
@@ -340,7 +342,7 @@ def _segmented_object(body: Any, shape: Sequence[int] | None) -> SegmentedObject
 
 def _model_version(body: Any) -> ModelVersion:
     rest = {name: body.get(name) for name in ("device", "provider", "digest", "reason", "manifest")}
-    return ModelVersion(version=body["version"], state=body["state"], **rest)
+    return ModelVersion(version=body["version"], state=body["state"], default=body["default"], **rest)
 
 
 def _poses(flat: list[list[float]], shape: Sequence[int] | None) -> Floats:

@@ -88,7 +88,7 @@ class Client(BaseClient[httpx.Client]):
             model_input: also return each picture after preprocessing, as the network sees it.
             min_probability: threshold of a confident result, 0-1; by default the model's own.
             model: name of the model; by default the service's default model.
-            version: of the model; by default the newest loaded one.
+            version: of the model; by default the newest loaded one, or what the operator's rule says.
             preprocess: "auto", the model's own rule for pictures of other sizes, or "off", a plain resize.
 
         Returns:
@@ -269,7 +269,7 @@ class Client(BaseClient[httpx.Client]):
         Args:
             pixels: float32 [N, H, W, C], 0-1, any N; used as they are.
             model: name of the model; without it every call first asks the service for its default model.
-            version: of the model; by default the newest loaded one.
+            version: of the model; by default the newest loaded one, or what the operator's rule says.
 
         Returns:
             probabilities [N, J] and poses [N, J, D], float32.
@@ -298,7 +298,10 @@ class Client(BaseClient[httpx.Client]):
         return self._do(model_requests.model(name))
 
     def pin(self, model: str | None = None, version: int | None = None) -> Pinned:
-        """Load the model and version that would answer now, so that later requests can name it."""
+        """Load the model and version that would answer now, so that later requests can name it.
+
+        Where a canary has a share of the requests, it is the version that answers most of them.
+        """
         return self._do(model_requests.pin(model, version))
 
     def ready(self) -> bool:

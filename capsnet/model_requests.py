@@ -46,7 +46,7 @@ def default_model() -> Exchange[str]:
 
 
 def pin(name: str | None, version: int | None) -> Exchange[Pinned]:
-    """Load the model and version with which such a request would be answered now.
+    """Load the model and version with which such requests are answered now, or with a canary most of them.
 
     Raises:
         CapsnetError: there is none.
@@ -54,8 +54,9 @@ def pin(name: str | None, version: int | None) -> Exchange[Pinned]:
     name = name or (yield from default_model())
     yield Request("GET", f"{graph_path(name, version)}/ready")  # loads it, if it loads with its first request
     known = yield from model(name)
-    for one in known.versions:  # newest first
-        if one.manifest is not None and one.digest is not None and version in (None, one.version):
+    for one in known.versions:
+        is_wanted = one.default if version is None else one.version == version
+        if is_wanted and one.manifest is not None and one.digest is not None:
             return Pinned(name, one.version, one.manifest, one.digest)
     states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
     title = "No such model or version is served"

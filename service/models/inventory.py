@@ -9,7 +9,7 @@ from service.errors import ModelRequiredError, NotReadyError, RefusedModelError,
 from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
 from service.models.scanner import Bundles
-from service.models.traffic import Traffic, choose, is_named
+from service.models.traffic import Traffic, choose, choose_for_many, is_named
 from service.settings import Settings
 
 
@@ -136,7 +136,12 @@ class Inventory:
             UnknownModelError: there is no such model.
         """
         self.check_known(model)
-        versions = [self._describe_version(entry, manifests) for entry in self.entries(model)]
+        entries = self.entries(model)
+        default = self._default_version(model, entries)
+        versions = [
+            {**self._describe_version(entry, manifests), "default": entry.version == default}
+            for entry in entries
+        ]
         described = {"name": model, "default": model == self.default(), "versions": versions}
         rule = self.bundles.traffic.get(model)
         return {**described, "traffic": rule.model_dump(exclude_none=True)} if rule else described
@@ -209,6 +214,13 @@ class Inventory:
             kept = f"CAPSNET_VERSIONS_KEPT={self._versions_kept}"
             return IndexEntry(name, version, "superseded", f"newer versions are served: {kept}")
         return IndexEntry(name, version, "loading" if self.changing[name].locked() else "available")
+
+    def _default_version(self, model: str, entries: list[IndexEntry]) -> int | None:
+        """What answers requests that name no version; of a model that loads with the first one, what will."""
+        if loaded := self.loaded.get(model):
+            return choose_for_many(self.traffic.get(model), loaded)
+        servable = [entry.version for entry in entries if entry.state in SERVABLE]
+        return choose_for_many(self.bundles.traffic.get(model), servable)
 
     def _describe_version(self, entry: IndexEntry, manifests: bool) -> dict[str, Any]:
         described: dict[str, Any] = {"version": entry.version, "state": entry.state}

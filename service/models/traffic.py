@@ -83,6 +83,25 @@ def choose(
     return max(others or loaded, default=None)
 
 
+def choose_for_many(rule: Traffic | None, loaded: Collection[int]) -> int | None:
+    """The version for images that belong together, such as a folder: the one that answers most requests.
+
+    Args:
+        rule: as for `choose`, as is the answer.
+        loaded: the versions that serve.
+    """
+    return choose(rule, loaded, lambda: 0.5)
+
+
+def order_for_many(rule: Traffic | None, versions: Iterable[int]) -> list[int]:
+    """The version of `choose_for_many`, then those that stand in for it where it cannot be loaded."""
+    left, order = set(versions), list[int]()
+    while (version := choose_for_many(rule, left)) is not None:
+        order.append(version)
+        left.remove(version)
+    return order
+
+
 def is_named(rule: Traffic | None, version: int) -> bool:
     """Whether a rule names a version, which then is loaded, however many newer ones there are."""
     return rule is not None and version in rule.named

@@ -33,7 +33,9 @@ MinProbability = Annotated[
         description="an answer is confident from this probability on; default: the model's own threshold",
     ),
 ]
-VersionChoice = Annotated[int | None, Field(ge=1, description="default: the newest one loaded")]
+VersionChoice = Annotated[
+    int | None, Field(ge=1, description="default: the newest one loaded, or what the operator's rule says")
+]
 
 
 class _Request(BaseModel):
@@ -315,6 +317,7 @@ class VersionAnswer(BaseModel):
         description="available: loads with the first request; superseded: CAPSNET_VERSIONS_KEPT newer ones "
         "are served; unloaded: taken down by an operator"
     )
+    default: bool = Field(description="answers requests that name no version, or with a canary most of them")
     device: str | None = Field(default=None, description="cpu, cuda or tensorrt")
     provider: str | None = Field(default=None, description="ONNX Runtime's execution provider")
     graphs: dict[str, str] | None = Field(default=None, description="graphs of the bundle, by role")

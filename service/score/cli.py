@@ -217,7 +217,7 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         type=_positive_integer,
         const=COMMAND_VERSION,
         metavar="N",
-        help="of the model (default: the newest); without N: print the command's own version",
+        help="of the model (default: the newest, or the pinned one); without N: print the command's own",
     )
     group.add_argument(
         "--preprocess",

@@ -19,6 +19,7 @@ from service.inference.model_input import decode_image
 from service.inference.predictions import predictions
 from service.inference.providers import DeviceError, EngineOptions
 from service.models.scanner import find_bundles
+from service.models.traffic import Traffic, read_traffic
 from service.score.query import (
     Batch,
     ChosenModel,
@@ -113,7 +114,8 @@ def load_local(models: str | None, query: Query, batch: int, threads: int = 0) -
     try:
         settings = read_settings(models=models)
         name, bundles = _find(settings, query.model)
-        versions = usable_versions(name, query.version, bundles)
+        rule = _rule(settings, name) if query.version is None else None
+        versions = usable_versions(name, query.version, bundles, rule)
         options = EngineOptions(
             settings.device,
             batch,
@@ -141,6 +143,18 @@ def _find(settings: Settings, requested: str | None) -> tuple[str, Mapping[int, 
     default = settings.default_model if settings.default_model in found else None
     model = requested or default or only_model(sorted(found))
     return model, found[model]
+
+
+def _rule(settings: Settings, model: str) -> Traffic | None:
+    """Which version answers requests to a service that name none.
+
+    Raises:
+        ScoreError: the rule is broken, so that nobody knows.
+    """
+    try:
+        return read_traffic([root / model for root in settings.roots])
+    except (OSError, ValueError) as error:
+        raise ScoreError(f"{error}; mend the file, or name a version with --version") from None
 
 
 def _load_first(

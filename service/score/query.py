@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from service.models.traffic import Traffic, order_for_many
+
 
 class ScoreError(Exception):
     """Scoring cannot start or go on; the message says what was expected, what came and what to do."""
@@ -17,7 +19,7 @@ class Query:
 
     Attributes:
         model: None for the default model.
-        version: None for the newest one.
+        version: None for the one that answers requests to a service that name none.
         top_k: the k most probable classes; None for all.
         poses: whether rows hold poses.
         min_probability: from which on an answer is confident; None for the model's own threshold.
@@ -109,15 +111,27 @@ def only_model(names: Sequence[str]) -> str:
     return names[0]
 
 
-def usable_versions(model: str, requested: int | None, versions: Iterable[int]) -> list[int]:
-    """The requested version, or all versions, newest first.
+def usable_versions(
+    model: str, requested: int | None, versions: Iterable[int], rule: Traffic | None = None
+) -> list[int]:
+    """The requested version, or those that may be used in place of one, in this order.
+
+    Args:
+        model: its name.
+        requested: None for the one that answers requests to a service that name none.
+        versions: of the model.
+        rule: which one that is; None for the newest.
 
     Raises:
         ScoreError: there is no such version.
     """
     known = sorted(versions)
     if requested is None:
-        return known[::-1]
+        order = order_for_many(rule, known)
+        if rule and not order:
+            there = ", ".join(map(str, known))
+            raise ScoreError(f"{model} is pinned to {rule}, which is not there; there are {there}")
+        return order
     if requested not in known:
         raise ScoreError(f"{model} has no version {requested}; there are {', '.join(map(str, known))}")
     return [requested]

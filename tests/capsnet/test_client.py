@@ -500,6 +500,30 @@ def test_a_pinned_version_is_loaded_and_brings_its_manifest(client):
         assert (refused.value.status, refused.value.type) == (404, "/problems/unknown-model")
 
 
+def test_a_client_pins_the_version_that_the_operators_rule_names(connect, tmp_path):
+    for version in (1, 2, 3):
+        write_bundle(tmp_path / "tiny" / str(version), seed=version)
+    with live_service(settings_for(tmp_path, admin_key="operator")) as service:
+        client = connect(str(service.base_url))
+        pictures = [pixels_of(1)[0]]
+        for rule, version in (
+            ({"pinned": 1}, 1),
+            ({"pinned": 1, "canary": 3, "share": 0.4}, 1),
+            ({"canary": 2, "share": 0.6}, 2),
+            ({"canary": 3, "share": 0.4}, 2),
+        ):
+            headers = {"X-API-Key": "operator"}
+            path = "/v2/repository/models/tiny/traffic"
+            assert service.put(path, json=rule, headers=headers).is_success
+            assert client.pin().version == version
+            assert [one.version for one in client.model("tiny").versions if one.default] == [version]
+            (scored,) = client.classify_many(pictures)
+            expected = client.classify(pictures, version=version).results[0]
+            assert [one.probability for one in scored.classification.classes] == [
+                one.probability for one in expected.classes
+            ]
+
+
 def test_ready_is_false_while_nothing_is_served_and_asks_once(connect, url):
     assert connect(url).ready() is True
     with server(BUSY) as (unready, asked):

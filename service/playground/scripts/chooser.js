@@ -29,11 +29,11 @@ export class Chooser {
     await this.choose(chosen.name, version);
   }
 
-  /** Choose a model, and a version if it is not the newest that is served. */
+  /** Choose a model, and a version if it is not the one that answers requests that name none. */
   async choose(name, version) {
     const turn = ++this.#turn;
     const all = (await api.versions(name)).filter(({ state }) => SERVED.has(state));
-    const one = all.find((each) => each.version === version) ?? all[0];
+    const one = all.find((each) => each.version === version) ?? defaultOf(all);
     if (turn !== this.#turn) return; // another one was chosen meanwhile
     const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
     if (input) input.checked = true;
@@ -84,8 +84,13 @@ export class Chooser {
 }
 
 async function described(model) {
-  const served = (await api.versions(model.name)).find(({ state }) => SERVED.has(state));
+  const served = defaultOf((await api.versions(model.name)).filter(({ state }) => SERVED.has(state)));
   return { name: model.name, version: served?.version, manifest: served?.manifest, isDefault: model.default };
+}
+
+/** The version that answers requests that name none, else the newest; undefined of no versions. */
+function defaultOf(versions) {
+  return versions.find((one) => one.default) ?? versions[0];
 }
 
 function said(manifest) {

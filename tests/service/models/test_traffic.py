@@ -9,7 +9,16 @@ from pydantic import ValidationError
 from service.errors import NotWritableError, RefusedModelError, UnknownModelError
 from service.models import traffic
 from service.models.repository import Repository
-from service.models.traffic import FILE, Traffic, choose, loading_order, read_traffic, write_traffic
+from service.models.traffic import (
+    FILE,
+    Traffic,
+    choose,
+    choose_for_many,
+    loading_order,
+    order_for_many,
+    read_traffic,
+    write_traffic,
+)
 from tests.support.repositories import loaded, opened, run, states
 from tests.support.tiny_bundle import replace_file, write_bundle
 
@@ -61,6 +70,23 @@ def test_draws_follow_the_share():
     traffic.random.seed(0)
     answers = [choose(CANARY, {2, 3}) for _ in range(4000)]
     assert 0.2 < answers.count(3) / 4000 < 0.3
+
+
+@pytest.mark.parametrize(
+    ("rule", "order"),
+    [
+        (None, [3, 2, 1]),
+        (PINNED, [2]),
+        (Traffic(pinned=9), []),
+        (Traffic(canary=3, share=0.4), [2, 1, 3]),
+        (Traffic(canary=1, share=0.6), [1, 3, 2]),
+        (Traffic(pinned=1, canary=3, share=0.25), [1]),
+        (Traffic(pinned=1, canary=3, share=1.0), [3, 1]),
+    ],
+)
+def test_images_that_belong_together_get_the_version_that_answers_most_requests(rule, order):
+    assert order_for_many(rule, (1, 2, 3)) == order
+    assert choose_for_many(rule, {1, 2, 3}) == (order[0] if order else None)
 
 
 def test_a_pinned_version_is_loaded_first_and_a_canary_last():

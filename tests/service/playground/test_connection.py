@@ -80,6 +80,17 @@ def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_pa
         answer(page)
 
 
+def test_the_page_begins_with_the_version_that_is_pinned(open_page, tmp_path):
+    for version in (1, 2):
+        write_bundle(tmp_path / "tiny" / str(version), seed=version)
+    (tmp_path / "tiny" / "traffic.json").write_text('{"pinned": 1}')
+    with live_service(settings_for(tmp_path, optimize=False)) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/")
+        expect(page.locator("#versions")).to_have_value("1")
+        page.select_option("#versions", "2")
+        expect(page.locator("#versions")).to_have_value("2")
+
+
 def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refused(open_page, models):
     with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
         address = str(client.base_url).rstrip("/")

@@ -193,6 +193,37 @@ def test_the_newest_version_answers_unless_another_is_asked_for(service, digits,
         assert float(row["probability"]) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rule", "version"),
+    [({"pinned": 1}, 1), ({"canary": 3, "share": 0.2}, 2), ({"canary": 1, "share": 0.9}, 1)],
+)
+def test_a_run_uses_the_version_that_the_operators_rule_names(rule, version, digits, tmp_path, capsys):
+    for number in (1, 2, 3):
+        write_bundle(tmp_path / "models" / "tiny" / str(number), seed=number)
+    (tmp_path / "models" / "tiny" / "traffic.json").write_text(json.dumps(rule))
+    with live_service(settings_for(tmp_path / "models")) as service:
+        assert score(digits, "--url", service.base_url) == 0
+        assert f"scored with tiny/{version}," in capsys.readouterr().err
+    assert score(digits, "--local", "--models", tmp_path / "models") == 0
+    assert f"scored with tiny/{version}," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ('{"pinned": 9}', "tiny is pinned to version 9, which is not there; there are 1"),
+        ("{", "traffic.json: Invalid JSON"),
+    ],
+)
+def test_in_process_no_other_version_stands_in_for_a_pinned_one(rule, why, digits, tmp_path, capsys):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    (tmp_path / "models" / "tiny" / "traffic.json").write_text(rule)
+    local = (digits, "--local", "--models", tmp_path / "models")
+    assert score(*local) == 2
+    assert why in capsys.readouterr().err
+    assert score(*local, "--version", 1) == 0
+
+
 def test_preprocess_off_reaches_the_model(service, digits, tmp_path):
     picture = digits / "photograph.jpg"
     score(picture, "--out", tmp_path / "a.csv", "--url", service.base_url, "--preprocess", "off")
