@@ -98,11 +98,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
+        read_again_at_hangup(keys)  # before anything waits for models
         pool = PicturePool(settings.decode_threads, settings.queue_images)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
             service = Service(settings, models, pool, request_metrics, bodies, keys, key_use)
-            read_again_at_hangup(keys)
             try:
                 async with beside(service) if beside else nullcontext():
                     yield {"service": service}

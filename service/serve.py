@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from service.stopping import ignore_hangups, leave, leave_at_signals
+from service.stopping import hold_hangups, leave, leave_at_signals
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return _fail(str(error), 2)
     if keys.come_from_files:
-        ignore_hangups()
+        hold_hangups()
     try:
         settings, kept = _keep_grpc_port(settings)
         listeners = [_listen(settings.host, settings.port)]

@@ -2,13 +2,14 @@
 
 import os
 import re
+from decimal import Decimal
 from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.processors import usable_cpus
@@ -46,6 +47,10 @@ LINK = re.compile(r"(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT_\d+_(TCP|UDP)(_(PROTO|
 LINKED = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 Precision = Literal["float32", "half"]
+KEY_LIMITS = {  # least and most; a float of 0.001 would be more than what a file calls 0.001
+    "rate": (Decimal("0.001"), 1_000_000, "requests per second"),
+    "concurrency": (Decimal(1), 1_000_000, "requests at once"),
+}
 
 
 class SettingsError(ValueError):
@@ -100,9 +105,9 @@ class Settings(BaseSettings):
             names. `rate=` and `concurrency=` after a key are its own limits. SIGHUP has the file read again.
         admin_key_file: a file with the admin key, in place of `admin_key`; SIGHUP has it read again.
         key_rate: how many requests per second each key may send, about a second's worth of them at once,
-            before it gets 429; 0 for any number. The admin key has no limits.
-        key_concurrency: how many requests of each key may be under way at once before it gets 429; 0 for any
-            number.
+            before it gets 429: 0.001 to 1000000, or 0 for any number. The admin key has no limits.
+        key_concurrency: how many requests of each key may be under way at once before it gets 429: 1 to
+            1000000, or 0 for any number.
         trusted_proxies: comma-separated addresses and networks of proxies, from whose `X-Forwarded-For` the
             log takes the client's address; * for all; empty for none.
         cors_origins: comma-separated origins whose pages may send requests from a browser; * for all.
@@ -231,6 +236,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
         return self
 
+    @field_validator("key_rate", "key_concurrency")
+    @classmethod
+    def _limits_make_sense(cls, given: float, info: ValidationInfo) -> float:
+        check_key_limit(str(info.field_name).removeprefix("key_"), given)
+        return given
+
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_have_addresses(cls, proxies: str) -> str:
@@ -320,6 +331,17 @@ def read_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         faults = (_describe(fault["loc"], fault["msg"], fault["input"]) for fault in error.errors())
         raise SettingsError("; ".join(faults)) from None
+
+
+def check_key_limit(name: str, number: float | Decimal) -> None:
+    """A limit of a key, `rate` or `concurrency`, is none or one that can be kept.
+
+    Raises:
+        ValueError: it is far too small or too large; the message says what was expected.
+    """
+    least, most, what = KEY_LIMITS[name]
+    if number and not least <= number <= most:
+        raise ValueError(f"expected {least} to {most} {what}, or 0 for any number")
 
 
 def check_key_variable(settings: Settings) -> None:

@@ -8,16 +8,24 @@ import signal
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask to stop; not SIGHUP where it is ignored, as by `nohup`."""
+    """Those that ask to stop; not SIGHUP where it is held, or ignored, as by `nohup`."""
     asked = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if hasattr(signal, "SIGHUP") and not _is_ignored_or_held(signal.SIGHUP):
         asked.append(signal.SIGHUP)
     return asked
 
 
-def ignore_hangups() -> None:
-    """SIGHUP does not ask to stop, but for something else, which whoever does it handles later."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def hold_hangups() -> None:
+    """SIGHUP does not ask to stop, but for something else; until `take_hangups`, one that comes waits.
+
+    Threads and processes that are started meanwhile hold it, too.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+
+
+def take_hangups() -> None:
+    """SIGHUP has a handler now; one that has come before is handled at once."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 
 
 def leave_at_signals(*, is_logging: bool = False) -> None:
@@ -30,6 +38,11 @@ def leave_at_signals(*, is_logging: bool = False) -> None:
     """
     for number in stop_signals():
         signal.signal(number, lambda *_: leave() if is_logging else os._exit(0))
+
+
+def _is_ignored_or_held(number: signal.Signals) -> bool:
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [])  # adds none, and returns those that are
+    return number in held or signal.getsignal(number) is signal.SIG_IGN
 
 
 def leave() -> None:

@@ -7,17 +7,19 @@ import re
 import signal
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
-from service.settings import KEY, Settings, SettingsError
+from service.settings import KEY, Settings, SettingsError, check_key_limit
+from service.stopping import take_hangups
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 2**20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
-LIMIT = re.compile(r"(rate|concurrency)=([0-9]+(?:\.[0-9]+)?)")
+LIMITS = {"rate": re.compile(r"[0-9]+(\.[0-9]+)?"), "concurrency": re.compile(r"[0-9]+")}
 LINE = "NAME:KEY, or NAME:KEY rate=REQUESTS_PER_SECOND concurrency=REQUESTS for limits of its own"
 ADMIN = "admin"
 
@@ -29,16 +31,14 @@ class Key:
     """A key that opens the service.
 
     Attributes:
-        name: for the log; the key itself is never shown.
+        name: for the log, and to count its use; the key itself is never shown.
         secret: what a client sends.
-        place: among all keys, from 0; where its use is counted.
         rate: requests per second that it may send; 0 for any number.
         concurrency: of its requests that may be under way at once; 0 for any number.
     """
 
     name: str
     secret: bytes
-    place: int
     rate: float = 0.0
     concurrency: int = 0
 
@@ -85,9 +85,8 @@ class Keys:
             raise SettingsError("the admin key is also a key of clients: use another one")
         if len(clients) > MAX_KEYS:
             raise SettingsError(f"there are {len(clients)} keys; at most {MAX_KEYS} can be told apart")
-        placed = [replace(key, place=place) for place, key in enumerate(clients)]
-        self.admin = Key(ADMIN, admin, MAX_KEYS) if admin else None
-        self._all = (*placed, *([self.admin] if self.admin else []))
+        self.admin = Key(ADMIN, admin) if admin else None
+        self._all = (*clients, *([self.admin] if self.admin else []))
         return len(self._all)
 
     def find(self, headers: Headers) -> Key | None:
@@ -110,6 +109,7 @@ def read_again_at_hangup(keys: Keys) -> None:
 
     if keys.come_from_files and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read)
+        take_hangups()
 
 
 def sent(headers: Headers) -> list[bytes]:
@@ -133,40 +133,52 @@ def _of_variable(settings: Settings) -> Iterable[Key]:
         secrets = settings.api_keys.get_secret_value().split(",")
         for number, secret in enumerate(secrets, 1):
             found = secret.strip().encode()
-            yield Key(f"key-{number}", found, 0, settings.key_rate, settings.key_concurrency)
+            yield Key(f"key-{number}", found, settings.key_rate, settings.key_concurrency)
 
 
 def _of_file(settings: Settings) -> list[Key]:
     """One key a line; blank lines and those that begin with # are left out."""
-    if settings.api_keys_file is None:
+    file = settings.api_keys_file
+    if file is None:
         return []
     found: dict[str, Key] = {}
-    for number, line in enumerate(_text(settings.api_keys_file).splitlines(), 1):
+    for number, line in enumerate(_text("CAPSNET_API_KEYS_FILE", file).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        key = _key(line, settings)
-        if key is None:
-            raise SettingsError(f"{settings.api_keys_file}, line {number}: expected {LINE}")
+        try:
+            key = _key(line, settings)
+        except ValueError as error:
+            raise SettingsError(f"{file}, line {number}: {error}") from None
         if key.name in found or any(key.secret == other.secret for other in found.values()):
-            raise SettingsError(f"{settings.api_keys_file}, line {number}: {key.name} or its key comes twice")
+            raise SettingsError(f"{file}, line {number}: {key.name} or its key comes twice")
         found[key.name] = key
     if not found:
-        raise SettingsError(f"{settings.api_keys_file} has no keys, so nobody could use the service")
+        raise SettingsError(f"{file} has no keys, so nobody could use the service")
     return [*found.values()]
 
 
-def _key(line: str, settings: Settings) -> Key | None:
-    """What a line says; None if it says nothing that can be understood."""
+def _key(line: str, settings: Settings) -> Key:
+    """What a line says; ValueError if that cannot be understood, or a limit makes no sense."""
     entry, *rest = line.split()
     name, _, secret = entry.partition(":")
-    limits = [LIMIT.fullmatch(word) for word in rest]
-    if not NAME.fullmatch(name) or name == ADMIN or not KEY.fullmatch(secret) or None in limits:
-        return None
-    own = {limit[1]: limit[2] for limit in limits if limit}
-    if len(own) < len(rest) or not own.get("concurrency", "0").isdecimal():
-        return None
-    rate = float(own.get("rate", settings.key_rate))
-    return Key(name, secret.encode(), 0, rate, int(own.get("concurrency", settings.key_concurrency)))
+    limits = dict(map(_limit, rest))
+    if not NAME.fullmatch(name) or name == ADMIN or not KEY.fullmatch(secret) or len(limits) < len(rest):
+        raise ValueError(f"expected {LINE}")
+    rate = float(limits.get("rate", settings.key_rate))
+    return Key(name, secret.encode(), rate, int(limits.get("concurrency", settings.key_concurrency)))
+
+
+def _limit(word: str) -> tuple[str, Decimal]:
+    """`rate=2.5` as its name and its number."""
+    name, _, digits = word.partition("=")
+    if name not in LIMITS or not LIMITS[name].fullmatch(digits):
+        raise ValueError(f"expected {LINE}")
+    number = Decimal(digits)  # a float would make a tiny rate 0, which is none
+    try:
+        check_key_limit(name, number)
+    except ValueError as error:
+        raise ValueError(f"{name}={number:.9g}: {error}") from None
+    return name, number
 
 
 def _admin(settings: Settings) -> bytes | None:
@@ -174,20 +186,24 @@ def _admin(settings: Settings) -> bytes | None:
         return settings.admin_key.get_secret_value().encode()
     if settings.admin_key_file is None:
         return None
-    secret = _text(settings.admin_key_file).strip()
+    variable = "CAPSNET_ADMIN_KEY_FILE"
+    secret = _text(variable, settings.admin_key_file).strip()
     if not KEY.fullmatch(secret):
-        raise SettingsError(f"{settings.admin_key_file}: expected one key, printable ASCII without blanks")
+        raise SettingsError(
+            f"{variable}={settings.admin_key_file}: expected one key, printable ASCII without blanks"
+        )
     return secret.encode()
 
 
-def _text(file: Path) -> str:
+def _text(variable: str, file: Path) -> str:
+    """What a file has that a variable names."""
     try:
         with file.expanduser().open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise SettingsError(f"{file}: a file of keys has at most {MAX_FILE_BYTES} bytes")
+            raise SettingsError(f"{variable}={file}: a file of keys has at most {MAX_FILE_BYTES} bytes")
         return content.decode("ascii")
     except OSError as error:
-        raise SettingsError(f"{file}: {error.strerror or error}") from None
+        raise SettingsError(f"{variable}={file}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{file}: keys are printable ASCII") from None
+        raise SettingsError(f"{variable}={file}: keys are printable ASCII") from None

@@ -6,14 +6,15 @@ ever falls.
 """
 
 import os
-from collections import Counter as Tally
 from collections.abc import Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from service.observability.label_room import MAX_LABELS, LabelRoom
+
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read while the library is imported; the supervisor of workers sets it
-MAX_LABELS = 100  # of each model: a bundle may have a hundred thousand classes
 OTHER = "other"
 REQUEST_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -22,7 +23,7 @@ REQUEST_S = (
 
 
 class RequestMetrics:
-    """What was asked and how long the answers took. Any thread may call every method.
+    """What was asked and how long the answers took. Any thread may call every method but `predicted`.
 
     Finding a labeled child takes a lock and a dictionary of strings, so each is looked up once and kept.
     """
@@ -35,7 +36,7 @@ class RequestMetrics:
             "capsnet_requests", "Requests answered", ("route", "status"), registry=self._registry
         )
         self._by_label: dict[tuple[str, str], Counter] = {}
-        self._labels: Tally[str] = Tally()
+        self._room = LabelRoom(Path(os.environ[FOLDER]) / "labels" if FOLDER in os.environ else None)
         self._problems = Counter(
             "capsnet_problems", "Answers that name a problem, by its type", ("type",), registry=self._registry
         )
@@ -74,16 +75,15 @@ class RequestMetrics:
         self._problems.labels(problem).inc()
 
     def predicted(self, model: str, labels: Iterable[str]) -> None:
-        """A model has named these classes."""
+        """A model has named these classes; for the event loop."""
         for label in labels:
             counter = self._by_label.get((model, label)) or self._new_label(model, label)
             counter.inc()
 
     def _new_label(self, model: str, label: str) -> Counter:
         """The count of a label; there is room for so many of a model."""
-        if self._labels[model] >= MAX_LABELS:
+        if not self._room.takes(model, label):
             return self._predictions.labels(model, OTHER)
-        self._labels[model] += 1
         self._by_label[model, label] = counter = self._predictions.labels(model, label)
         return counter
 

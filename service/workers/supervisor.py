@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from service.settings import Settings
-from service.stopping import stop_signals
+from service.stopping import hold_hangups, stop_signals, take_hangups
 from service.workers.place import SHARED_COUNTS, Place, make_place
 
 MAX_FAILED_STARTS = 3  # in a row; then another one would fail, too
@@ -123,6 +123,7 @@ class Supervisor:
                 signal.signal(number, self._note_signal)
             if self._settings.key_files:
                 signal.signal(signal.SIGHUP, self._pass_on)
+                take_hangups()
             status = None
             while status is None and not self._is_told_to_stop:
                 self._start_missing()
@@ -137,9 +138,9 @@ class Supervisor:
         return status or 0
 
     def _pass_on(self, number: int, _: object) -> None:
-        """Workers read keys again; one that is still starting will read them anyway."""
+        """All workers read keys again: one that is still starting may have read them already."""
         for child in self._children:
-            if not child.is_engine and child.is_ready and child.process.pid:
+            if not child.is_engine and child.process.pid:
                 with suppress(ProcessLookupError):
                     os.kill(child.process.pid, number)
 
@@ -147,12 +148,16 @@ class Supervisor:
         self._is_told_to_stop = True
 
     def _start_missing(self) -> None:
+        if self._settings.key_files:
+            hold_hangups()  # as each process does from its first moment, until it can read keys again
         if not any(child.is_engine for child in self._children):
             self._start(is_engine=True)
         taken = {child.number for child in self._children if not child.is_engine}
         for number in range(self._settings.worker_count):
             if number not in taken:
                 self._start(is_engine=False, number=number)
+        if self._settings.key_files:
+            take_hangups()
 
     def _start(self, *, is_engine: bool, number: int = 0) -> None:
         ours, theirs = self._spawn.Pipe()

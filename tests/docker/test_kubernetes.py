@@ -21,6 +21,7 @@ from tests.support.tiny_bundle import write_bundle
 
 KUBERNETES = ROOT / "docker" / "kubernetes"
 FOLDERS = ("base", "models-volume", "kserve")
+COMPONENT = "key-files"  # is put into the base
 # Of Kubernetes: the oldest that the page names, and the newest.
 VERSIONS = ("1.30", kubernetes_validate.latest_version().rpartition(".")[0])
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text()
@@ -145,7 +146,7 @@ def test_a_kustomization_lists_every_file_of_its_folder(folder):
 
 
 def test_no_folder_is_left_out_here():
-    assert {path.name for path in KUBERNETES.iterdir() if path.is_dir()} == set(FOLDERS)
+    assert {path.name for path in KUBERNETES.iterdir() if path.is_dir()} == {*FOLDERS, COMPONENT}
 
 
 def test_selectors_name_the_labels_of_the_pods():
@@ -202,6 +203,51 @@ def test_the_keys_of_the_page_are_those_that_the_pods_read():
     taken = [variable["valueFrom"]["secretKeyRef"] for variable in container()["env"]]
     assert {(one["name"], one["key"]) for one in taken} == {(name, key) for key in keys}
     assert all(one["optional"] for one in taken)
+
+
+def with_key_files() -> Manifest:
+    """The Deployment of the base with the component."""
+    deployment, component = one("base", "Deployment"), read(f"{COMPONENT}/kustomization.yaml")
+    for patch in component["patches"]:
+        assert is_target(deployment, patch["target"])
+        apply_patch(deployment, read(f"{COMPONENT}/{patch['path']}"))
+    return deployment
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_base_with_files_of_keys_is_valid(version):
+    assert kubernetes_validate.validate(with_key_files(), version, strict=True) == version
+
+
+def test_the_files_of_keys_are_those_of_the_secret_that_the_page_makes():
+    page = (ROOT / "docs" / "serving" / "kubernetes.md").read_text()
+    assert "`components: [../docker/kubernetes/key-files]`" in page
+    spec = with_key_files()["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "key-files"]
+    made = re.findall(r"create secret generic (\S+-files)(.+)", page)
+    assert {name for name, _ in made} == {volume["secret"]["secretName"]}
+    (served,) = spec["containers"]
+    (mount,) = [mount for mount in served["volumeMounts"] if mount["name"] == "key-files"]
+    files = {one["name"]: one["value"] for one in served["env"] if one["name"].endswith("_FILE")}
+    assert files.keys() == {"CAPSNET_API_KEYS_FILE", "CAPSNET_ADMIN_KEY_FILE"}
+    for _, options in made:
+        given = re.findall(r"--from-file=([\w-]+)=", options)
+        assert set(files.values()) == {f"{mount['mountPath']}/{name}" for name in given}
+
+
+def test_the_user_of_the_image_can_read_the_files_of_keys_and_nobody_else():
+    spec = with_key_files()["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "key-files"]
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+
+
+def test_a_pod_reads_keys_again_because_its_first_process_is_the_service():
+    page = (ROOT / "docs" / "serving" / "kubernetes.md").read_text()
+    assert "kill -HUP 1" in page
+    assert 'CMD ["capsnet-serve"]' in DOCKERFILE
+    assert "ENTRYPOINT" not in DOCKERFILE
+    assert "command" not in container()
 
 
 @pytest.fixture(scope="module")

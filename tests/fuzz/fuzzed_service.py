@@ -130,6 +130,7 @@ def fuzzed_service(folder: Path) -> Iterator[FuzzedService]:
         "log_level": "warning",
         "rescan_s": 0,
         "grpc_port": 0,
+        "metrics_port": 0,
     }
     with live_process(models, folder / "log", **settings, **LIMITS) as process:
         process.client.timeout = LIMIT_S

@@ -4,6 +4,7 @@ import re
 import select
 import socket
 
+import httpx
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ TARGETS = (
     "/v2/models/tiny/infer",
     "/readyz",
     "/models",
+    "/metrics",
 )
 ODD_TARGETS = (
     *("", "*", "//", "/%", "/%00", "/%ff%fe", "/models/%2e%2e%2fetc", "/docs/../app.py", "/" + "x" * 70_000),
@@ -42,6 +44,7 @@ CHUNKS = (
     *(b"5\r\nhi\r\n0\r\n\r\n", b"5 \r\nhello\r\n", b"0x5\r\nhello\r\n0\r\n\r\n", b"-1\r\n\r\n"),
     *(b"fffffffffffffffff\r\n", b"\r\n\r\n", b"5"),
 )
+TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)  # where it is not expected
 STATUS_LINE = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
 
 
@@ -63,20 +66,28 @@ def _request(draw: Draw) -> bytes:
 
 
 @examples(share=80, fuzz=2000)
-@given(sent=conversations())
-@example(sent=b"")
-@example(sent=b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))  # where TLS was expected
-@example(sent=b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+@given(sent=conversations(), is_for_metrics=st.booleans())
+@example(sent=b"", is_for_metrics=False)
+@example(sent=TLS, is_for_metrics=False)
+@example(sent=TLS, is_for_metrics=True)
+@example(sent=b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", is_for_metrics=False)
+@example(sent=b"GET /metrics HTTP/1.1\r\nHost: service\r\n\r\n", is_for_metrics=True)
 def test_a_connection_is_answered_or_closed_whatever_comes_down_it(
-    service: FuzzedService, sent: bytes
+    service: FuzzedService, sent: bytes, is_for_metrics: bool
 ) -> None:
-    answer = converse(service.process.address, sent)
+    answer = converse(metrics_address(service) if is_for_metrics else service.process.address, sent)
     assert answer == b"" or STATUS_LINE.match(answer), answer[:1000]
     statuses = [int(status) for status in STATUS_LINE.findall(answer)] or [0]
     assert all(status < 500 or status == 503 for status in statuses), answer[:1000]
     event(str(statuses[-1]))
     service.conversations += 1
     service.count(statuses[-1])
+
+
+def metrics_address(service: FuzzedService) -> tuple[str, int]:
+    url = httpx.URL(service.process.metrics_url)
+    assert url.port
+    return url.host, url.port
 
 
 def converse(address: tuple[str, int], sent: bytes) -> bytes:

@@ -30,7 +30,7 @@ def _all_was_sent(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("_all_was_sent")
 def test_every_documented_path_has_answered_as_it_was_asked(service: FuzzedService) -> None:
-    metrics = service.process.client.get("/metrics").text
+    metrics = service.process.client.get(f"{service.process.metrics_url}/metrics").text
     paths = create_app(Settings(api_keys=None)).openapi()["paths"]
     assert [path for path in paths if f'{{route="{path}",status="200"}}' not in metrics] == []
 

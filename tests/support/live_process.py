@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ class LiveProcess:
     client: httpx.Client
     log: Path
     grpc_address: str = ""
+    metrics_url: str = ""  # of the port for /metrics, if it has one of its own
 
     @property
     def address(self) -> tuple[str, int]:
@@ -55,9 +56,22 @@ class LiveProcess:
 
 @contextmanager
 def live_process(
-    models: Path, log: Path, *, program: tuple[str, ...] = CAPSNET_SERVE, **settings: object
+    models: Path,
+    log: Path,
+    *,
+    program: tuple[str, ...] = CAPSNET_SERVE,
+    starting: Callable[[subprocess.Popen[str]], None] = lambda _: None,
+    **settings: object,
 ) -> Iterator[LiveProcess]:
-    """A service process that is ready, on a free port, with these settings and no others."""
+    """A service process that is ready, on a free port, with these settings and no others.
+
+    Args:
+        models: the folder of models.
+        log: the file for its standard error.
+        program: that is run.
+        starting: called while it starts.
+        settings: in small letters, without the prefix.
+    """
     facts = {"models": models, "port": 0, "device": "cpu", **settings}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CAPSNET_")}
     environment |= {f"CAPSNET_{name.upper()}": str(value) for name, value in facts.items()}
@@ -70,10 +84,12 @@ def live_process(
     ):
         try:
             assert running.stdout is not None
+            starting(running)
             line = running.stdout.readline()  # comes once its models are loaded
             address = next((word for word in line.split() if word.startswith("http://")), None)
             assert address, f"capsnet-serve did not start: {log.read_text()}"
             with httpx.Client(base_url=address, timeout=START_S) as client:
-                yield LiveProcess(running, client, log, line.rpartition("gRPC at ")[2].strip())
+                metrics_url = line.partition("metrics at ")[2].partition("/metrics")[0]
+                yield LiveProcess(running, client, log, line.rpartition("gRPC at ")[2].strip(), metrics_url)
         finally:
             running.kill()

@@ -1,6 +1,10 @@
 """Keys with names and limits, from variables and from files that are read again."""
 
+import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from pydantic import SecretStr
 
 from service.errors import TooManyRequestsError
 from service.http import key_use
-from service.http.key_use import DUE_BYTES, SHARED_BYTES, KeyUse
+from service.http.key_use import PLACES, SHARED_BYTES, KeyUse
 from service.http.keys import MAX_KEYS, Key, Keys
 from service.settings import SettingsError, read_settings
 from tests.support.live_process import LiveProcess, live_process
@@ -44,8 +48,8 @@ def sending(key: str) -> list[tuple[bytes, bytes]]:
 def test_a_file_names_keys_and_gives_them_limits(tmp_path):
     keys = from_file(tmp_path, FILE, key_rate=9, key_concurrency=8)
     assert keys.are_needed
-    assert keys.find(sending("first-key")) == Key("lab", b"first-key", 0, 9, 8)
-    assert keys.find(sending("second:key")) == Key("phone", b"second:key", 1, 2.5, 3)
+    assert keys.find(sending("first-key")) == Key("lab", b"first-key", 9, 8)
+    assert keys.find(sending("second:key")) == Key("phone", b"second:key", 2.5, 3)
     assert keys.find([(b"authorization", b"Bearer first-key")]).name == "lab"
     assert keys.find(sending("second")) is None
     assert keys.find([]) is None
@@ -82,6 +86,19 @@ def test_the_admin_key_may_come_from_a_file_alone(tmp_path):
         ("lab:a\nlab:b", "line 2: lab or its key comes twice"),
         ("lab:a\nphone:a", "line 2: phone or its key comes twice"),
         ("# nobody\n", "has no keys, so nobody could use the service"),
+        (
+            "lab:a rate=0." + 320 * "0" + "1",
+            "line 1: rate=1e-321: expected 0.001 to 1000000 requests per second",
+        ),
+        (
+            "lab:a rate=0." + 999 * "0" + "1",
+            "line 1: rate=1e-1000: expected 0.001 to 1000000 requests per second",
+        ),
+        ("lab:a\nphone:b rate=1000001", "line 2: rate=1000001: expected 0.001 to 1000000"),
+        (
+            "lab:a concurrency=" + 5000 * "9",
+            "line 1: concurrency=1.00000000e+5000: expected 1 to 1000000 requests at once",
+        ),
         ("lab:\xe4", "keys are printable ASCII"),
         ("".join(f"n{n}:k{n}\n" for n in range(MAX_KEYS + 1)), f"at most {MAX_KEYS} can be told apart"),
     ],
@@ -95,10 +112,33 @@ def test_a_wrong_file_is_an_error_that_names_the_line_and_no_key(tmp_path, text,
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     for file, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(SettingsError, match=f"^{file}: {reason}"):
-            Keys(settings_for(tmp_path, api_keys_file=file))
+        for name in ("api_keys_file", "admin_key_file"):
+            with pytest.raises(SettingsError, match=f"^CAPSNET_{name.upper()}={file}: {reason}"):
+                Keys(settings_for(tmp_path, **{name: file}))
     with pytest.raises(SettingsError, match="at most 1048576 bytes"):
         from_file(tmp_path, "#" * (2**20 + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("CAPSNET_KEY_RATE", "1e-321", "0.001 to 1000000 requests per second"),
+        ("CAPSNET_KEY_RATE", "1e300", "0.001 to 1000000 requests per second"),
+        ("CAPSNET_KEY_CONCURRENCY", "5000000000", "1 to 1000000 requests at once"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(monkeypatch, name, value, expected):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"{name}='{value}': expected {expected}, or 0 for any number"):
+        read_settings()
+
+
+def test_the_least_and_the_greatest_limit_are_accepted_and_0_lifts_the_default(tmp_path):
+    limits = ("rate=0.001 concurrency=1", "rate=1000000 concurrency=1000000", "rate=0 concurrency=0")
+    text = "".join(f"lab-{key}:{key} {limit}\n" for key, limit in zip("abc", limits, strict=True))
+    keys = from_file(tmp_path, text, key_rate=0.001, key_concurrency=1)
+    found = [keys.find(sending(key)) for key in "abc"]
+    assert [(key.rate, key.concurrency) for key in found] == [(0.001, 1), (1e6, 10**6), (0, 0)]
 
 
 def test_the_admin_key_is_no_clients_key(tmp_path):
@@ -156,17 +196,17 @@ def sent_at_once(use: KeyUse, key: Key) -> int:
 
 
 def test_a_second_of_requests_may_come_at_once_and_then_as_many_as_the_rate_lets_through(clock):
-    use, key = KeyUse(), Key("lab", b"", 0, rate=10)
+    use, key = KeyUse(), Key("lab", b"", rate=10)
     assert sent_at_once(use, key) == 10
     clock[0] += 0.3
     assert sent_at_once(use, key) == 3
     clock[0] += 60
     assert sent_at_once(use, key) == 10, "what was not sent is not saved for later"
-    assert sent_at_once(use, Key("phone", b"", 1, rate=10)) == 10, "each key has its own"
+    assert sent_at_once(use, Key("phone", b"", rate=10)) == 10, "each key has its own"
 
 
 def test_a_slow_rate_lets_one_request_through_and_says_when_the_next_may_come(clock):
-    use, key = KeyUse(), Key("lab", b"", 0, rate=0.1)
+    use, key = KeyUse(), Key("lab", b"", rate=0.1)
     send(use, key)
     clock[0] += 2.5
     with pytest.raises(TooManyRequestsError, match=r"lab may send 0\.1 requests per second") as refusal:
@@ -177,7 +217,7 @@ def test_a_slow_rate_lets_one_request_through_and_says_when_the_next_may_come(cl
 
 
 def test_requests_at_once_are_counted_until_they_end_however_they_do():
-    use, key = KeyUse(), Key("lab", b"", 0, concurrency=2)
+    use, key = KeyUse(), Key("lab", b"", concurrency=2)
     with use.counted(key):
         with pytest.raises(ZeroDivisionError), use.counted(key):
             raise ZeroDivisionError
@@ -191,18 +231,74 @@ def test_workers_count_together_and_a_new_one_forgets_what_a_dead_one_had(tmp_pa
     shared = tmp_path / "shared"
     shared.write_bytes(bytes(SHARED_BYTES))
     first, second = KeyUse(shared, 0), KeyUse(shared, 1)
-    key = Key("lab", b"", 5, rate=4, concurrency=1)
+    key = Key("lab", b"", rate=4, concurrency=1)
     with first.counted(key), pytest.raises(TooManyRequestsError, match="under way"):
         send(second, key)
     assert sent_at_once(second, key) == 3, "one of four was sent to the other"
     clock[0] += 60
-    with shared.open("r+b") as file:  # what the first worker has written when it dies
-        file.seek(DUE_BYTES + 4 * key.place)
-        file.write(b"\1\0\0\0")
+    die_with_a_request_under_way(shared)
     with pytest.raises(TooManyRequestsError):
         send(second, key)
     KeyUse(shared, 0)
     send(second, key)
+
+
+def die_with_a_request_under_way(shared: Path) -> None:
+    """As the first worker, with the key that the test has."""
+    begin = f"""
+import os
+from pathlib import Path
+from service.http.key_use import KeyUse
+from service.http.keys import Key
+with KeyUse(Path({str(shared)!r}), 0).counted(Key("lab", b"", concurrency=1)):
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", begin], check=True)
+
+
+def two_workers(folder: Path) -> tuple[KeyUse, KeyUse]:
+    shared = folder / "shared"
+    shared.write_bytes(bytes(SHARED_BYTES))
+    return KeyUse(shared, 0), KeyUse(shared, 1)
+
+
+def test_a_key_keeps_its_own_counts_when_keys_come_and_go(tmp_path, clock):
+    first, second = two_workers(tmp_path)
+    keys = from_file(tmp_path, "slow:a rate=0.01\nfast:b rate=50")
+    send(first, keys.find(sending("a")))
+    written(tmp_path, "new:d rate=0.01\nfast:b rate=50\nslow:c rate=0.01")
+    keys.read()
+    for use in (second, first):
+        send(use, keys.find(sending("b")))
+    send(second, keys.find(sending("d")))
+    for use in (second, first):
+        with pytest.raises(TooManyRequestsError, match="the key slow may send"):
+            send(use, keys.find(sending("c")))
+
+
+def test_a_key_whose_rate_was_raised_does_not_wait_for_what_the_old_one_asked(clock):
+    use = KeyUse()
+    send(use, Key("lab", b"", rate=0.01))
+    raised = Key("lab", b"", rate=50)
+    with pytest.raises(TooManyRequestsError) as refusal:
+        send(use, raised)
+    assert refusal.value.headers == {"Retry-After": "1"}
+    clock[0] += 1
+    assert sent_at_once(use, raised) == 50
+
+
+def test_names_that_nobody_sends_any_more_make_room_and_those_under_way_keep_theirs(tmp_path, clock):
+    first, second = two_workers(tmp_path)
+    busy, slow = Key("busy", b"", concurrency=1), Key("slow", b"", rate=0.001)
+    with first.counted(busy):
+        send(first, slow)
+        for number in range(PLACES + 10):
+            clock[0] += 0.001
+            send(second, Key(f"name-{number}", b"", rate=1000))
+        for key in (busy, slow):
+            with pytest.raises(TooManyRequestsError, match=f"the key {key.name}"):
+                send(second, key)
+    send(second, busy)
 
 
 # -- the service ---------------------------------------------------------------------------------------------
@@ -278,6 +374,59 @@ def test_a_hangup_has_the_keys_read_again_by_all_processes(tmp_path, workers):
         assert statuses(service, "new-key") == {200}
         service.stop()
         assert service.running.wait(60) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hangup_during_the_start_is_neither_lost_nor_the_end_of_a_process(tmp_path, workers):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    keys, log = written(tmp_path, "lab:old-key"), tmp_path / "log"
+    with live_process(
+        tmp_path / "models",
+        log,
+        starting=lambda running: hang_up_during_the_start(running, workers, log, keys),
+        api_keys_file=keys,
+        workers=workers,
+    ) as service:
+        assert [statuses(service, key) for key in ("old-key", "key-1", "key-2")] == [{401}, {401}, {200}]
+        assert "is replaced" not in log.read_text()
+
+
+def hang_up_during_the_start(running: subprocess.Popen[str], workers: int, log: Path, keys: Path) -> None:
+    """Change the keys and send a signal twice: as early as it is held, and when keys can be read again."""
+    engine = spawned(running.pid, workers + 1)[0] if workers > 1 else None
+    if engine:
+        os.kill(engine, signal.SIGSTOP)  # so that its models are not loaded before the test is done
+    else:
+        wait_until(lambda: is_holding_hangups(running.pid))
+    try:
+        for number in (1, 2):
+            written(keys.parent, f"lab:key-{number}", "aside").replace(keys)  # no process reads half of it
+            running.send_signal(signal.SIGHUP)
+            wait_until(lambda number=number: log.read_text().count("read 1 keys again") >= number * workers)
+    finally:
+        if engine:
+            os.kill(engine, signal.SIGCONT)
+
+
+def spawned(supervisor: int, count: int) -> list[int]:
+    """The processes that a supervisor has started: the one with the models, then the workers."""
+    found: list[int] = []
+
+    def are_there() -> bool:
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        found[:] = [
+            int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return len(found) == count
+
+    wait_until(are_there)
+    return found
+
+
+def is_holding_hangups(process: int) -> bool:
+    blocked = re.search(r"^SigBlk:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(blocked, 16) & 1 << signal.SIGHUP - 1)
 
 
 def hang_up(service: LiveProcess, said: str, workers: int) -> None:

@@ -1,6 +1,9 @@
 """What a scrape says, of requests, queues, batches and models."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from io import BytesIO
@@ -271,6 +274,30 @@ def test_a_model_of_many_classes_has_a_bounded_number_of_labels():
     assert text.count('capsnet_predictions_total{label="') == MAX_LABELS + 2
     assert value(text, "capsnet_predictions_total", model="large", label="other") == 9 * MAX_LABELS
     assert value(text, "capsnet_predictions_total", model="tiny", label="3") == 1
+
+
+PREDICT = """
+import sys
+from service.observability.request_metrics import MAX_LABELS, RequestMetrics
+requests, first = RequestMetrics(), int(sys.argv[1])
+requests.predicted("large", (str(label) for label in range(first, first + MAX_LABELS)))
+requests.predicted("large", [str(first), "0"])
+sys.stdout.buffer.write(requests.scrape())
+"""
+
+
+def test_labels_are_bounded_over_all_processes_of_a_service_that_live_or_have_died(tmp_path):
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for first in (0, 50, 1000, 2000):
+        command = [sys.executable, "-c", PREDICT, str(first)]
+        text = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode()
+    assert text.count('capsnet_predictions_total{label="') == MAX_LABELS + 1
+    assert value(text, "capsnet_predictions_total", model="large", label="0") == 1 + 5
+    assert value(text, "capsnet_predictions_total", model="large", label="50") == 1 + 2
+    counted = series_of(text).items()
+    assert sum(number for (name, _), number in counted if name == "capsnet_predictions_total") == 4 * (
+        MAX_LABELS + 2
+    )
 
 
 def test_answers_count_their_labels_and_their_problems(client):
