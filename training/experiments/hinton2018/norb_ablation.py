@@ -95,7 +95,7 @@ def _run_on(runner: Runner, plan: Plan, data: str) -> None:
 
 
 def _is_slow(config: RunConfig) -> bool:
-    """Whether a network is routed by array operations, which take 20 times as long on a CPU: these come last."""
+    """Whether array operations route it, which take twenty times as long on a CPU: these come last."""
     model = config.model
     return isinstance(model, MatrixCapsNetConfig) and (model.vector_poses or model.mixing_proportions)
 
