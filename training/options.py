@@ -221,7 +221,7 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         action="store_const",
         const="medium",
         help="hours of a CPU, for table1, norb-ablation and attack: the networks of the full form, trained "
-        "for fewer epochs or attacked with fewer images",
+        "for fewer epochs",
     )
     command.add_argument(
         "--on",

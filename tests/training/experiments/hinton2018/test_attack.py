@@ -11,7 +11,7 @@ from tests.support.smallnorb_files import store
 from training.config import Block, load_preset
 from training.data.readers.files import MissingDataError
 from training.evaluate import attacks
-from training.experiments.hinton2018 import attack, attack_report
+from training.experiments.hinton2018 import attack, attack_report, norb_ablation
 from training.experiments.hinton2018.attack import (
     ATTACKED,
     BIM,
@@ -314,6 +314,12 @@ def test_in_the_full_form_whole_test_sets_are_attacked_by_the_papers_networks():
         assert networks[CNN] != networks[OTHER_CNN] == replace(networks[CNN], seed=1)
 
 
-def test_in_the_medium_form_every_attack_of_the_full_one_goes_on_with_fewer_images():
-    assert replace(attack.FULL, images=300) == attack.MEDIUM
+def test_the_medium_form_makes_every_attack_on_networks_that_the_ablation_trains_too():
+    assert replace(attack.MEDIUM, images=None, networks=attack.FULL.networks) == attack.FULL
+    assert attack.MEDIUM.images == 300
     assert "first 300 images" in attack.MEDIUM_FORM
+    for data, networks in attack.MEDIUM.networks.items():
+        assert all(config.optimizer.epochs == 5 for config in networks.values())
+        capsules, cnn = norb_ablation.MEDIUM.networks[data]
+        assert networks[MATRIX] == norb_ablation.variants(capsules, cnn)[norb_ablation.FULL_NETWORK]
+        assert networks[CNN] == cnn
