@@ -158,7 +158,7 @@ def _with_middleware(
         app = CORSMiddleware(
             app,
             allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from export.contract.manifest import Manifest
-from service.models.traffic import Traffic, choose
+from service.models.traffic import Rule, choose
 
 NUMBER = struct.Struct("=Q")
 
@@ -46,7 +46,7 @@ class Table:
     generation: int
     default: str | None
     versions: Mapping[str, Mapping[int, Facts]]
-    traffic: Mapping[str, Traffic]
+    traffic: Mapping[str, Rule]
 
     def find(self, model: str | None, version: int | None) -> Facts | None:
         """The version that a request means, None where it is not loaded."""
