@@ -182,7 +182,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
-        path, headers = errors.shown(request.url.path), error.headers or {}
+        path, headers = errors.shown(request.url.path), dict(error.headers or {})
+        if allowed := headers.get("Allow"):  # Starlette has the methods in a set
+            headers["Allow"] = ", ".join(sorted(allowed.split(", ")))
         detail = f"{request.method} {path}: {error.detail}"
         if error.status_code == 404:
             detail = f"there is nothing at {path}; /docs lists what there is"

@@ -83,6 +83,11 @@ def test_a_broken_file_at_the_start_is_shown_by_models_and_mended_by_the_adminis
         assert answering(http) == 1
 
 
+def test_a_405_lists_the_methods_in_order(http: httpx.Client) -> None:
+    answer = http.get("/v2/repository/models/tiny/traffic")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, PUT")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
