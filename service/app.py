@@ -98,7 +98,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
-        pool = PicturePool(settings.decode_threads, settings.queue_images)
+        waiting = settings.decode_queue_share if engine else settings.queue_images
+        pool = PicturePool(settings.decode_threads, waiting)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
             service = Service(settings, models, pool, request_metrics, bodies, keys, key_use)

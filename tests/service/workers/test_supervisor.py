@@ -228,8 +228,14 @@ def test_a_share_is_never_too_small_for_one_request():
     [(1, "cpu", 1), (2, "auto", 1), (16, "cpu", 5), (2, "cuda", 1), (16, "cuda", 14), (64, "tensorrt", 16)],
 )
 def test_auto_goes_by_processors_and_device(monkeypatch, cpus, device, expected):
+def test_pictures_that_wait_for_decoding_are_shared_out_and_images_of_a_request_are_not():
+    share = share_of(Settings(workers=2, queue_images=1000))
+    assert (share.decode_queue_share, share.queue_images) == (500, 1000)
+
+
     monkeypatch.setattr("service.settings.usable_cpus", lambda: cpus)
     assert Settings(workers="auto", device=device).worker_count == expected
+    assert share.decode_queue_share == share.max_images_per_request
 
 
 @pytest.mark.parametrize("given", ["0", "65", "-1", "many", "2.5", ""])
