@@ -99,7 +99,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         read_again_at_hangup(keys)  # before anything waits for models
-        pool = PicturePool(settings.decode_threads, settings.queue_images)
+        waiting = settings.decode_queue_share if engine else settings.queue_images
+        pool = PicturePool(settings.decode_threads, waiting)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
             service = Service(settings, models, pool, request_metrics, bodies, keys, key_use)
@@ -158,7 +159,7 @@ def _with_middleware(
         app = CORSMiddleware(
             app,
             allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
@@ -182,7 +183,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
-        path, headers = errors.shown(request.url.path), error.headers or {}
+        path, headers = errors.shown(request.url.path), dict(error.headers or {})
+        if allowed := headers.get("Allow"):  # Starlette has the methods in a set
+            headers["Allow"] = ", ".join(sorted(allowed.split(", ")))
         detail = f"{request.method} {path}: {error.detail}"
         if error.status_code == 404:
             detail = f"there is nothing at {path}; /docs lists what there is"

@@ -199,7 +199,7 @@ class HeadTooLargeError(ServiceError):
 
 
 class NotReadyError(ServiceError):
-    """Models are still loading, or none could be loaded."""
+    """Models are still loading, none could be loaded, or the version that is pinned is not served."""
 
     status, slug, title = 503, "not-ready", "Not ready"
     headers = RETRY

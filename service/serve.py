@@ -105,7 +105,7 @@ def serve_models(settings: "Settings", place: "Place", supervisor: "Connection")
         listener.close()
     with logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)
-        failure = run_engine(settings, place.engine_listener, place.address.generation, supervisor.send)
+        failure = run_engine(settings, place, supervisor.send)
         if failure:
             _fail(failure, 1)
     sys.exit(1)

@@ -80,7 +80,8 @@ class Settings(BaseSettings):
         optimize: on a CPU, derive faster graphs from a bundle's encoder when it is first loaded, check them
             against it and keep them in the cache, from which their weights are mapped into memory.
         max_batch: maximum images per run; 0 is 32 on a CPU, where more are hardly faster, and 64 elsewhere.
-        queue_images: maximum images that wait for their run, per version; beyond that, requests get 503.
+        queue_images: maximum images that wait for their run, per version, and maximum pictures that wait for
+            decoding; beyond that, requests get 503.
         deadline_ms: how long a request may take before it gets 504, in milliseconds.
         max_body_bytes: largest request body, in bytes.
         uploads_bytes: largest sum of the bodies of all current requests, in bytes; beyond that, requests
@@ -93,9 +94,10 @@ class Settings(BaseSettings):
         max_reconstructions: maximum pictures that one sweep, or one request to /segment, may ask for.
         threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
-        workers: processes that serve on one port, with one more that has the models. Decoding threads and the
-            memory of uploads are shared out among them. `auto`: a third of the cores with the device `cpu` or
-            `auto`, and all but two of them, at most 16, with `cuda` and `tensorrt`. 1: everything in one.
+        workers: processes that serve on one port, with one more that has the models. Decoding threads, the
+            pictures that wait for them and the memory of uploads are shared out among them. `auto`: a third
+            of the cores with the device `cpu` or `auto`, and all but two of them, at most 16, with `cuda` and
+            `tensorrt`. 1: everything in one.
         rescan_s: seconds between looks for newly published bundles; 0 never looks again.
         api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
             two keys at once, clients can change from the old one to the new one.
@@ -167,6 +169,14 @@ class Settings(BaseSettings):
         if self.device in {"cuda", "tensorrt"}:
             return max(min(usable_cpus() - 2, 16), 1)
         return max(usable_cpus() // 3, 1)
+
+    @property
+    def decode_queue_share(self) -> int:
+        """Maximum images that wait for decoding in one worker: its share, but what one request may need.
+
+        `queue_images` itself is not shared out: it is also how many images a request may have.
+        """
+        return max(self.queue_images // self.worker_count, self.max_images_per_request)
 
     @property
     def grpc_address(self) -> str:

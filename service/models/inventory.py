@@ -9,7 +9,7 @@ from service.errors import ModelRequiredError, NotReadyError, RefusedModelError,
 from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
 from service.models.scanner import Bundles
-from service.models.traffic import Traffic, choose, choose_for_many, is_named
+from service.models.traffic import Rule, UnreadableTraffic, choose, choose_for_many, is_named, pinned_by
 from service.settings import Settings
 
 
@@ -36,7 +36,7 @@ class Inventory:
     def __init__(self, bundles: Bundles, settings: Settings) -> None:
         self.bundles = bundles
         self.loaded: dict[str, dict[int, LoadedModel]] = {}
-        self.traffic: dict[str, Traffic] = {}
+        self.traffic: dict[str, Rule] = {}
         self.unloaded: set[str] = set()
         self.changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.is_scanned = False
@@ -118,10 +118,20 @@ class Inventory:
 
     def meant(self, name: str, version: int | None) -> int | None:
         """The version of a model that a request means, if it means one whatever is loaded."""
-        rule = self.bundles.traffic.get(name)
-        return rule.pinned if version is None and rule else version
+        return pinned_by(self.bundles.traffic.get(name)) if version is None else version
 
-    def adopt_traffic(self, model: str, rule: Traffic | None) -> None:
+    def none_answers(self, name: str) -> NotReadyError:
+        """What a request gets that names no version of a loaded model, where none may answer it."""
+        rule = self.bundles.traffic.get(name)
+        if isinstance(rule, UnreadableTraffic):
+            return NotReadyError(
+                f"which version of {name} answers cannot be read; requests that name a version are answered: "
+                f"{rule.reason}"
+            )
+        pinned = pinned_by(rule)
+        return NotReadyError(f"{name} is pinned to version {pinned}: {self.why_not(name, pinned)}")
+
+    def adopt_traffic(self, model: str, rule: Rule | None) -> None:
         """From now on a model's rule is this one."""
         if rule:
             self.traffic[model] = rule
@@ -142,9 +152,13 @@ class Inventory:
             {**self._describe_version(entry, manifests), "default": entry.version == default}
             for entry in entries
         ]
-        described = {"name": model, "default": model == self.default(), "versions": versions}
+        described: dict[str, Any] = {"name": model, "default": model == self.default(), "versions": versions}
         rule = self.bundles.traffic.get(model)
-        return {**described, "traffic": rule.model_dump(exclude_none=True)} if rule else described
+        if isinstance(rule, UnreadableTraffic):
+            described["traffic_error"] = rule.reason
+        elif rule:
+            described["traffic"] = rule.model_dump(exclude_none=True)
+        return described
 
     def check_known(self, model: str) -> None:
         """There is such a model.

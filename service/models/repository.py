@@ -21,7 +21,7 @@ from service.models.index_entry import SERVABLE, IndexEntry
 from service.models.inventory import Inventory, StartError
 from service.models.loaded_model import LoadedModel
 from service.models.scanner import Bundles
-from service.models.traffic import Traffic, is_named, loading_order
+from service.models.traffic import Rule, Traffic, is_named, loading_order, pinned_by
 from service.models.use import Use
 from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
@@ -65,7 +65,7 @@ class Repository:
         """The model of a request, kept loaded while the request needs it; loaded first if it has to be.
 
         Raises:
-            NotReadyError: nothing is loaded yet.
+            NotReadyError: nothing is loaded yet, or the version that a rule means is not served.
             ModelRequiredError: several models are served and none is named.
             UnknownModelError: no such model or version is served.
             RefusedModelError: what is on disk under that name cannot be served.
@@ -136,7 +136,7 @@ class Repository:
         self.on_change()
 
     @property
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self) -> dict[str, Rule]:
         """The rules that hold now, of models that have one."""
         return dict(self._inventory.traffic)
 
@@ -325,6 +325,7 @@ class Repository:
         """
         on_disk = self._bundles.versions.get(model, {})
         rule = self._bundles.traffic.get(model)
+        pinned = pinned_by(rule)
         wanted: dict[int, LoadedModel] = {}
         newest = 0
         if not before:  # it holds from the first version on
@@ -342,10 +343,10 @@ class Repository:
                 wanted[version] = loaded
                 # It serves at once, not after the older ones are loaded.
                 self._loaded[model] = {**self._loaded.get(model, {}), version: loaded}
-                if rule and version == rule.pinned:
+                if version == pinned:
                     self._inventory.adopt_traffic(model, rule)
                 self.on_change()
-        if rule is None or rule.pinned is None or rule.pinned in wanted:  # else the one before serves on
+        if pinned is None or pinned in wanted:  # else the one before serves on
             self._inventory.adopt_traffic(model, rule)
         return wanted
 
@@ -372,10 +373,9 @@ class Repository:
         if found := inventory.find(name, version):
             return found
         inventory.check_loaded(name)
-        why = inventory.why_not(name, meant)
         if version is None:
-            raise RefusedModelError(f"{name} is pinned to version {meant}: {why}")
-        raise UnknownModelError(why)
+            raise inventory.none_answers(name)
+        raise UnknownModelError(inventory.why_not(name, version))
 
     async def _load_once(self, model: str) -> None:
         """Load a model for this request and for those that come meanwhile."""

@@ -10,7 +10,15 @@ from pathlib import Path
 from export.contract.manifest import MODEL_NAME, VERSION, BundleError, Manifest
 from service.errors import NotWritableError
 from service.inference.loading import check_bundle
-from service.models.traffic import FILE, Traffic, is_named, loading_order, read_traffic, write_traffic
+from service.models.traffic import (
+    FILE,
+    Rule,
+    UnreadableTraffic,
+    is_named,
+    loading_order,
+    read_traffic,
+    write_traffic,
+)
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
@@ -48,8 +56,9 @@ class Bundles:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.versions: dict[str, dict[int, BundleVersion]] = {}
-        self.traffic: dict[str, Traffic] = {}
+        self.traffic: dict[str, Rule] = {}
         self._traffic_changing = asyncio.Lock()
+        self._traffic_known: set[str] = set()  # models whose rule, or that they have none, has been read
         self._wrong_traffic: dict[str, str] = {}  # what is wrong with a model's file, as last logged
         self._roots = settings.roots
         self._checked_versions = settings.versions_kept
@@ -74,7 +83,7 @@ class Bundles:
         """The folders of a model's versions as they are now; empty if there is no such model."""
         return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
 
-    async def set_traffic(self, model: str, rule: Traffic | None) -> None:
+    async def set_traffic(self, model: str, rule: Rule | None) -> None:
         """Write a model's rule, or remove it.
 
         Raises:
@@ -121,21 +130,34 @@ class Bundles:
             self.versions[model] = now
         else:
             self.versions.pop(model, None)
+            self._traffic_known.discard(model)
 
     async def _read_traffic(self, model: str) -> None:
-        """Note a model's rule; where its file is broken, the one before stays."""
+        """Note a model's rule, or that its file is broken."""
         async with self._traffic_changing:
             try:
                 rule = await asyncio.to_thread(read_traffic, self._folders(model))
             except (OSError, ValueError) as error:
-                if self._wrong_traffic.get(model) != str(error):
-                    log.warning("the traffic of %s stays as it was: %s", model, error)
-                self._wrong_traffic[model] = str(error)
+                self._note_broken_traffic(model, str(error))
             else:
                 self._note_traffic(model, rule)
 
-    def _note_traffic(self, model: str, rule: Traffic | None) -> None:
+    def _note_broken_traffic(self, model: str, reason: str) -> None:
+        """What was read before stays. Where nothing was, the newest version may not be the one to answer."""
+        is_known = model in self._traffic_known
+        if not is_known:
+            self.traffic[model] = UnreadableTraffic(reason)
+        if self._wrong_traffic.get(model) == reason:
+            return
+        self._wrong_traffic[model] = reason
+        if is_known:
+            log.warning("the traffic of %s stays as it was: %s", model, reason)
+        else:
+            log.error("no version of %s answers requests that name none: %s", model, reason)
+
+    def _note_traffic(self, model: str, rule: Rule | None) -> None:
         self._wrong_traffic.pop(model, None)
+        self._traffic_known.add(model)
         if rule == self.traffic.get(model):
             return
         log.info("requests to %s that name no version go to %s", model, rule or "the newest")

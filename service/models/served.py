@@ -150,7 +150,7 @@ class Models(Protocol):
         """The model of a request, kept loaded while the request needs it; loaded first if it has to be.
 
         Raises:
-            NotReadyError: nothing is loaded yet.
+            NotReadyError: nothing is loaded yet, or the version that a rule means is not served.
             ModelRequiredError: several models are served and none is named.
             UnknownModelError: no such model or version is served.
             RefusedModelError: what is on disk under that name cannot be served.

@@ -7,6 +7,7 @@ it, and the administrator's route does. So it outlives the service, and all serv
 import os
 import random
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -60,8 +61,28 @@ class Traffic(BaseModel):
         return f"version {self.canary} with a share of {self.share:g}, else to {rest}"
 
 
+@dataclass(frozen=True)
+class UnreadableTraffic:
+    """The rule of a model whose file has been broken since the service first looked at it.
+
+    It may pin a version. So none answers requests that name none, until the file is mended or replaced.
+
+    Attributes:
+        reason: what is wrong with the file.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        """The rule, for people."""
+        return "no version"
+
+
+Rule = Traffic | UnreadableTraffic
+
+
 def choose(
-    rule: Traffic | None, loaded: Collection[int], draw: Callable[[], float] = random.random
+    rule: Rule | None, loaded: Collection[int], draw: Callable[[], float] = random.random
 ) -> int | None:
     """The version that answers a request which names none.
 
@@ -71,10 +92,13 @@ def choose(
         draw: gives a number from 0 up to 1, for this request.
 
     Returns:
-        None if nothing is loaded, or not the pinned version: another one never answers in its place.
+        None if nothing is loaded, or not the pinned version: another one never answers in its place. Also
+        None where the rule cannot be read.
     """
     if rule is None:
         return max(loaded, default=None)
+    if isinstance(rule, UnreadableTraffic):
+        return None
     if rule.share is not None and rule.canary in loaded and draw() < rule.share:
         return rule.canary
     if rule.pinned is not None:
@@ -83,7 +107,7 @@ def choose(
     return max(others or loaded, default=None)
 
 
-def choose_for_many(rule: Traffic | None, loaded: Collection[int]) -> int | None:
+def choose_for_many(rule: Rule | None, loaded: Collection[int]) -> int | None:
     """The version for images that belong together, such as a folder: the one that answers most requests.
 
     Args:
@@ -93,7 +117,7 @@ def choose_for_many(rule: Traffic | None, loaded: Collection[int]) -> int | None
     return choose(rule, loaded, lambda: 0.5)
 
 
-def order_for_many(rule: Traffic | None, versions: Iterable[int]) -> list[int]:
+def order_for_many(rule: Rule | None, versions: Iterable[int]) -> list[int]:
     """The version of `choose_for_many`, then those that stand in for it where it cannot be loaded."""
     left, order = set(versions), list[int]()
     while (version := choose_for_many(rule, left)) is not None:
@@ -102,16 +126,21 @@ def order_for_many(rule: Traffic | None, versions: Iterable[int]) -> list[int]:
     return order
 
 
-def is_named(rule: Traffic | None, version: int) -> bool:
+def is_named(rule: Rule | None, version: int) -> bool:
     """Whether a rule names a version, which then is loaded, however many newer ones there are."""
-    return rule is not None and version in rule.named
+    return isinstance(rule, Traffic) and version in rule.named
 
 
-def loading_order(rule: Traffic | None, versions: Iterable[int]) -> list[int]:
+def pinned_by(rule: Rule | None) -> int | None:
+    """The version that a rule pins, None if it pins none or cannot be read."""
+    return rule.pinned if isinstance(rule, Traffic) else None
+
+
+def loading_order(rule: Rule | None, versions: Iterable[int]) -> list[int]:
     """Newest first, but a pinned version before them, so that it answers first, and a canary after them."""
 
     def place(version: int) -> tuple[int, int]:
-        if rule is None:
+        if not isinstance(rule, Traffic):
             return 0, -version
         return (version == rule.canary) - (version == rule.pinned), -version
 
@@ -138,12 +167,13 @@ def read_traffic(folders: Iterable[Path]) -> Traffic | None:
     return None
 
 
-def write_traffic(folders: list[Path], rule: Traffic | None) -> None:
+def write_traffic(folders: list[Path], rule: Rule | None) -> None:
     """Write a model's rule over the one that holds, else into the first of its folders that can be written.
 
     Args:
         folders: the model's folder under each of CAPSNET_MODELS.
-        rule: None removes every one there is.
+        rule: None removes every one there is; in place of one that could not be read, an empty file is
+            written, which cannot be read either.
 
     Raises:
         OSError: that cannot be done.
@@ -153,7 +183,7 @@ def write_traffic(folders: list[Path], rule: Traffic | None) -> None:
         for folder in there:
             (folder / FILE).unlink(missing_ok=True)
         return
-    text = rule.model_dump_json(exclude_none=True) + "\n"
+    text = rule.model_dump_json(exclude_none=True) + "\n" if isinstance(rule, Traffic) else ""
     # A folder that holds versions comes before one that would have to be made.
     candidates = there[:1] or sorted(folders, key=lambda folder: not folder.is_dir())
     failure: OSError | None = None

@@ -104,5 +104,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_connection_idle_ms", IDLE_MS),
-        ("grpc.so_reuseport", 1),  # workers share the port, which `keep_port` keeps from all others
+        # Workers share the port, which `keep_port` keeps from all others. gRPC cannot take an open socket, as
+        # HTTP does: connections that wait for a worker which is killed are reset, and clients connect again.
+        ("grpc.so_reuseport", 1),
     ]

@@ -93,8 +93,7 @@ async def use_model(models: Models, name: str, version: str | None = None) -> As
     bundle, role = await bundle_and_role(name, models)
     async with models.use(bundle, int(version) if version else None) as loaded:
         if role not in loaded.manifest.graphs:
-            what = "explain graph" if role == "explain" else role
-            raise UnknownModelError(f"there is no {name}: {bundle}/{loaded.version} has no {what}")
+            raise no_such_graph(name, bundle, loaded.version, role)
         yield OipModel(name, role, loaded)
 
 
@@ -107,6 +106,12 @@ async def bundle_and_role(name: str, models: Models) -> tuple[str, Role]:
         if name.endswith(suffix) and name not in await models.names():
             return name.removesuffix(suffix), role
     return name, "encoder"
+
+
+def no_such_graph(name: str, bundle: str, version: int, role: Role) -> UnknownModelError:
+    """The error for a name that means a graph which a bundle does not have."""
+    what = "explain graph" if role == "explain" else role
+    return UnknownModelError(f"there is no {name}: {bundle}/{version} has no {what}")
 
 
 def describe_server(settings: Settings, *extensions: str) -> dict[str, Any]:

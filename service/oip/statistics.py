@@ -4,11 +4,11 @@ from typing import Any
 
 from service.errors import UnknownModelError, shown
 from service.models.served import LoadedGraph, Models
-from service.oip.models import SUFFIXES, bundle_and_role
+from service.oip.models import SUFFIXES, bundle_and_role, no_such_graph
 
 
 async def statistics(models: Models, name: str = "", version: str = "") -> dict[str, Any]:
-    """The extension's answer for a model, or for all; loads nothing, so a model never asked for has none.
+    """The extension's answer for a model, or for all; loads nothing, so a model that is not loaded has none.
 
     Args:
         models: what is loaded.
@@ -16,14 +16,17 @@ async def statistics(models: Models, name: str = "", version: str = "") -> dict[
         version: "" for all that are loaded.
 
     Raises:
-        UnknownModelError: no such model or version.
+        UnknownModelError: no such model or version, or it has no such graph.
         NotReadyError: the first look at the disk is not over.
     """
     graphs = await models.graphs()
     if name:
         bundle, role = await bundle_and_role(name, models)
         await models.describe(bundle, manifests=False)  # raises if there is no such model
-        graphs = [one for one in graphs if (one.model, one.role) == (bundle, role)]
+        of_model = [one for one in graphs if one.model == bundle]
+        graphs = [one for one in of_model if one.role == role]
+        if of_model and not graphs:
+            raise no_such_graph(name, of_model[0].model, of_model[0].version, role)
     chosen = [one for one in graphs if version in ("", str(one.version))]
     if version and not chosen:
         listed = ", ".join(str(one.version) for one in graphs) or "none"

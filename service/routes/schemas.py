@@ -344,6 +344,9 @@ class ModelAnswer(BaseModel):
     traffic: Traffic | None = Field(
         default=None, description="which version answers requests that name none, if it is not the newest"
     )
+    traffic_error: str | None = Field(
+        default=None, description="why that cannot be read; no version answers requests that name none"
+    )
 
 
 class ModelsAnswer(BaseModel):

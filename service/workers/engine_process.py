@@ -1,7 +1,8 @@
 """The engine process: it has the models, and runs them for all workers.
 
 Its batches hold images of all workers, its queues are bounded for the service, and every bundle is in memory
-once. It opens no port: workers reach it over a Unix socket, and each gets a table of what is loaded.
+once. With a process for each device, none of that would hold. It opens no port: workers reach it over a Unix
+socket, and each gets a table of what is loaded.
 """
 
 import asyncio
@@ -9,10 +10,8 @@ import gc
 import logging
 import os
 import pickle
-import socket
 from collections.abc import Awaitable, Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,38 +27,37 @@ from service.models.repository import Repository
 from service.observability.timings import begin_timings
 from service.settings import Settings
 from service.workers.channel import Channel
-from service.workers.table import Facts, Generation, Table
+from service.workers.heartbeat import beat
+from service.workers.place import Place
+from service.workers.shared_number import SharedNumber
+from service.workers.table import Facts, Table
 
 Floats = NDArray[np.float32]
 Call = Callable[..., Awaitable[object]]
 
 # What a worker asks of `Models`; the rest it does with its table.
-PASSED_ON = ("names", "index", "graphs", "load", "unload", "set_traffic", "ready", "check_alive", "metrics")
+PASSED_ON = ("names", "index", "graphs", "load", "unload", "set_traffic", "ready", "metrics")
 
 log = logging.getLogger(__name__)
 
 
-def run_engine(
-    settings: Settings, listener: socket.socket, generation: Path, on_loaded: Callable[[str], None]
-) -> str:
+def run_engine(settings: Settings, place: Place, on_loaded: Callable[[str], None]) -> str:
     """Load models and run them for the workers that connect; returns why that is not possible any more.
 
     Args:
         settings: of the service.
-        listener: a Unix socket.
-        generation: file of the table's generation.
+        place: where the processes meet.
         on_loaded: called with what is loaded, for people, once it is.
     """
     use_one_heap()
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:  # uvloop where it is
-        return runner.run(_serve(settings, listener, Generation(generation), on_loaded))
+        return runner.run(_serve(settings, place, on_loaded))
 
 
-async def _serve(
-    settings: Settings, listener: socket.socket, generation: Generation, on_loaded: Callable[[str], None]
-) -> str:
+async def _serve(settings: Settings, place: Place, on_loaded: Callable[[str], None]) -> str:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[str] = loop.create_future()
+    beating = asyncio.create_task(beat(SharedNumber(place.heartbeat)))
 
     def end(reason: str) -> None:
         if not ended.done():
@@ -75,11 +73,12 @@ async def _serve(
         on_loaded(repository.summary())
 
     async with run_models(settings, begin, end) as models:
-        server = EngineServer(models.repository, models, generation)
+        server = EngineServer(models.repository, models, SharedNumber(place.address.generation))
         models.gathered.pids = server.pids
-        workers = await loop.create_unix_server(server.accept, sock=listener)
+        workers = await loop.create_unix_server(server.accept, sock=place.engine_listener)
         reason = await ended
         workers.close()
+        beating.cancel()
         return reason
 
 
@@ -92,7 +91,7 @@ class EngineServer:
         generation: of the table; the only writer.
     """
 
-    def __init__(self, repository: Repository, models: LocalModels, generation: Generation) -> None:
+    def __init__(self, repository: Repository, models: LocalModels, generation: SharedNumber) -> None:
         self._repository = repository
         self._generation = generation
         self._workers: set[_Worker] = set()
@@ -103,6 +102,7 @@ class EngineServer:
         self.calls: dict[str, Call] = {name: getattr(models, name) for name in PASSED_ON}
         self.calls["describe"] = lambda model, manifests: models.describe(model, manifests=manifests)
         self.calls |= {"find": self._find, "run": self._run, "is_answering": self._is_answering}
+        self.calls["ping"] = _pong
         repository.on_change = self.publish
 
     def accept(self) -> Channel:
@@ -225,6 +225,10 @@ class _Worker:
             task.cancel()
         while self._held:
             _give_back(self._held.popitem()[1])
+
+
+async def _pong() -> None:
+    """A worker wants to know whether this process still answers."""
 
 
 def _give_back(model: LoadedModel) -> None:

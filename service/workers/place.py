@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.http.key_use import SHARED_BYTES
+from service.workers.shared_number import SharedNumber
 
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
 
@@ -31,6 +32,7 @@ class Place:
         engine_listener: the engine process accepts workers there; open as long as the service, so that they
             can connect to the next engine process.
         address: of the engine process.
+        heartbeat: the file in which the engine process counts, see `service.workers.heartbeat`.
         counts: folder of the workers' metrics.
         key_use: the file in which workers count what each key has sent.
         worker: the number of the worker that this is for, from 0.
@@ -39,6 +41,7 @@ class Place:
     listeners: list[socket.socket]
     engine_listener: socket.socket
     address: EngineAddress
+    heartbeat: Path
     counts: Path
     key_use: Path
     worker: int = 0
@@ -52,7 +55,9 @@ def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
         listeners: accept the connections of all workers.
     """
     address = EngineAddress(folder / "engine.sock", folder / "generation")
-    address.generation.write_bytes(bytes(8))
+    heartbeat = folder / "heartbeat"
+    for number in (address.generation, heartbeat):
+        SharedNumber.make(number)
     engine_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     engine_listener.bind(str(address.socket))
     engine_listener.listen(128)
@@ -60,4 +65,4 @@ def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     counts.mkdir()
     key_use = folder / "key_use"
     key_use.write_bytes(bytes(SHARED_BYTES))
-    return Place(listeners, engine_listener, address, counts, key_use)
+    return Place(listeners, engine_listener, address, heartbeat, counts, key_use)

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,15 @@ from service.models.use import Use
 from service.observability.timings import timings_of_request
 from service.workers.channel import Channel
 from service.workers.place import EngineAddress
-from service.workers.table import Facts, Generation, Table
+from service.workers.shared_number import SharedNumber
+from service.workers.table import Facts, Table
 
 RETRY_S = 0.1  # between two tries to connect
+ANSWER_S = 3.0  # so long the engine process, which knows the answer at once, may take for it
 NAMED_EVERY_S = 1.0  # so often, at most, the engine process is told that a version was named
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,9 @@ log = logging.getLogger(__name__)
 class RemoteModels(Models):
     """What the engine process has loaded. All methods belong to the event loop, which also runs `run`.
 
-    Where the engine process has died, requests get 503 until the next one has loaded its models.
+    Where the engine process has died, requests get 503 until the next one has loaded its models. They get it
+    as well where it is there and does not answer: a run of a model keeps the request's own deadline, all else
+    has ANSWER_S, and as long as the engine process answers others where it may load a model.
 
     Args:
         address: of the engine process.
@@ -48,7 +53,7 @@ class RemoteModels(Models):
 
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
-        self._generation = Generation(address.generation)
+        self._generation = SharedNumber(address.generation)
         self._channel: Channel | None = None
         self._is_closed = asyncio.Event()
         self._table: Table | None = None
@@ -92,50 +97,53 @@ class RemoteModels(Models):
 
     @override
     async def names(self) -> list[str]:
-        return cast(list[str], await self.call("names"))
+        return cast(list[str], await self._ask("names"))
 
     @override
     async def index(self) -> list[IndexEntry]:
-        return cast(list[IndexEntry], await self.call("index"))
+        return cast(list[IndexEntry], await self._ask("index"))
 
     @override
     async def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
-        return cast(dict[str, Any], await self.call("describe", model, manifests))
+        return cast(dict[str, Any], await self._ask("describe", model, manifests))
 
     @override
     async def graphs(self) -> list[LoadedGraph]:
-        return cast(list[LoadedGraph], await self.call("graphs"))
+        return cast(list[LoadedGraph], await self._ask("graphs"))
 
     @override
     async def load(self, model: str) -> None:
-        await self.call("load", model)
+        await self._have_done("load", model)
 
     @override
     async def unload(self, model: str) -> None:
-        await self.call("unload", model)
+        await self._have_done("unload", model)
 
     @override
     async def set_traffic(self, model: str, rule: Traffic | None) -> None:
-        await self.call("set_traffic", model, rule)
+        await self._have_done("set_traffic", model, rule)
 
     @override
     async def ready(self) -> list[Serving]:
-        return cast(list[Serving], await self.call("ready"))
+        return cast(list[Serving], await self._ask("ready"))
 
     @override
     async def check_alive(self) -> None:
-        with suppress(NotReadyError):  # without an engine process, this one can still recover
-            await self.call("check_alive")
+        """This process can. An engine process whose inference threads are left dead ends, and is replaced."""
 
     @override
     async def metrics(self) -> bytes:
-        return cast(bytes, await self.call("metrics"))
+        return cast(bytes, await self._ask("metrics"))
+
+    async def is_answering(self, key: int) -> bool:
+        """Whether the inference threads of a version answer."""
+        return cast(bool, await self._ask("is_answering", key))
 
     async def begin_use(self, model: str | None, version: int | None) -> "_RemoteModel":
         """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
         found = (await self._current()).find(model, version)
         if found is None:
-            await self.call("find", model, version)  # raises why there is none, else the table has it now
+            await self._have_done("find", model, version)  # raises why there is none, else the table has it
             found = (await self._current()).find(model, version)
         if found is None:
             raise NotReadyError("the versions that serve are changing; try again")
@@ -152,7 +160,7 @@ class RemoteModels(Models):
         self._release_unused({model.key})
 
     async def call(self, name: str, *arguments: object) -> object:
-        """Ask the engine process, which stops working on the answer when this is cancelled.
+        """Ask the engine process, which stops working on the answer when this is cancelled. Has no deadline.
 
         Raises:
             NotReadyError: it is not there, or died meanwhile.
@@ -169,13 +177,39 @@ class RemoteModels(Models):
                 timings.add(*parts)  # all processes of a machine have the same monotonic clock
             return cast(object, value)
         except asyncio.CancelledError:
-            self._channel.send(("cancel", number))
+            if self._channel:  # it may have died just now
+                self._channel.send(("cancel", number))
             raise
         finally:
             self._waiting.pop(number, None)
 
+    async def _ask(self, name: str, *arguments: object) -> object:
+        """What the engine process knows without loading or running anything.
+
+        Raises:
+            NotReadyError: it is not there, or does not answer.
+            Exception: whatever it raised.
+        """
+        return await _in_time(self.call(name, *arguments))
+
+    async def _have_done(self, name: str, *arguments: object) -> object:
+        """Let the engine process do what may take long, while it answers at all; raises what `_ask` does."""
+        doing = asyncio.create_task(self.call(name, *arguments))
+        try:
+            while not (await asyncio.wait([doing], timeout=ANSWER_S))[0]:
+                await self._ask("ping")
+            return doing.result()
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
     async def _current(self) -> Table:
         """The table, not older than any that a client has had an answer from."""
+        if self._table is None or self._table.generation < self._generation.value:
+            return await _in_time(self._newest())
+        return self._table
+
+    async def _newest(self) -> Table:
         while self._table is None or self._table.generation < self._generation.value:
             if self._channel is None or self._table is None:
                 raise _no_engine()
@@ -270,7 +304,22 @@ class _RemoteModel(ServedModel):
 
     @override
     async def is_answering(self) -> bool:
-        return cast(bool, await self._models.call("is_answering", self.key))
+        return await self._models.is_answering(self.key)
+
+
+async def _in_time(answering: Awaitable[T]) -> T:
+    """What comes within ANSWER_S.
+
+    Raises:
+        NotReadyError: nothing does.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S) as deadline:
+            return await answering
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise NotReadyError("the process with the models does not answer; try again") from None
 
 
 def _settle(answer: asyncio.Future[Any], value: object, error: Exception | None) -> None:

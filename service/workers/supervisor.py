@@ -1,8 +1,9 @@
 """CAPSNET_WORKERS processes on one listening socket, one engine process, and the process that watches them.
 
 All workers accept from one socket, which the supervisor opened. With a socket for each (SO_REUSEPORT), the
-connections that wait for a killed worker would be reset; here another worker accepts them. A worker accepts
-only once the models are loaded, so no client reaches one that cannot answer yet.
+connections that wait for a killed worker would be reset, as those of gRPC are, which opens its own; here
+another worker accepts them. A worker accepts only once the models are loaded, so no client reaches one that
+cannot answer yet.
 """
 
 import ctypes
@@ -24,10 +25,13 @@ from pathlib import Path
 
 from service.settings import Settings
 from service.stopping import hold_hangups, stop_signals, take_hangups
+from service.workers.heartbeat import LOOK_EVERY_S, Pulse
 from service.workers.place import SHARED_COUNTS, Place, make_place
+from service.workers.shared_number import SharedNumber
 
 MAX_FAILED_STARTS = 3  # in a row; then another one would fail, too
 END_S = 5.0  # so long after CAPSNET_DEADLINE_MS a worker is killed
+MIN_FROZEN_S = 10.0  # with a short CAPSNET_DEADLINE_MS, an engine process is replaced only after this time
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 log = logging.getLogger(__name__)
@@ -76,6 +80,9 @@ class _Child:
 class Supervisor:
     """Starts the processes, replaces those that die, and stops them all at a signal.
 
+    An engine process that has done nothing at all for CAPSNET_DEADLINE_MS is killed, and so replaced: by then
+    nothing that it was asked can still be answered in time.
+
     Args:
         settings: of the service.
         listeners: accept the connections of all workers.
@@ -110,6 +117,8 @@ class Supervisor:
         """Serve until a signal comes; returns the exit status."""
         with tempfile.TemporaryDirectory(prefix="capsnet-serve-") as folder:
             self._place = place = make_place(Path(folder), self._listeners)
+            limit_s = max(self._settings.deadline_ms / 1000, MIN_FROZEN_S)
+            self._pulse = Pulse(SharedNumber(place.heartbeat), limit_s)
             with place.engine_listener:
                 return self._watch()
 
@@ -127,11 +136,13 @@ class Supervisor:
             status = None
             while status is None and not self._is_told_to_stop:
                 self._start_missing()
-                waited_for = [child.process.sentinel for child in self._children]
-                wait([woken, *waited_for, *(child.channel for child in self._children if not child.is_ready)])
+                sentinels = [child.process.sentinel for child in self._children]
+                unready = [child.channel for child in self._children if not child.is_ready]
+                wait([woken, *sentinels, *unready], LOOK_EVERY_S)
                 with suppress(BlockingIOError):
                     woken.recv(4096)  # what signals wrote: they have been handled
                 self._read_lines()
+                self._kill_frozen()
                 status = self._bury()
             self._end()
             signal.set_wakeup_fd(-1)
@@ -190,6 +201,13 @@ class Supervisor:
         if not self._has_begun and self._children and all(child.is_ready for child in self._children):
             self._has_begun = True
             self._say(self._loaded)
+
+    def _kill_frozen(self) -> None:
+        """Kill the engine process if it stands still; one that is still starting may."""
+        engine = next((child for child in self._children if child.is_engine), None)
+        if self._pulse.is_lost(time.monotonic()) and engine and engine.is_ready and engine.process.is_alive():
+            log.error("%s does not answer any more and is killed", engine.name)
+            engine.process.kill()
 
     def _bury(self) -> int | None:
         """Forget the processes that have died; the exit status if another would die, too."""

@@ -5,17 +5,12 @@ sends the table. A worker whose table is older waits for the new one before it a
 every new request gets the new version: no client sees version 3 and then version 2.
 """
 
-import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from export.contract.manifest import Manifest
-from service.models.traffic import Traffic, choose
-
-NUMBER = struct.Struct("=Q")
+from service.models.traffic import Rule, choose
 
 
 class Facts(NamedTuple):
@@ -46,7 +41,7 @@ class Table:
     generation: int
     default: str | None
     versions: Mapping[str, Mapping[int, Facts]]
-    traffic: Mapping[str, Traffic]
+    traffic: Mapping[str, Rule]
 
     def find(self, model: str | None, version: int | None) -> Facts | None:
         """The version that a request means, None where it is not loaded."""
@@ -59,25 +54,3 @@ class Table:
     def keys(self) -> set[int]:
         """Of all versions."""
         return {facts.key for versions in self.versions.values() for facts in versions.values()}
-
-
-class Generation:
-    """The number of the newest table, which every process of the service sees at once.
-
-    Args:
-        path: a file of 8 bytes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), NUMBER.size)
-
-    @property
-    def value(self) -> int:
-        """0 before the first table."""
-        number: int = NUMBER.unpack_from(self._shared)[0]
-        return number
-
-    @value.setter
-    def value(self, number: int) -> None:
-        NUMBER.pack_into(self._shared, 0, number)

@@ -159,6 +159,13 @@ def test_a_preflight_passes_without_a_key(process):
     assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_page_may_pin_versions(process, method):
+    wanted = {**PREFLIGHT, "Access-Control-Request-Method": method}
+    answer = process.stranger.options("/v2/repository/models/tiny/traffic", headers=wanted)
+    assert answer.status_code == 200
+
+
 def test_a_page_may_read_the_id_and_when_to_try_again(process):
     answer = process.client.get("/models", headers={"Origin": PAGE})
     assert answer.headers["access-control-allow-origin"] == PAGE

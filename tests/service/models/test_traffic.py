@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.errors import NotWritableError, RefusedModelError, UnknownModelError
+from service.errors import NotReadyError, NotWritableError, RefusedModelError, UnknownModelError
 from service.models import traffic
 from service.models.repository import Repository
 from service.models.traffic import (
     FILE,
     Traffic,
+    UnreadableTraffic,
     choose,
     choose_for_many,
     loading_order,
@@ -52,6 +53,7 @@ async def answering(repository: Repository, version: int | None = None) -> int:
         (Traffic(canary=1, share=0.5), 0.9, 3),
         (Traffic(canary=3, share=0.0), 0.0, 2),
         (Traffic(canary=3, share=1.0), 0.999, 3),
+        (UnreadableTraffic("broken"), 0.0, None),
         (Traffic(pinned=9), 0.0, None),
         (Traffic(canary=9, share=1.0), 0.0, 3),
         (Traffic(pinned=9, canary=3, share=0.25), 0.24, 3),
@@ -235,8 +237,64 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(tmp_path, caplog, text
                 assert await answering(repository) == 1
             assert caplog.text.count("the traffic of tiny stays as it was") == 1
             assert FILE in caplog.text
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"pinned": 0}'])
+def test_with_a_file_that_is_broken_at_the_start_no_version_answers_until_it_is_mended(
+    tmp_path, caplog, text
+):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        write(tmp_path, text)
         async with opened(tmp_path) as repository:
-            assert await answering(repository) == 2
+            for _ in range(2):
+                with pytest.raises(NotReadyError, match=rf"cannot be read; .*{FILE}"):
+                    await answering(repository)
+                assert await answering(repository, 1) == 1
+                await repository.scan()
+            assert caplog.text.count("no version of tiny answers requests that name none") == 1
+            assert FILE in repository.describe("tiny", manifests=False)["traffic_error"]
+            write(tmp_path, '{"pinned": 1}')
+            await repository.scan()
+            assert await answering(repository) == 1
+            assert "traffic_error" not in repository.describe("tiny", manifests=False)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("rule", "answers"), [(Traffic(pinned=1), 1), (None, 2)])
+def test_a_rule_that_is_set_replaces_a_file_that_is_broken_at_the_start(tmp_path, rule, answers):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        write(tmp_path, "{")
+        async with opened(tmp_path) as repository:
+            await repository.set_traffic("tiny", rule)
+            assert await answering(repository) == answers
+        assert read_traffic([tmp_path / "tiny"]) == rule
+
+    run(scenario())
+
+
+def test_a_rule_that_cannot_hold_leaves_a_broken_file_broken(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        replace_file(tmp_path / "tiny" / "1", "samples", b"no archive")  # noticed when it is loaded
+        write(tmp_path, "{")
+        async with opened(tmp_path, versions_kept=1) as repository:
+            with pytest.raises(RefusedModelError, match="samples"):
+                await repository.set_traffic("tiny", Traffic(canary=1, share=0.1))
+            for _ in range(2):
+                with pytest.raises(NotReadyError, match="cannot be read"):
+                    await answering(repository)
+                await repository.scan()
+        async with opened(tmp_path, versions_kept=1) as repository:
+            with pytest.raises(NotReadyError, match="cannot be read"):
+                await answering(repository)
 
     run(scenario())
 
@@ -249,7 +307,7 @@ def test_a_pinned_version_that_is_gone_is_an_error_and_no_other_one_answers(tmp_
             await repository.set_traffic("tiny", Traffic(pinned=1))
             (tmp_path / "tiny" / "1").rename(tmp_path / "aside")
             await repository.scan()
-            with pytest.raises(RefusedModelError, match=r"pinned to version 1: .* there are 2"):
+            with pytest.raises(NotReadyError, match=r"pinned to version 1: .* there are 2"):
                 await answering(repository)
             assert await answering(repository, 2) == 2
             (tmp_path / "aside").rename(tmp_path / "tiny" / "1")
@@ -292,7 +350,7 @@ def test_a_file_with_a_version_that_cannot_be_loaded_leaves_the_service_as_it_is
             await repository.scan()
             assert await answering(repository) == 2
         async with opened(tmp_path, versions_kept=1) as repository:
-            with pytest.raises(RefusedModelError, match="pinned to version 1"):
+            with pytest.raises(NotReadyError, match="pinned to version 1"):
                 await answering(repository)
 
     run(scenario())
@@ -302,8 +360,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path, monk
     async def scenario() -> None:
         for version in (1, 2):
             write_bundle(tmp_path / "tiny" / str(version))
-        (tmp_path / "tiny" / FILE).mkdir()  # in the place of the file; root may write into any folder
         async with opened(tmp_path) as repository:
+            (tmp_path / "tiny" / FILE).mkdir()  # in the place of the file; root may write into any folder
             with pytest.raises(NotWritableError, match=FILE):
                 await repository.set_traffic("tiny", Traffic(pinned=1))
             assert await answering(repository) == 2

@@ -118,6 +118,13 @@ def test_statistics_of_what_is_not_there_are_404(http, path):
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/unknown-model")
 
 
+def test_a_graph_that_a_loaded_bundle_does_not_have_has_neither_statistics_nor_a_configuration(http):
+    assert http.get("/v2/models/bare/ready").is_success  # loads it
+    for answer in (http.get("/v2/models/bare-explain/stats"), http.get("/v2/models/bare-explain/config")):
+        assert answer.status_code == 404
+        assert answer.json()["detail"] == "there is no bare-explain: bare/1 has no explain graph"
+
+
 def test_statistics_and_configuration_are_messages_of_triton(http):
     ParseDict(http.get("/v2/models/stats").json(), service_pb2.ModelStatisticsResponse())
     for model in ("tiny", "tiny-decoder", "tiny-explain", "bare"):

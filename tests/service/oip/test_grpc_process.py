@@ -1,5 +1,7 @@
 """capsnet-serve with a gRPC port, in a process of its own: its start, its end, and faults under load."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from service.oip.grpc_calls import ON_THE_WAY_S
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_process import KILLABLE, LiveProcess, live_process
 from tests.support.live_service import wait_until
+from tests.support.live_workers import pids
 from tests.support.tiny_bundle import SIDE, write_bundle
 
 OWN = [("grpc.use_local_subchannel_pool", 1)]  # each channel has a connection of its own
@@ -80,6 +83,20 @@ def load(service: LiveProcess, content: bytes, clients: int) -> Iterator[list[Ou
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_calls_beside_a_frozen_engine_process_say_that_nothing_is_ready(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", grpc_port=0, workers=2) as service:
+        wait_until(lambda: len(pids(service, "the engine process")) == 1)
+        [frozen] = pids(service, "the engine process")
+        with triton.InferenceServerClient(service.grpc_address) as client:
+            os.kill(frozen, signal.SIGSTOP)
+            assert client.is_server_live()
+            assert not client.is_server_ready()
+            assert not client.is_model_ready("tiny")
+            os.kill(frozen, signal.SIGCONT)
+            wait_until(lambda: client.is_server_ready() and client.is_model_ready("tiny"))
 
 
 def answered(outcomes: list[Outcome]) -> int:

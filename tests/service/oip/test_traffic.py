@@ -55,6 +55,39 @@ def test_a_pinned_version_answers_until_the_rule_is_removed(http: httpx.Client) 
     assert answering(http) == 2
 
 
+def test_while_a_pinned_version_is_gone_the_service_is_ready_and_the_model_is_not(tmp_path: Path) -> None:
+    for version in (1, 2):
+        write_bundle(tmp_path / "tiny" / str(version), seed=version)
+    (tmp_path / "tiny" / "traffic.json").write_text('{"pinned": 3}')
+    with live_service(settings_for(tmp_path)) as http:
+        answers = [
+            http.get("/v2/models/tiny/ready"),
+            http.post("/classify", content=to_npy(PIXELS), headers=NPY),
+        ]
+        for answer in answers:
+            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/not-ready")
+            assert "tiny is pinned to version 3" in answer.json()["detail"]
+            assert answer.headers["retry-after"] == "1"
+        assert http.get("/v2/models/tiny/versions/2/ready").json() == {"name": "tiny", "ready": True}
+
+
+def test_a_broken_file_at_the_start_is_shown_by_models_and_mended_by_the_administrator(
+    tmp_path: Path,
+) -> None:
+    write_bundle(tmp_path / "tiny" / "1")
+    (tmp_path / "tiny" / "traffic.json").write_text('{"pinned": ')
+    with live_service(settings_for(tmp_path, admin_key="operator")) as http:
+        assert "traffic.json: Invalid JSON" in http.get("/models").json()["models"][0]["traffic_error"]
+        assert http.get("/v2/models/tiny/ready").status_code == 503
+        http.put("/v2/repository/models/tiny/traffic", json={"pinned": 1}, headers=ADMIN).raise_for_status()
+        assert answering(http) == 1
+
+
+def test_a_405_lists_the_methods_in_order(http: httpx.Client) -> None:
+    answer = http.get("/v2/repository/models/tiny/traffic")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, PUT")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [

@@ -1,7 +1,7 @@
 """What a worker knows of the models in the engine process: both ends here, in one event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import NotReadyError, UnknownModelError
+from service.app import create_app
+from service.errors import NotReadyError, OverloadedError, UnknownModelError
 from service.models.local_models import LocalModels
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
@@ -17,7 +18,7 @@ from service.workers.channel import Channel
 from service.workers.engine_process import EngineServer, _portable
 from service.workers.place import EngineAddress
 from service.workers.remote_models import RemoteModels
-from service.workers.table import Generation
+from service.workers.shared_number import SharedNumber
 from tests.support.live_service import settings_for
 from tests.support.repositories import run
 from tests.support.tiny_bundle import write_bundle
@@ -30,7 +31,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.address = EngineAddress(folder / "socket", folder / "generation")
-        self.address.generation.write_bytes(bytes(8))
+        SharedNumber.make(self.address.generation)
         self.models = folder / "models"
 
     @asynccontextmanager
@@ -38,7 +39,7 @@ class Engine:
         gathered = Metrics()
         repository = Repository(settings_for(self.models, **settings), gathered)
         server = EngineServer(
-            repository, LocalModels(repository, gathered), Generation(self.address.generation)
+            repository, LocalModels(repository, gathered), SharedNumber(self.address.generation)
         )
         self.address.socket.unlink(missing_ok=True)
         listener = await asyncio.get_running_loop().create_unix_server(server.accept, self.address.socket)
@@ -231,6 +232,97 @@ def test_what_waits_for_an_engine_process_that_dies_gets_an_error(engine):
                 await until(lambda: there.users == 1)
             with pytest.raises(NotReadyError):
                 await asking
+
+    run(scenario())
+
+
+def freeze(server: EngineServer) -> None:
+    """The engine process reads nothing any more."""
+    for worker in server._workers:
+        worker.channel._transport.pause_reading()
+
+
+def thaw(server: EngineServer) -> None:
+    for worker in server._workers:
+        worker.channel._transport.resume_reading()
+
+
+ASKED: dict[str, Callable[[RemoteModels], Awaitable[object]]] = {
+    "names": lambda models: models.names(),
+    "index": lambda models: models.index(),
+    "describe": lambda models: models.describe("tiny", manifests=False),
+    "graphs": lambda models: models.graphs(),
+    "load": lambda models: models.load("tiny"),
+    "unload": lambda models: models.unload("tiny"),
+    "set_traffic": lambda models: models.set_traffic("tiny", None),
+    "ready": lambda models: models.ready(),
+    "metrics": lambda models: models.metrics(),
+    "find": lambda models: models.begin_use("tiny", 7),
+}
+
+
+def test_nothing_but_a_run_waits_for_an_engine_process_that_does_not_answer(engine, monkeypatch):
+    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.05)
+
+    async def scenario() -> None:
+        async with (
+            engine.serving() as (server, _),
+            engine.worker() as models,
+            models.use(None, None) as served,
+        ):
+            freeze(server)
+            running = asyncio.create_task(served.encode(PIXELS))
+            for asked in (*ASKED.values(), lambda _: served.is_answering()):
+                with pytest.raises(NotReadyError, match="does not answer"):
+                    await asked(models)
+            await models.check_alive()  # which is the worker's own
+            assert not running.done()
+            thaw(server)
+            await running
+            assert await models.names() == ["tiny"]
+
+    run(scenario())
+
+
+def test_a_load_takes_its_time_while_the_engine_process_answers(engine, monkeypatch):
+    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.05)
+
+    async def scenario() -> None:
+        async with engine.serving() as (server, _), engine.worker() as models:
+            may_end = asyncio.Event()
+            server.calls["load"] = lambda _: may_end.wait()
+            loading = asyncio.create_task(models.load("tiny"))
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+                assert await models.names() == ["tiny"]
+            assert not loading.done()
+            may_end.set()
+            await loading
+
+    run(scenario())
+
+
+def test_a_table_that_does_not_come_is_not_waited_for(engine, monkeypatch):
+    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.05)
+
+    async def scenario() -> None:
+        async with engine.serving() as (server, _), engine.worker() as models:
+            server._generation.value += 1
+            with pytest.raises(NotReadyError, match="does not answer"):
+                await models.begin_use(None, None)
+
+    run(scenario())
+
+
+def test_a_worker_has_its_share_of_the_pictures_that_wait_for_decoding(engine):
+    facts = {"queue_images": 8, "max_images_per_request": 2, "max_reconstructions": 2}
+
+    async def scenario() -> None:
+        app = create_app(settings_for(engine.models, workers=2, **facts), engine=engine.address)
+        async with engine.serving(), app.router.lifespan_context(app) as state:
+            pool = state["service"].pool
+            with pool.room_for(4), pytest.raises(OverloadedError, match="at most 4 may"), pool.room_for(1):
+                pass
 
     run(scenario())
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,21 +15,10 @@ from service.settings import Settings, SettingsError, read_settings
 from service.workers.supervisor import share_of
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.live_service import wait_until
+from tests.support.live_workers import pids
 from tests.support.tiny_bundle import write_bundle
 
 LIMIT_S = 120
-
-
-def pids(service: LiveProcess, role: str) -> set[int]:
-    """The processes that are ready, by the log; dead ones are left out."""
-    ready = {"worker": "accepts connections", "the engine process": "has the models"}[role]
-    said = [line["message"] for line in service.lines if line["logger"] == "service.workers.supervisor"]
-    found = {
-        int(message.removeprefix(role).split()[0])
-        for message in said
-        if message.startswith(role) and ready in message
-    }
-    return {pid for pid in found if Path(f"/proc/{pid}").exists()}
 
 
 def answering(service: LiveProcess, requests: int) -> set[str]:
@@ -103,6 +93,27 @@ def test_without_an_engine_process_requests_get_503_until_there_is_another_one(t
         assert len(pids(service, "worker")) == 2
         service.stop()
         assert service.running.wait(LIMIT_S) == 0
+
+
+def test_a_frozen_engine_process_leaves_no_request_waiting_and_is_replaced(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2, deadline_ms=5000) as service:
+        wait_until(lambda: len(pids(service, "the engine process")) == 1)
+        [frozen] = pids(service, "the engine process")
+        os.kill(frozen, signal.SIGSTOP)
+        paths = ["/healthz", "/metrics", "/readyz", "/models", "/models/tiny", "/v2/models/tiny/ready"]
+        with ThreadPoolExecutor() as pool:
+            classifying = pool.submit(classify, service)
+            urls = [f"{service.client.base_url}{path}" for path in paths]
+            found = list(pool.map(lambda url: httpx.get(url, timeout=8), urls))  # all before it is replaced
+        assert [answer.status_code for answer in found] == [200, 200] + [503] * 4
+        assert "capsnet_requests_total" in found[1].text
+        for answer in found[2:]:
+            assert answer.json()["detail"] == "the process with the models does not answer; try again"
+            assert answer.headers["retry-after"] == "1"
+        assert classifying.result().status_code == 504  # its own deadline
+        wait_until(lambda: bool(pids(service, "the engine process") - {frozen}))
+        wait_until(lambda: classify(service).status_code == 200)
 
 
 def test_what_an_administrator_unloads_is_unloaded_in_all_workers(tmp_path):
@@ -217,8 +228,14 @@ def test_threads_and_memory_of_uploads_are_shared_out():
     assert share.uploads_bytes == whole.uploads_bytes // 2
 
 
+def test_pictures_that_wait_for_decoding_are_shared_out_and_images_of_a_request_are_not():
+    share = share_of(Settings(workers=2, queue_images=1000))
+    assert (share.decode_queue_share, share.queue_images) == (500, 1000)
+
+
 def test_a_share_is_never_too_small_for_one_request():
     share = share_of(Settings(workers=64))
+    assert share.decode_queue_share == share.max_images_per_request
     assert share.decode_threads == 1
     assert share.max_body_bytes <= share.uploads_bytes * 3 // 4
 
