@@ -2,10 +2,11 @@
 
 import os
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from service.observability.process_totals import ProcessTotals
@@ -49,10 +50,12 @@ class Metrics:
 
     Attributes:
         pids: the processes of the service.
+        process_restarts: how many workers and engine processes have died and were replaced.
     """
 
     def __init__(self) -> None:
         self.pids: Callable[[], Iterable[int]] = lambda: (os.getpid(),)
+        self.process_restarts: Callable[[], Sequence[int]] = lambda: (0, 0)
         self._registry = CollectorRegistry()
         self._users: Tally[tuple[str, int]] = (
             Tally()
@@ -72,6 +75,7 @@ class Metrics:
             "inference_thread_restarts", "Inference threads that died and were replaced", "model"
         )
         self.register(ProcessTotals(lambda: self.pids()))
+        self.register(_ProcessRestarts(lambda: self.process_restarts()))
 
     def register(self, collector: Collector) -> None:
         """Ask this collector, too, at every scrape."""
@@ -116,3 +120,21 @@ class Metrics:
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"capsnet_{name}", about, labels, buckets=buckets, registry=self._registry)
+
+
+class _ProcessRestarts(Collector):
+    """The processes of a service with workers that were replaced; none of a service of one process."""
+
+    def __init__(self, counts: Callable[[], Sequence[int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """A sample for the workers and one for the engine process."""
+        family = CounterMetricFamily(
+            "capsnet_process_restarts",
+            "Workers and engine processes that died and were replaced",
+            labels=("process",),
+        )
+        for process, count in zip(("worker", "engine"), self._counts(), strict=True):
+            family.add_metric([process], count)
+        yield family

@@ -75,6 +75,8 @@ async def _serve(settings: Settings, place: Place, on_loaded: Callable[[str], No
     async with run_models(settings, begin, end) as models:
         server = EngineServer(models.repository, models, SharedNumber(place.address.generation))
         models.gathered.pids = server.pids
+        restarts = [SharedNumber(path) for path in place.restarts]
+        models.gathered.process_restarts = lambda: [number.value for number in restarts]
         workers = await loop.create_unix_server(server.accept, sock=place.engine_listener)
         reason = await ended
         workers.close()

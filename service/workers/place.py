@@ -23,6 +23,13 @@ class EngineAddress(NamedTuple):
     generation: Path
 
 
+class Restarts(NamedTuple):
+    """Files of numbers: how many workers, and how many engine processes, have died and were replaced."""
+
+    workers: Path
+    engines: Path
+
+
 @dataclass(frozen=True)
 class Place:
     """What all processes of a service know.
@@ -35,6 +42,7 @@ class Place:
         heartbeat: the file in which the engine process counts, see `service.workers.heartbeat`.
         counts: folder of the workers' metrics.
         key_use: the file in which workers count what each key has sent.
+        restarts: the files in which the supervisor counts the processes that it has replaced.
         worker: the number of the worker that this is for, from 0.
     """
 
@@ -44,6 +52,7 @@ class Place:
     heartbeat: Path
     counts: Path
     key_use: Path
+    restarts: Restarts
     worker: int = 0
 
 
@@ -65,4 +74,7 @@ def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     counts.mkdir()
     key_use = folder / "key_use"
     key_use.write_bytes(bytes(SHARED_BYTES))
-    return Place(listeners, engine_listener, address, heartbeat, counts, key_use)
+    restarts = Restarts(folder / "worker_restarts", folder / "engine_restarts")
+    for path in restarts:
+        SharedNumber.make(path)
+    return Place(listeners, engine_listener, address, heartbeat, counts, key_use, restarts)

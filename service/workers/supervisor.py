@@ -119,6 +119,8 @@ class Supervisor:
             self._place = place = make_place(Path(folder), self._listeners)
             limit_s = max(self._settings.deadline_ms / 1000, MIN_FROZEN_S)
             self._pulse = Pulse(SharedNumber(place.heartbeat), limit_s)
+            self._worker_restarts = SharedNumber(place.restarts.workers)
+            self._engine_restarts = SharedNumber(place.restarts.engines)
             with place.engine_listener:
                 return self._watch()
 
@@ -223,6 +225,8 @@ class Supervisor:
                 if not self._has_begun or self._failed_starts >= MAX_FAILED_STARTS:
                     log.error("a process cannot start; the service ends")
                     return status if status > 0 else 1
+            restarts = self._engine_restarts if child.is_engine else self._worker_restarts
+            restarts.value += 1
         return None
 
     def _end(self) -> None:

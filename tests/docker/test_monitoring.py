@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import promql_parser
 import pytest
 import yaml
 from PIL import Image
@@ -22,7 +23,6 @@ MONITORING = ROOT / "docker" / "monitoring"
 # PromQL's words; what stands before a bracket is told apart by it.
 WORDS = {"by", "up", "sum", "rate", "increase", "histogram_quantile", "label_values"}
 ADDED_BY_PROMETHEUS = {"job", "instance", "service"}  # the last by the relabelling in prometheus.yml
-BRACKETS = {")": "(", "]": "[", "}": "{"}
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +131,48 @@ def test_a_legend_names_only_labels_that_its_query_keeps(dashboard):
             assert used <= (kept or ADDED_BY_PROMETHEUS), target
 
 
-def test_every_query_closes_what_it_opens(dashboard):
+def test_every_query_of_the_dashboard_is_promql_that_gives_series(dashboard):
     for expression in expressions(dashboard):
-        opened = []
-        for character in re.sub(r'"[^"]*"', "", expression):
-            if character in BRACKETS.values():
-                opened.append(character)
-            elif character in BRACKETS:
-                assert opened, expression
-                assert opened.pop() == BRACKETS[character], expression
-        assert not opened, expression
-        assert expression.count('"') % 2 == 0
+        asked = re.fullmatch(r"label_values\((.*), \w+\)", expression)  # Grafana's own, of its variables
+        assert_gives_series(asked[1] if asked else expression)
+
+
+def test_every_alert_is_promql_that_gives_series(alerts):
+    for alert in alerts:
+        assert_gives_series(alert["expr"])
+
+
+def test_every_alert_has_the_fields_of_a_rule_and_waits_for_a_duration(alerts):
+    for alert in alerts:
+        assert alert.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
+        if "for" in alert:
+            assert promql_parser.parse_duration(alert["for"])
+            assert not alert["for"].isdigit()  # seconds for this parser, an error for Prometheus
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "up > 0.01 )((",
+        "up == == 1",
+        "rate(up)",
+        "rate(up[five minutes])",
+        "rtae(up[5m])",
+        "up{instance=one}",
+        "up[5m]",
+        "1",
+    ],
+)
+def test_what_is_no_query_for_series_is_told_from_promql(wrong):
+    with pytest.raises((ValueError, AssertionError)):
+        assert_gives_series(wrong)
+
+
+def assert_gives_series(expression: str) -> None:
+    """Prometheus can compute it, and it is no range, number or text."""
+    found = promql_parser.parse(expression)  # raises ValueError
+    no_series = (promql_parser.MatrixSelector, promql_parser.NumberLiteral, promql_parser.StringLiteral)
+    assert not isinstance(found, no_series), expression
 
 
 def test_every_metric_of_ours_is_on_the_dashboard(dashboard, scraped):

@@ -27,6 +27,12 @@ def answering(service: LiveProcess, requests: int) -> set[str]:
     return {httpx.get(url).headers["x-request-id"][:16] for _ in range(requests)}
 
 
+def replaced(service: LiveProcess) -> dict[str, float]:
+    """How many processes of each kind have died and were replaced."""
+    name = "capsnet_process_restarts_total"
+    return {kind: service.metric(name, process=kind) for kind in ("worker", "engine")}
+
+
 def classify(service: LiveProcess, model: str = "tiny") -> httpx.Response:
     pixels = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.5] * 784}
     return httpx.post(
@@ -61,7 +67,7 @@ def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):
         assert service.running.wait(LIMIT_S) == 0
 
 
-def test_a_killed_worker_is_replaced_its_counts_stay_and_the_port_stays_open(tmp_path):
+def test_a_killed_worker_is_replaced_and_counted_its_counts_stay_and_the_port_stays_open(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
         wait_until(lambda: len(pids(service, "worker")) == 2)  # the log comes a moment later
@@ -73,11 +79,12 @@ def test_a_killed_worker_is_replaced_its_counts_stay_and_the_port_stays_open(tmp
         for _ in range(20):
             assert classify(service).status_code == 200
         assert service.metric("capsnet_requests_total", route="/readyz") >= 20
+        assert replaced(service) == {"worker": 1, "engine": 0}
         service.stop()
         assert service.running.wait(LIMIT_S) == 0
 
 
-def test_without_an_engine_process_requests_get_503_until_there_is_another_one(tmp_path):
+def test_without_an_engine_process_requests_get_503_until_there_is_another_one_which_is_counted(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
         wait_until(lambda: len(pids(service, "the engine process")) == 1)
@@ -91,6 +98,7 @@ def test_without_an_engine_process_requests_get_503_until_there_is_another_one(t
         assert httpx.get(f"{service.client.base_url}/metrics").status_code == 200
         wait_until(lambda: classify(service).status_code == 200)
         assert len(pids(service, "worker")) == 2
+        assert replaced(service) == {"worker": 0, "engine": 1}
         service.stop()
         assert service.running.wait(LIMIT_S) == 0
 
