@@ -103,7 +103,7 @@ def create_app(
         pool = PicturePool(settings.decode_threads, waiting)
         opened = reach_models(engine) if engine else run_models(settings, on_loaded, on_stopped)
         async with opened as models:
-            service = Service(settings, models, pool, request_metrics, bodies, keys, key_use)
+            service = Service(settings, models, pool, request_metrics, bodies, keys, key_use, tracer)
             try:
                 async with beside(service) if beside else nullcontext():
                     yield {"service": service}

@@ -13,6 +13,7 @@ from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.served import Models
 from service.observability.request_metrics import RequestMetrics
+from service.observability.tracing import Tracer
 from service.settings import Settings
 
 # A client that hangs up is noticed only after this time: most answers take less, and watching costs time.
@@ -34,6 +35,7 @@ class Service:
         bodies: what the bodies of all requests may take.
         keys: that open the service, with the admin key.
         key_use: what each key has sent.
+        tracer: sends a trace of each request; None sends none.
     """
 
     settings: Settings
@@ -43,6 +45,7 @@ class Service:
     bodies: BodyMemory
     keys: Keys
     key_use: KeyUse
+    tracer: Tracer | None = None
 
     def while_wanted(self, request: Request) -> "_Answering":
         """Work on the answer to a request until its deadline, or until its client hangs up.

@@ -1,4 +1,4 @@
-"""Traces of requests, for OpenTelemetry: a span for the request and one for each of its parts.
+"""Traces of requests and gRPC calls, for OpenTelemetry: a span for each and one for each of its parts.
 
 The spans are made of a request's timings once it is over, so a request that is not sampled costs next to
 nothing, and one that is takes no longer. OpenTelemetry's own variables say where they go, how many are
@@ -6,7 +6,7 @@ sampled, and what the service is called: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACE
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Thread
 from time import monotonic, time_ns
 from typing import Any
@@ -17,6 +17,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import Scope
 
 from service.observability.timings import Timings
+
+Headers = Iterable[tuple[bytes, bytes]]
 
 NAME = "capsnet"
 NS = 1_000_000_000
@@ -42,7 +44,7 @@ class Tracer:
     def record(
         self, scope: Scope, route: str, status: int, timings: Timings, facts: Mapping[str, Any]
     ) -> str:
-        """Make the spans of a request that is over; returns its trace id, 32 hexadecimal digits.
+        """Make the spans of an HTTP request that is over; returns its trace id, 32 hexadecimal digits.
 
         Args:
             scope: of the request, with the client's `traceparent` among the headers if it sent one.
@@ -51,23 +53,60 @@ class Tracer:
             timings: of its parts.
             facts: of the log line: model, images and whatever else is known.
         """
+        name, conventional = _span_name(scope["method"], route), _conventional(scope, route, status)
+        return self._record(name, conventional, scope["headers"], timings, facts)
+
+    def record_call(
+        self,
+        method: str,
+        headers: Headers,
+        code: str,
+        is_fault: bool,
+        timings: Timings,
+        facts: Mapping[str, Any],
+    ) -> str:
+        """Make the spans of a gRPC call that is over; returns its trace id.
+
+        Args:
+            method: with its service, such as `inference.GRPCInferenceService/ModelInfer`, or "other".
+            headers: its metadata, with the client's `traceparent` if it sent one.
+            code: with which it ended, such as `NOT_FOUND`.
+            is_fault: of the service, not of the client.
+            timings: of its parts.
+            facts: of the log line.
+        """
+        is_known = method != NO_ROUTE
+        conventional = {
+            "rpc.system.name": "grpc",
+            "rpc.method": method if is_known else "_OTHER",
+            "rpc.response.status_code": code,
+        }
+        if is_fault:
+            conventional["error.type"] = code
+        return self._record(method if is_known else "grpc", conventional, headers, timings, facts)
+
+    def _record(
+        self,
+        name: str,
+        conventional: Mapping[str, str | int],
+        headers: Headers,
+        timings: Timings,
+        facts: Mapping[str, Any],
+    ) -> str:
         clock = time_ns() - int(monotonic() * NS)  # from the monotonic clock to the time of day
 
         def at(seconds: float) -> int:
             return clock + int(seconds * NS)
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         span = self._tracer.start_span(
-            _span_name(scope["method"], route),
-            self._carried.extract(headers),
+            name,
+            self._carried.extract(carrier),
             SpanKind.SERVER,
-            {
-                **_conventional(scope, route, status),
-                **{f"capsnet.{name}": fact for name, fact in facts.items()},
-            },
+            {**conventional, **{f"capsnet.{name}": fact for name, fact in facts.items()}},
             start_time=at(timings.began),
         )
-        if status >= 500:
+        if "error.type" in conventional:
             span.set_status(Status(StatusCode.ERROR))
         if span.is_recording():
             inside = trace.set_span_in_context(span)

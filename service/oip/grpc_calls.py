@@ -1,4 +1,4 @@
-"""What every call goes through: a key, its message, the code of an error, a log line and a count.
+"""What every call goes through: a key, its message, the code of an error, a log line, a count and a trace.
 
 As `service.http` does it for requests: with the same keys, limits, texts, fields of the log and metrics.
 """
@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -18,12 +18,14 @@ from service.errors import OUR_FAULT, ServiceError
 from service.http.auth import check_admin_key, check_key
 from service.http.keys import Headers
 from service.http.request_log import CLIENT_CLOSED_REQUEST, given_id
+from service.observability.timings import Timings, begin_timings
 from service.oip.grpc_arrival import Arrivals
 from service.oip.grpc_messages import parse_message
 from service.state import Service
 
 PATH = "/inference.GRPCInferenceService/"
-CODES = {  # of the HTTP status of a problem
+CODES = {  # of the HTTP status of an outcome
+    200: grpc.StatusCode.OK,
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
@@ -35,6 +37,7 @@ CODES = {  # of the HTTP status of a problem
     415: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    CLIENT_CLOSED_REQUEST: grpc.StatusCode.CANCELLED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -70,6 +73,7 @@ class Call:
         headers: its metadata.
         noted: facts for its log line, such as `model`.
         status: the HTTP status of the same outcome over HTTP.
+        timings: of its parts.
     """
 
     method: str
@@ -79,6 +83,7 @@ class Call:
     status: int = CLIENT_CLOSED_REQUEST
     bytes_in: int = 0
     bytes_out: int = 0
+    timings: Timings = field(default_factory=begin_timings)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,6 @@ class Calls:
 
     async def answer(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         """The bytes of the answer; an error ends the call with its code and text."""
-        began = perf_counter()
         self._begun += 1
         call = _begin(method, context)
         try:
@@ -132,18 +136,23 @@ class Calls:
             context.set_trailing_metadata((("x-request-id", call.request_id),))
             return answer
         finally:
-            seconds = perf_counter() - began
+            seconds = monotonic() - call.timings.began
             route = PATH + method.name if method.is_known else "other"
             self._service.metrics.answered(route, call.status, seconds)
             if problem := call.noted.get("problem"):
                 self._service.metrics.refused(problem)
+            if tracer := self._service.tracer:
+                ended = _code(call.status).name, call.status >= 500
+                call.noted["trace_id"] = tracer.record_call(
+                    route.removeprefix("/"), call.headers, *ended, call.timings, call.noted
+                )
             _log(method, call, context, seconds)
 
     async def quiet(self, limit_s: float) -> None:
         """Wait until no more calls come, for at most a moment."""
         begun = -1
-        until = perf_counter() + min(limit_s, LINGER_S)
-        while begun != self._begun and perf_counter() < until:
+        until = monotonic() + min(limit_s, LINGER_S)
+        while begun != self._begun and monotonic() < until:
             begun = self._begun
             await asyncio.sleep(ON_THE_WAY_S)
 
@@ -153,6 +162,8 @@ class Calls:
         try:
             return await self._answer(method, call, messages)
         finally:
+            if call.timings.parts:
+                call.timings.end("encode")
             await self.may_end.wait()
 
     async def _answer(self, method: Method, call: Call, messages: AsyncIterator[bytes]) -> bytes:
@@ -172,6 +183,7 @@ class Calls:
         if method.is_administration:
             check_admin_key(call.headers, service.keys)
         body = await self._arrivals.read(messages)
+        call.timings.end("receive")
         call.bytes_in = len(body)
         bodies.held_bytes += call.bytes_in
         try:
@@ -202,10 +214,13 @@ async def _refuse(call: Call, context: Context, error: ServiceError) -> NoReturn
     metadata = [("x-request-id", call.request_id), ("problem", call.noted["problem"])]
     if after := error.headers.get("Retry-After"):
         metadata.append(("retry-after", after))
-    await context.abort(
-        CODES.get(error.status, grpc.StatusCode.UNKNOWN), str(error)[:MAX_TEXT], tuple(metadata)
-    )
+    await context.abort(_code(error.status), str(error)[:MAX_TEXT], tuple(metadata))
     raise AssertionError("abort raises")
+
+
+def _code(status: int) -> Any:
+    """The grpc.StatusCode of the HTTP status of the same outcome."""
+    return CODES.get(status, grpc.StatusCode.UNKNOWN)
 
 
 def _log(method: Method, call: Call, context: Context, seconds: float) -> None:

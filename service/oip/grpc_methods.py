@@ -100,6 +100,7 @@ async def model_infer(service: Service, message: Any, call: Call) -> bytes:
         use_model(service.models, message.model_name, message.model_version or None) as model,
     ):
         asked, inputs = await _read(service, message, model)
+        call.timings.end("parse")
         images = len(next(iter(inputs.values())))
         call.noted.update(model=f"{model.name}/{model.loaded.version}", images=images)
         return await _write(service, model, asked, await model.run(inputs))

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import re
+import socket
 from collections.abc import Iterator
+from http.client import HTTPResponse
 
 import httpx
 import numpy as np
@@ -72,6 +74,46 @@ def test_an_error_says_how_far_it_came(client):
     broken = client.post("/classify", files={"images": b"no picture"})
     assert broken.status_code == 415
     assert list(timing(broken)) == ["receive", "parse", "encode", "total"]
+
+
+GET = b"GET /models HTTP/1.1\r\nHost: test\r\n"
+POST = b"POST /classify HTTP/1.1\r\nHost: test\r\nX-API-Key: open\r\n"
+REFUSED = {
+    "no key": (GET + b"\r\n", 401),
+    "too many requests of a key": (GET + b"X-API-Key: slow\r\n\r\n", 429),
+    "not HTTP": (b"nonsense\r\n\r\n", 400),
+    "two hosts": (GET + b"Host: other\r\n\r\n", 400),
+    "a long head": (GET + b"X-Long: " + b"x" * 2**17 + b"\r\n\r\n", 431),
+    "a large body": (POST + b"Content-Length: 999999999\r\n\r\n", 413),
+    "a chunk without a length": (POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+    "a form that is none": (
+        POST + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 2\r\n\r\n--",
+        400,
+    ),
+    "another method": (b"PUT" + POST[4:] + b"\r\n", 405),
+}
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service with two keys, of which `slow` may send no more for a quarter of an hour."""
+    root = tmp_path_factory.mktemp("keyed")
+    write_bundle(root / "models" / "tiny" / "1")
+    keys = root / "keys"
+    keys.write_text("free:open\nslow:slow rate=0.001\n")
+    with live_service(settings_for(root / "models", api_keys_file=keys)) as client:
+        client.get("/models", headers={"x-api-key": "slow"}).raise_for_status()
+        yield client
+
+
+@pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_refused_request_says_where_its_time_went(keyed, sent, status):
+    with socket.create_connection((keyed.base_url.host, keyed.base_url.port), timeout=60) as connection:
+        connection.sendall(sent)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == status
+        assert re.search(r"(^|, )total;dur=\d+\.\d{3}$", answer.headers["server-timing"])
 
 
 def test_with_workers_the_parts_of_the_engine_process_are_there_too(tmp_path):

@@ -11,11 +11,13 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed; the extra otel brings it")
 
+import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tritonclient.grpc import service_pb2 as oip
 
 from service.observability.timings import Part, Timings
 from service.observability.tracing import Tracer, resource
@@ -26,6 +28,7 @@ from tests.support.live_service import wait_until
 from tests.support.tiny_bundle import write_bundle
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+INFER = "inference.GRPCInferenceService/ModelInfer"
 SCOPE = {"method": "POST", "path": "/classify", "headers": []}
 
 
@@ -84,6 +87,32 @@ def test_a_request_is_a_span_of_its_clients_trace_with_its_parts(tmp_path, monke
     [compute] = [span for span in inside if span.name == "compute"]
     assert [(one.key, one.value.int_value) for one in compute.attributes] == [("capsnet.batch_images", 1)]
     assert [line["trace_id"] for line in lines] == [TRACE]
+
+
+def test_a_grpc_call_is_a_span_of_its_clients_trace_with_its_parts(tmp_path, monkeypatch):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    asked = oip.ModelInferRequest(model_name="tiny", raw_input_contents=[bytes(784)])
+    asked.inputs.add(name="pixels", datatype="UINT8", shape=[1, 28, 28, 1])
+    with collector() as (address, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        facts = {"tracing": True, "grpc_port": 0}
+        with live_process(tmp_path / "models", tmp_path / "log", **facts) as service:
+            with grpc.insecure_channel(service.grpc_address) as channel:
+                sent = [("traceparent", f"00-{TRACE}-{PARENT}-01")]
+                channel.unary_unary(f"/{INFER}")(asked.SerializeToString(), metadata=sent, timeout=60)
+            service.stop()
+            assert service.running.wait(60) == 0
+            [line] = [line for line in service.lines if line.get("path") == f"/{INFER}"]
+        wait_until(lambda: any(span.name == INFER for span in spans))
+    [call] = [span for span in spans if span.name == INFER]
+    assert (call.trace_id.hex(), call.parent_span_id.hex()) == (TRACE, PARENT)
+    inside = [span for span in spans if span.parent_span_id == call.span_id]
+    assert [span.name for span in inside] == ["receive", "parse", "queue", "compute", "encode"]
+    for span in inside:
+        assert call.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+    attributes = {one.key: one.value for one in call.attributes}
+    assert attributes["capsnet.model"].string_value == "tiny/1"
+    assert line["trace_id"] == TRACE
 
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
@@ -155,6 +184,30 @@ def test_clients_cannot_make_up_names_of_spans():
     assert span.name == "HTTP"
     assert span.attributes["http.request.method"] == "_OTHER"
     assert "http.route" not in span.attributes
+
+
+def recorded_call(method: str, code: str, *, is_fault: bool) -> list:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    Tracer(provider).record_call(method, [], code, is_fault, Timings(), {"images": 3})
+    return list(exporter.get_finished_spans())
+
+
+def test_the_attributes_of_a_call_are_those_of_the_conventions_for_rpc():
+    [span] = recorded_call(INFER, "UNAVAILABLE", is_fault=True)
+    assert span.status.status_code.name == "ERROR"
+    assert span.attributes == {
+        "rpc.system.name": "grpc",
+        "rpc.method": INFER,
+        "rpc.response.status_code": "UNAVAILABLE",
+        "error.type": "UNAVAILABLE",
+        "capsnet.images": 3,
+    }
+
+
+def test_clients_cannot_make_up_names_of_spans_of_calls():
+    [span] = recorded_call("other", "UNIMPLEMENTED", is_fault=False)
+    assert (span.name, span.attributes["rpc.method"]) == ("grpc", "_OTHER")
 
 
 def test_parts_keep_their_times():
