@@ -97,10 +97,11 @@ def _message(draw: Draw, model: str, count: int, odd: float | None) -> tuple[dic
     """The JSON of a good request, and the bytes behind it; one of the values is the odd number, if any."""
     tail, inputs = b"", []
     for name, shape in INPUTS[model].items():
-        values = _values(draw, (count, *shape))
+        values = good_values(draw, name, (count, *shape))
         if odd is not None:
+            values = values.astype("<f4")
             values.flat[-1] = odd
-        tensor: dict[str, Any] = {"name": name, "shape": list(values.shape), "datatype": "FP32"}
+        tensor: dict[str, Any] = {"name": name, "shape": list(values.shape), "datatype": datatype(values)}
         form = draw(st.sampled_from(["flat", "nested", "binary", "binary"]))
         if form == "binary":
             content = values.tobytes()
@@ -119,10 +120,17 @@ def _message(draw: Draw, model: str, count: int, odd: float | None) -> tuple[dic
     return header, tail
 
 
-def _values(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
-    """Within 0-1, which is good for every input."""
+def good_values(draw: Draw, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Within 0-1, which is good for every input; of pixels, half of the time as bytes."""
     chance = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if name == "pixels" and draw(st.booleans()):
+        return chance.integers(0, 256, shape, np.uint8)
     return chance.random(shape, np.float32).astype("<f4")
+
+
+def datatype(values: np.ndarray) -> str:
+    """Its name in the protocol."""
+    return "UINT8" if values.dtype == np.uint8 else "FP32"
 
 
 def _output(draw: Draw, name: str) -> dict[str, Any]:
