@@ -35,18 +35,22 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-import numpy as np
-from PIL import Image
-
 from benchmarks import option_types
 from benchmarks.places import ROOT
+from benchmarks.serving.bodies import (
+    posting_pictures,
+    posting_tensors,
+    samples,
+    write_pictures,
+    write_tensors,
+)
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
 SERVICE = "this service"
 BINARY = "this service, binary tensors"
 CLIENTS = (1, 8, 32, 128)
-OF_BEST_PEER = {8: 1.4, 32: 2.0}  # what the service is meant to reach, by clients
+OF_BEST_PEER = {8: 1.8, 32: 2.0}  # what the service is meant to reach, by clients
 BINARY_IMAGES = 64  # in one request
 BINARY_CLIENTS = 4
 START_S = 60.0
@@ -111,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raws: list[dict[str, Raw]] = []
     rounds: list[dict[Key, Result]] = []
     with tempfile.TemporaryDirectory() as folder:
-        pictures, tensors = write_bodies(options.bundle, Path(folder))
+        pixels = samples(options.bundle)
+        pictures = write_pictures(pixels, Path(folder))
+        tensors = write_tensors(pixels, BINARY_IMAGES, "FP32", Path(folder))
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             raws.append({})
@@ -136,15 +142,12 @@ def measure(server: Server, load: Load, environment: dict[str, str]) -> dict[Key
     """A server under clients that post one PNG each; this service with binary tensors, too."""
     found = {}
     with running(server, load.pictures[0], environment) as origin:
-        files = [str(path) for path in load.pictures]
         for clients in load.clients:
             url = origin + server.path
-            found[server.name, clients] = _load(url, clients, load.seconds, "image/png", *files)
+            found[server.name, clients] = _load(url, clients, load.seconds, *posting_pictures(load.pictures))
         if server.name == SERVICE:
-            header = f"HEADER_Inference-Header-Content-Length={load.tensors.suffix[1:]}"
             url = f"{origin}/v2/models/{environment['CAPSNET_DEFAULT_MODEL']}/infer"
-            arguments = ("application/octet-stream", header, str(load.tensors))
-            result = _load(url, BINARY_CLIENTS, load.seconds, *arguments)
+            result = _load(url, BINARY_CLIENTS, load.seconds, *posting_tensors(load.tensors))
             result["images_s"] *= BINARY_IMAGES
             found[BINARY, BINARY_CLIENTS] = result
     return found
@@ -180,33 +183,6 @@ def running(server: Server, picture: Path, environment: dict[str, str]) -> Itera
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-def write_bodies(bundle: Path, folder: Path) -> tuple[list[Path], Path]:
-    """The bundle's samples as PNG files, and as one binary request whose suffix is its JSON's length."""
-    with np.load(bundle / "samples.npz", allow_pickle=False) as samples:
-        pixels = samples["pixels"]
-    pictures = []
-    for number, values in enumerate(np.rint(pixels[..., 0] * 255).astype(np.uint8)):
-        pictures.append(folder / f"{number}.png")
-        Image.fromarray(values).save(pictures[-1])
-    batch = np.resize(pixels, (BINARY_IMAGES, *pixels.shape[1:])).astype("<f4").tobytes()
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "pixels",
-                    "datatype": "FP32",
-                    "shape": [BINARY_IMAGES, *pixels.shape[1:]],
-                    "parameters": {"binary_data_size": len(batch)},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    tensors = folder / f"tensors.{len(head)}"
-    tensors.write_bytes(head + batch)
-    return pictures, tensors
 
 
 def report(raws: Sequence[dict[str, Raw]], rounds: Sequence[dict[Key, Result]]) -> Iterator[str]:

@@ -3,9 +3,11 @@
     apt install wrk
     python -m benchmarks.serving.workers                       one, two and four workers, a minute
     python -m benchmarks.serving.workers --workers 1,2 --model models/capsnet-mnist
+    python -m benchmarks.serving.workers --tensors 64          64 images in a request, as a binary tensor
 
 The model is a tiny one that costs next to nothing, so that requests are all there is. One PNG in a request,
-from 32 clients; with `--clients 1`, 1,000 divided by requests/s is the time of one request in ms. wrk makes
+from 32 clients; with `--clients 1`, 1,000 divided by requests/s is the time of one request in ms. `--tensors`
+posts so many images in a request to the Open Inference Protocol instead, as FP32 or UINT8. wrk makes
 the load on the same processors, and its own time is shown, since it takes them away from the service. `ms` is
 processor time for a request. The last column is what the service would answer on as many free processors as
 its processes can fill, if nothing else grew: the lesser of 1,000 / ms of the engine process, and of the
@@ -16,17 +18,30 @@ import os
 import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks import option_types
+from benchmarks.serving.bodies import (
+    DATATYPES,
+    posting_pictures,
+    posting_tensors,
+    samples,
+    write_tensors,
+)
 from benchmarks.serving.throughput import HERE
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.tiny_bundle import write_bundle
 
 CLIENTS = 32
+COLUMNS = (
+    *("workers", "requests/s", "images/s", "ms of a worker", "ms of the engine process", "ms of wrk"),
+    *("MiB", "at most"),
+)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -51,49 +66,77 @@ class Cost:
     resident_mib: float
 
 
+@dataclass(frozen=True)
+class Posted:
+    """What clients post.
+
+    Attributes:
+        path: where.
+        route: its template, by which metrics count.
+        arguments: of post.lua.
+    """
+
+    path: str
+    route: str
+    arguments: tuple[str, ...]
+
+
 def main() -> None:
     """Measure and print the table."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"of wrk ({CLIENTS})")
-    parser.add_argument("--seconds", type=int, default=8, help="of each (8)")
-    parser.add_argument("--model", type=Path, help="folder of a model in place of the tiny one")
-    options = parser.parse_args()
-    print("| workers | requests/s | ms of a worker | ms of the engine process | ms of wrk | MiB | at most |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    options = parse()
+    images = options.tensors or 1
+    print("| " + " | ".join(COLUMNS) + " |\n" + "| ---: " * len(COLUMNS) + "|")
     for workers in map(int, options.workers.split(",")):
         cost = measure(workers, options)
         of_workers, of_engine, of_load = (
             1000 * each / cost.requests for each in (cost.workers_s, cost.engine_s, cost.load_s)
         )
         at_most = min(1000 * workers / of_workers, 1000 / of_engine if of_engine else float("inf"))
+        rate = cost.requests / cost.seconds
         print(
-            f"| {workers} | {cost.requests / cost.seconds:.0f} | {of_workers:.2f} | {of_engine:.2f} "
+            f"| {workers} | {rate:.0f} | {rate * images:.0f} | {of_workers:.2f} | {of_engine:.2f} "
             f"| {of_load:.2f} | {cost.resident_mib:.0f} | {at_most:.0f} |"
         )
 
 
+def parse(arguments: Sequence[str] | None = None) -> Namespace:
+    """The options."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"of wrk ({CLIENTS})")
+    parser.add_argument("--seconds", type=int, default=8, help="of each (8)")
+    parser.add_argument(
+        "--model",
+        type=option_types.bundle,
+        help="a version of a model, or its folder, in place of the tiny one",
+    )
+    parser.add_argument(
+        "--tensors",
+        type=option_types.positive,
+        help="images of a binary tensor in a request, in place of a PNG",
+    )
+    parser.add_argument("--datatype", choices=sorted(DATATYPES), default="FP32", help="of the tensor (FP32)")
+    return parser.parse_args(arguments)
+
+
 def measure(workers: int, options: Namespace) -> Cost:
     """Put load on a service with so many workers."""
-    seconds, model = options.seconds, options.model
+    seconds, clients = options.seconds, options.clients
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if model is None:
-            write_bundle(folder / "models" / "tiny" / "1")
-        picture = folder / "7.png"
-        Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(picture)
-        models = model.resolve().parent if model else folder / "models"
-        facts = {"workers": workers, "default_model": model.name if model else "tiny", "log_level": "warning"}
-        with live_process(models, folder / "log", **facts) as service:
-            load(service, picture, 2, options.clients)  # warm
-            before, answered = processor_s(service), requests(service)
+        bundle = options.model or write_bundle(folder / "models" / "tiny" / "1")
+        posted = what_is_posted(bundle, options, folder)
+        facts = {"workers": workers, "default_model": bundle.parent.name, "log_level": "warning"}
+        with live_process(bundle.parents[1], folder / "log", **facts) as service:
+            load(service, posted, 2, clients)  # warm
+            before, so_far = processor_s(service), answered(service, posted)
             began_s = os.times().children_user + os.times().children_system
-            load(service, picture, seconds, options.clients)
+            load(service, posted, seconds, clients)
             after = processor_s(service)
             spent = {pid: after[pid] - before[pid] for pid in after}
             engine = engine_pid(service) if workers > 1 else None
             return Cost(
-                requests=requests(service) - answered,
+                requests=answered(service, posted) - so_far,
                 seconds=seconds,
                 workers_s=sum(each for pid, each in spent.items() if pid != engine),
                 engine_s=spent[engine] if engine else 0.0,
@@ -102,8 +145,19 @@ def measure(workers: int, options: Namespace) -> Cost:
             )
 
 
-def load(service: LiveProcess, picture: Path, seconds: int, clients: int) -> None:
-    """Let clients post the picture for so long."""
+def what_is_posted(bundle: Path, options: Namespace, folder: Path) -> Posted:
+    """A PNG file, or a tensor of a bundle's samples; it is in the folder."""
+    if options.tensors is None:
+        picture = folder / "7.png"
+        Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(picture)
+        return Posted("/classify", "/classify", posting_pictures([picture]))
+    tensors = write_tensors(samples(bundle), options.tensors, options.datatype, folder)
+    path = f"/v2/models/{bundle.parent.name}/infer"
+    return Posted(path, "/v2/models/{name}/infer", posting_tensors(tensors))
+
+
+def load(service: LiveProcess, posted: Posted, seconds: int, clients: int) -> None:
+    """Let clients post for so long."""
     command = [
         "wrk",
         "-t1",
@@ -114,13 +168,13 @@ def load(service: LiveProcess, picture: Path, seconds: int, clients: int) -> Non
         "-s",
         str(HERE / "post.lua"),
     ]
-    command += [f"{service.client.base_url}/classify", "--", "image/png", str(picture)]
+    command += [f"{str(service.client.base_url).rstrip('/')}{posted.path}", "--", *posted.arguments]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def requests(service: LiveProcess) -> int:
-    """Answered with 200 so far."""
-    return int(service.metric("capsnet_requests_total", route="/classify", status="200"))
+def answered(service: LiveProcess, posted: Posted) -> int:
+    """Requests that were answered with 200 so far."""
+    return int(service.metric("capsnet_requests_total", route=posted.route, status="200"))
 
 
 def processor_s(service: LiveProcess) -> dict[int, float]:
@@ -131,15 +185,20 @@ def processor_s(service: LiveProcess) -> dict[int, float]:
 
 
 def engine_pid(service: LiveProcess) -> int:
-    """The process that has the models: the child with the most memory."""
+    """The process that has the models: the first that the supervisor has started."""
     main = service.running.pid
     children = map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())
-    return max(children, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
+    ours = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return min(ours, key=lambda pid: int(_stat(pid)[19]))  # when it began
 
 
 def _ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
+    return int(_stat(pid)[11]) + int(_stat(pid)[12])
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process behind its name; proc(5) counts them from 3."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 if __name__ == "__main__":
