@@ -123,6 +123,7 @@ def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client, models)
         "encoder": "plain",
         "precision": "float32",
         "digest": read_manifest(models / "tiny" / "1").digest,
+        "default": True,
     }
 
 
