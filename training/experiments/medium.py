@@ -1,4 +1,4 @@
-"""The medium form of an experiment's networks: those of the full form, trained for hours of a CPU."""
+"""The medium form of an experiment's networks: those of the full form, trained for fewer epochs."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from training.config import RunConfig
 
 
 def shortened(config: RunConfig, epochs: int) -> RunConfig:
-    """The same network with the same images, for fewer epochs; in the second half the rate falls."""
+    """The same network with the same images, for fewer epochs; over the last half the rate falls to 0."""
     optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
     return replace(config, optimizer=optimizer)
 
@@ -19,6 +19,6 @@ def medium_form(networks: str, epochs: int) -> str:
         epochs: for how many each is trained.
     """
     return (
-        f"**Medium form**: {networks}, trained for {epochs} epochs; over the second half of these the rate "
-        "falls linearly to 0."
+        f"**Medium form**: {networks}, trained for {epochs} epochs; over the last {epochs - epochs // 2} of "
+        "these the rate falls linearly to 0."
     )

@@ -13,7 +13,7 @@ from training.data.synthetic.drawn_digits import BOX, CENTER
 # H rows, W columns
 
 LETTERS = "ACEFGHJKMNPRTUVWXacdefhjkmnprtuvwx"  # without those that look like printed or written digits
-# Of matplotlib: everywhere the same. Pillow's own font is not among them, it is for measuring.
+# Of matplotlib: everywhere the same. Pillow's own font is left for measuring how a network takes other fonts.
 FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif"),
     *("DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralItalic", "cmr10", "cmss10", "cmtt10"),
@@ -28,18 +28,18 @@ def draw_letters(count: int, rng: np.random.Generator, size: int = 28) -> NDArra
     """Print letters, light on black, each fitted into the frame and centered as the digits of MNIST are.
 
     Args:
-        count: how many; one letter comes after the other.
+        count: how many, at least 1; one letter comes after the other.
         rng: decides fonts, thickness, width and turn; the same state gives the same pictures.
         size: height and width of a picture, pixels.
 
     Returns:
         uint8 [count, size, size], 0-255.
     """
-    return np.stack([_centered(_type(LETTERS[n % len(LETTERS)], rng), size) for n in range(count)])
+    return np.stack([_centered(_printed(LETTERS[n % len(LETTERS)], rng), size) for n in range(count)])
 
 
-def _type(letter: str, rng: np.random.Generator) -> Image.Image:
-    """The letter alone, with no margin, of any size."""
+def _printed(letter: str, rng: np.random.Generator) -> Image.Image:
+    """The letter alone, with no margin: light on black, up to about DRAWN pixels high and wide."""
     picture = Image.new("L", (3 * DRAWN, 3 * DRAWN))
     middle = (1.5 * DRAWN, 1.5 * DRAWN)
     font, pen = _font(FONTS[rng.integers(len(FONTS))]), int(rng.integers(*PEN, endpoint=True))
@@ -55,7 +55,7 @@ def _font(name: str) -> ImageFont.FreeTypeFont:
 
 
 def _centered(picture: Image.Image, size: int) -> NDArray[np.uint8]:
-    """Fit it into 20 of 28 pixels, with its center of mass in the middle of pixel 14, uint8 [size, size]."""
+    """Fit it into 20/28 of the size, with its center of mass at 14.5/28 of it, uint8 [size, size]."""
     scale = BOX * size / max(picture.size)
     shape = [max(1, round(side * scale)) for side in picture.size]
     small = np.asarray(picture.resize(shape, Image.Resampling.BOX))  # [H, W]

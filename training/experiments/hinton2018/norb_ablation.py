@@ -101,7 +101,7 @@ def _is_slow(config: RunConfig) -> bool:
 
 
 def variants(capsules: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
-    """The networks of the table, in its order; each differs from the whole one in what its name says."""
+    """The networks of the table, in its order; those of capsules differ from the whole one as named."""
     assert isinstance(capsules.model, MatrixCapsNetConfig)
     model = replace(capsules.model, routing_iterations=3)
 
@@ -136,8 +136,8 @@ def report(rows: list[Row]) -> str:
     return "\n".join([*parts, TEXT])
 
 
-TEXT = f"""Each line differs from "{FULL_NETWORK}" only as it says: 4x4 matrices as poses, spread loss,
-coordinate addition, activations by eq. 2. The paper's text gives the errors of
+TEXT = f"""Each line of capsules differs from "{FULL_NETWORK}" only as it says: 4x4 matrices as poses,
+spread loss, coordinate addition, activations by eq. 2. The paper's text gives the errors of
 {", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, are in its table 1, are quoted
 from memory, and have not been checked against it. Every line of capsules has the density exponent and the
 noise of the first matrices that 3 iterations need to learn, which may favor these. Lambda grows with the
