@@ -3,12 +3,11 @@
 from functools import cache
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from training.data.synthetic.drawn_digits import BOX, CENTER
+from export.contract.ink import place_ink
 
 # H rows, W columns
 
@@ -25,7 +24,7 @@ PEN = (0, 4)  # pixels that are added on each side of a line of the type
 
 
 def draw_letters(count: int, rng: np.random.Generator, size: int = 28) -> NDArray[np.uint8]:
-    """Print letters, light on black, each fitted into the frame and centered as the digits of MNIST are.
+    """Print letters, light on black, and place them as the service places what it finds in a photograph.
 
     Args:
         count: how many, at least 1; one letter comes after the other.
@@ -35,35 +34,23 @@ def draw_letters(count: int, rng: np.random.Generator, size: int = 28) -> NDArra
     Returns:
         uint8 [count, size, size], 0-255.
     """
-    return np.stack([_centered(_printed(LETTERS[n % len(LETTERS)], rng), size) for n in range(count)])
+    letters = [place_ink(_printed(LETTERS[n % len(LETTERS)], rng), size, size) for n in range(count)]
+    return np.rint(255 * np.stack(letters)).astype(np.uint8)
 
 
-def _printed(letter: str, rng: np.random.Generator) -> Image.Image:
-    """The letter alone, with no margin: light on black, up to about DRAWN pixels high and wide."""
+def _printed(letter: str, rng: np.random.Generator) -> NDArray[np.float32]:
+    """The letter alone in a larger picture, [H, W], 0-1 with black as 0."""
     picture = Image.new("L", (3 * DRAWN, 3 * DRAWN))
     middle = (1.5 * DRAWN, 1.5 * DRAWN)
     font, pen = _font(FONTS[rng.integers(len(FONTS))]), int(rng.integers(*PEN, endpoint=True))
     ImageDraw.Draw(picture).text(middle, letter, 255, font, anchor="mm", stroke_width=pen)
     picture = picture.rotate(rng.uniform(-TURN, TURN), Image.Resampling.BILINEAR)
-    picture = picture.crop(picture.getbbox())
-    return picture.resize((max(1, round(picture.width * rng.uniform(*WIDTH))), picture.height))
+    picture = picture.resize((round(picture.width * rng.uniform(*WIDTH)), picture.height))
+    return np.divide(picture, 255, dtype=np.float32)
 
 
 @cache
 def _font(name: str) -> ImageFont.FreeTypeFont:
+    import matplotlib  # for its fonts alone; it takes long to import
+
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf" / f"{name}.ttf", DRAWN)
-
-
-def _centered(picture: Image.Image, size: int) -> NDArray[np.uint8]:
-    """Fit it into 20/28 of the size, with its center of mass at 14.5/28 of it, uint8 [size, size]."""
-    scale = BOX * size / max(picture.size)
-    shape = [max(1, round(side * scale)) for side in picture.size]
-    small = np.asarray(picture.resize(shape, Image.Resampling.BOX))  # [H, W]
-    mass = small / small.sum()
-    places = []
-    for axis in (0, 1):
-        center = mass.sum(axis=1 - axis) @ (np.arange(small.shape[axis]) + 0.5)
-        places.append(int(np.clip(round(CENTER * size - center), 0, size - small.shape[axis])))
-    whole = np.zeros((size, size), np.uint8)
-    whole[places[0] : places[0] + small.shape[0], places[1] : places[1] + small.shape[1]] = small
-    return whole
