@@ -27,6 +27,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def several(text: str) -> list[int]:
+    """Whole numbers, at least 1 each, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
 def seconds(text: str) -> float:
     """A time above 0."""
     try:

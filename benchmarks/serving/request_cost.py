@@ -5,8 +5,8 @@
 The service runs in this process, with connections in memory and a network that answers at once, so that what
 remains is the work on requests. Eight come at a time, as from eight clients. The microseconds are processor
 time of the thread, the median of five rounds. Parts are measured alone, with warm caches. Within a request
-each finds what the others left in the caches: a picture is decoded in 30 microseconds alone and in about 100
-there. The difference is in the line `the rest`, which is the whole request less the parts. Beside a network
+each takes longer, since it finds what the others left in the caches. The difference is in the line
+`the rest`, which is the whole request less the parts. Beside a network
 that fills the caches, a request takes up to twice as long.
 """
 

@@ -307,15 +307,15 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
-def _numbers(text: str) -> list[int]:
-    return [option_types.positive(part) for part in text.split(",")]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=option_types.positive, default=8, help="of each measurement (8)")
     parser.add_argument(
-        "--clients", type=_numbers, default=CLIENTS, metavar="N,...", help="at the same time (1,8,32,128)"
+        "--clients",
+        type=option_types.several,
+        default=CLIENTS,
+        metavar="N,...",
+        help="at the same time (1,8,32,128)",
     )
     parser.add_argument("--rounds", type=option_types.positive, default=3, help="of measuring everything (3)")
     parser.add_argument(

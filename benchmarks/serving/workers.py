@@ -86,7 +86,7 @@ def main() -> None:
     options = parse()
     images = options.tensors or 1
     print("| " + " | ".join(COLUMNS) + " |\n" + "| ---: " * len(COLUMNS) + "|")
-    for workers in map(int, options.workers.split(",")):
+    for workers in options.workers:
         cost = measure(workers, options)
         of_workers, of_engine, of_load = (
             1000 * each / cost.requests for each in (cost.workers_s, cost.engine_s, cost.load_s)
@@ -102,9 +102,15 @@ def main() -> None:
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     """The options."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="1,2,4", help="numbers of workers (1,2,4)")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"of wrk ({CLIENTS})")
-    parser.add_argument("--seconds", type=int, default=8, help="of each (8)")
+    parser.add_argument(
+        "--workers",
+        type=option_types.several,
+        default="1,2,4",
+        metavar="N,...",
+        help="numbers of workers (1,2,4)",
+    )
+    parser.add_argument("--clients", type=option_types.positive, default=CLIENTS, help=f"of wrk ({CLIENTS})")
+    parser.add_argument("--seconds", type=option_types.positive, default=8, help="of each (8)")
     parser.add_argument(
         "--model",
         type=option_types.bundle,

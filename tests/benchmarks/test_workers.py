@@ -76,3 +76,17 @@ def test_the_engine_process_is_known_by_what_the_supervisor_says(bundle, tmp_pat
 def test_an_option_that_cannot_be_is_refused(wrong):
     with pytest.raises(SystemExit):
         parse(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--workers", "a"], ["--workers", "1,0"], ["--clients", "0"], ["--tensors", "-1"]]
+)
+def test_numbers_that_are_none_are_refused_in_a_line(wrong, capsys):
+    with pytest.raises(SystemExit):
+        parse(wrong)
+    assert "expected a whole number from 1 on" in capsys.readouterr().err
+
+
+def test_several_numbers_of_workers_are_taken_in_order():
+    assert parse(["--workers", "2,1"]).workers == [2, 1]
+    assert parse([]).workers == [1, 2, 4]

@@ -46,7 +46,7 @@ def _printed(letter: str, rng: np.random.Generator) -> NDArray[np.float32]:
     ImageDraw.Draw(picture).text(middle, letter, 255, font, anchor="mm", stroke_width=pen)
     picture = picture.rotate(rng.uniform(-TURN, TURN), Image.Resampling.BILINEAR)
     picture = picture.resize((round(picture.width * rng.uniform(*WIDTH)), picture.height))
-    return np.divide(picture, 255, dtype=np.float32)
+    return np.asarray(picture, np.float32) / np.float32(255)
 
 
 @cache
