@@ -6,6 +6,7 @@ settings.md    service/settings.py, the docstring of `Settings`
 routes.md      the OpenAPI document of the service
 errors.md      service/errors.py, the classes
 metrics.md     what the service answers to Prometheus
+client.md      capsnet/client.py, the methods of `Client`
 presets.md     training/presets/*.toml, the first comment and the values
 commands.md    what each command prints for --help
 cards/*.md     the model cards of the newest shipped bundles
@@ -28,6 +29,7 @@ import httpx
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
+from capsnet import Client
 from export.contract.manifest import newest_version
 from service import errors
 from service.app import create_app
@@ -40,7 +42,7 @@ PROGRAMS = {
     "capsnet-serve": [""],
     "capsnet-score": [""],
     "capsnet-train": ["", "fit", "evaluate", "inspect", "experiment", "report", "download", "make"],
-    "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "triton"],
+    "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "explain", "triton"],
 }
 NETWORKS = {"capsnet": "CapsNet", "matrix-capsnet": "matrix capsules", "cnn": "CNN"}
 SENTENCE_END = re.compile(r"(?<!Sec)(?<!al)\.\s+(?=[A-Z\"])|:\s+(?=\d|[A-Z] = )|;\s+")
@@ -55,6 +57,7 @@ def main() -> None:
         "routes.md": routes_table(document),
         "errors.md": errors_table(),
         "metrics.md": metrics_table(scraped),
+        "client.md": client_table(),
         "presets.md": presets_table(),
         "commands.md": command_help(),
         **{f"cards/{model.name}.md": model_card(model) for model in sorted((ROOT / "models").iterdir())},
@@ -66,6 +69,7 @@ def main() -> None:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
+    assert not any("\n" in cell for line in lines for cell in line), "a line break would end the table"
     return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
 
 
@@ -120,10 +124,15 @@ def routes_table(document: dict[str, Any]) -> str:
 
 def errors_table() -> str:
     """Every type of problem+json, by status."""
-    rows = {(kind.status, kind.slug): inspect.getdoc(kind) or "" for kind in leaves(errors.ServiceError)}
+    rows = {(kind.status, kind.slug): first_paragraph(kind) for kind in leaves(errors.ServiceError)}
     rows |= {(status, slug): f"{title}." for status, (slug, title) in errors.FRAMEWORK.items()}
     listed = ((str(status), f"`/problems/{slug}`", about) for (status, slug), about in sorted(rows.items()))
     return table(["status", "type", "when"], listed)
+
+
+def first_paragraph(documented: object) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 
 def leaves(kind: type[errors.ServiceError]) -> Iterator[type[errors.ServiceError]]:
@@ -137,6 +146,15 @@ def metrics_table(scraped: str) -> str:
     """Every metric of the service, but for those of the process, from what Prometheus is told."""
     found = re.findall(r"# HELP (capsnet_\w+) (.*)\n# TYPE \w+ (\w+)", scraped)
     return table(["metric", "type", "meaning"], ((f"`{name}`", kind, about) for name, about, kind in found))
+
+
+def client_table() -> str:
+    """Every method of the client, and the first sentence about it."""
+    methods = {
+        name: method for name, method in inspect.getmembers(Client, inspect.isfunction) if name[0] != "_"
+    }
+    rows = ((f"`{name}`", f"{first_paragraph(method).rstrip('.')}.") for name, method in methods.items())
+    return table(["method", "what it does"], rows)
 
 
 def presets_table() -> str:
