@@ -1,6 +1,7 @@
 """capsnet-train: fit, evaluate, inspect, experiment, report, download, make."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,11 +81,11 @@ def _fit(options: argparse.Namespace) -> int:
     if not finished:
         if processes.first:
             start = program() if started_by_torchrun() else ["capsnet-train"]
-            command = f"{' '.join(start)} fit --out {options.out} --resume"
+            command = shlex.join([*start, "fit", "--out", str(options.out), "--resume", *_where(options)])
             print(f"stopped at step {trainer.progress.step}; continue with: {command}")
         return STOPPED_BY_SIGNAL if trainer.interrupted else 0
     if processes.first:
-        print(_finished(options.out, trainer.progress))
+        print(_finished(options, trainer.progress))
     return 0
 
 
@@ -105,14 +106,21 @@ def _start_or_go_on(
         return _train(options, config, device, processes, copies=copies)
 
 
-def _finished(run: Path, progress: "Progress") -> str:
+def _where(options: argparse.Namespace) -> list[str]:
+    """The options that a further command for the same run needs as well."""
+    data = [] if options.data is None else ["--data", str(options.data)]
+    return data + ([] if options.device == "auto" else ["--device", options.device])
+
+
+def _finished(options: argparse.Namespace, progress: "Progress") -> str:
     """A finished run's validation error; the test set stays untouched."""
     found = f"finished at step {progress.step}: "
     if progress.best_error_percent is None:
         found += "no images were held out, so the last weights are the result"
     else:
         found += f"validation error {progress.best_error_percent:.2f} % at step {progress.best_step}"
-    return f"{found}; capsnet-train evaluate {run} measures it on the test set"
+    command = shlex.join(["capsnet-train", "evaluate", str(options.out), *_where(options)])
+    return f"{found}; {command} measures it on the test set"
 
 
 def _configuration(options: argparse.Namespace, begin: Callable[..., RunConfig]) -> RunConfig:

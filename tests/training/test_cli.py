@@ -83,6 +83,15 @@ def test_max_minutes_ends_with_a_checkpoint_and_status_0(tmp_path, capsys):
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+def test_the_command_that_goes_on_has_what_it_needs(tmp_path, capsys):
+    run, data = tmp_path / "my run", tmp_path / "my data"
+    data.mkdir()
+    where = ("--data", data, "--device", "cpu")
+    assert status("fit", "--preset", "drawn", "--out", run, *where, "--max-minutes", "0.0001") == 0
+    said = f"continue with: capsnet-train fit --out '{run}' --resume --data '{data}' --device cpu\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
 @pytest.mark.parametrize(("arguments", "said"), [((), True), (("--preset", "drawn"), False)])
 def test_without_a_preset_a_cpu_is_told_how_long_it_will_take_and_what_is_shorter(
     arguments, said, tmp_path, monkeypatch, capsys

@@ -105,8 +105,9 @@ def _fetch_from(client: httpx.Client, url: str, file: RemoteFile, part: Path) ->
     """Complete the partial file from one mirror and check it."""
     start = part.stat().st_size if part.exists() else 0
     try:
-        _transfer(client, url, file, part, start)
-        _check(part, file)
+        if not (start and _is_whole(part, file)):  # an earlier call may have ended before it was renamed
+            _transfer(client, url, file, part, start)
+            _check(part, file)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _MirrorError(f"{type(error).__name__}: {error}") from None
     except _WrongContentError:
@@ -115,6 +116,15 @@ def _fetch_from(client: httpx.Client, url: str, file: RemoteFile, part: Path) ->
             raise
         # What was there may have come from a mirror that compressed the file in another way.
         _fetch_from(client, url, file, part)
+
+
+def _is_whole(part: Path, file: RemoteFile) -> bool:
+    """Whether nothing of a partial file is missing."""
+    try:
+        _check(part, file)
+    except _MirrorError:
+        return False
+    return True
 
 
 def _transfer(client: httpx.Client, url: str, file: RemoteFile, part: Path, start: int) -> None:

@@ -34,6 +34,8 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         class_names=tuple(found),
         resize_pixels=None,
         crop_pixels=None,
+        held_out="images",
+        familiar=None,
         validation_images=min(preset.data.validation_images, held_out),
     )
     model = replace(preset.model, classes=len(found), image_channels=channels_of(folder))

@@ -23,7 +23,8 @@ class Evaluation(Errors):
     """Errors and losses on a set of images.
 
     Attributes:
-        classification_loss: Eq. 4, or a baseline's cross entropy, mean over images.
+        classification_loss: the configured one (spread loss at its final margin), or a baseline's cross
+            entropy; mean over images.
         reconstruction_loss: squared error summed over pixels, mean over images; 0 without a decoder.
     """
 

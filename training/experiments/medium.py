@@ -1,4 +1,4 @@
-"""The medium form of an experiment's networks: those of the full form, trained for fewer epochs."""
+"""Networks of an experiment that are trained for fewer epochs, such as those of its medium form."""
 
 from dataclasses import replace
 

@@ -73,6 +73,7 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
         plan = _part(name, plan, on)
     busy = f"another command runs an experiment in {runner.out}; wait for it, or choose another --out"
     with lock_folder(runner.out, busy):  # else rows would be lost
+        was_finished, rows = _is_finished(runner.out), runner.rows()
         claim = _claim(runner.out, name, form)
         try:
             experiment.run(runner, plan)
@@ -82,7 +83,9 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
                 raise
             report = write_report(runner.out)
             raise MeasuredInPartError(f"measured in part, see {report}; the rest: {missing}") from None
-        _write_claim(runner.out, replace(claim, finished=on is None))
+        # What a part leaves as it was is finished if the whole was.
+        finished = on is None or (was_finished and runner.rows() == rows)
+        _write_claim(runner.out, replace(claim, finished=finished))
         return write_report(runner.out)
 
 
@@ -163,6 +166,11 @@ def _place_in_page(out: Path) -> tuple[int, int, str]:
     """An experiment's smaller forms come after the others."""
     claim = read_claim(out)
     return [*EXPERIMENTS].index(claim.experiment), FORMS.index(claim.form), out.name
+
+
+def _is_finished(out: Path) -> bool:
+    """Whether an earlier command has measured everything of the folder's experiment."""
+    return (out / "experiment.json").exists() and read_claim(out).finished
 
 
 def _claim(out: Path, name: str, form: Form) -> Claim:

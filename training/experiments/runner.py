@@ -345,10 +345,17 @@ def _width(config: RunConfig) -> str:
 
 
 def _lambdas(model: MatrixCapsNetConfig) -> str:
-    """What lambda grows towards from iteration to iteration, and that of the class capsules."""
-    usual = model.inverse_temperature
+    """What lambda grows towards from iteration to iteration, or how it is calibrated."""
+    usual, deviation = model.inverse_temperature, model.activation_logit_sd
     of_classes = usual * model.class_temperature_fraction
-    return f"lambda growing towards {usual:g} (class capsules {of_classes:g})"
+    if not deviation:
+        return f"lambda growing towards {usual:g} (class capsules {of_classes:g})"
+    momentum = model.calibration_momentum
+    follows = f", following each batch by {momentum:g}" if momentum else ""
+    return (
+        f"lambda calibrated to logits with a deviation of {deviation:g}{follows} "
+        f"(class capsules: growing towards {of_classes:g})"
+    )
 
 
 def _ablations(config: RunConfig) -> str:

@@ -67,7 +67,7 @@ class Copies:
         Raises:
             ValueError: its configuration differs from the first one's.
         """
-        if differing := checkpoint.differences(self.processes.of(config), config):
+        if differing := checkpoint.changes_of(self.processes.of(config), config):
             raise ValueError(
                 f"process {self.processes.rank} was asked for another run than the first process: "
                 f"{differing}; give every machine the same command and the same data"
@@ -80,7 +80,7 @@ class Copies:
         configs = [each for each in self.processes.of_all(config) if each is not None]
         for other in configs[1:]:
             same_schedule = replace(other, optimizer=configs[0].optimizer, loss=configs[0].loss)
-            if differing := checkpoint.differences(configs[0], same_schedule):
+            if differing := checkpoint.changes_of(configs[0], same_schedule):
                 raise ValueError(
                     f"{self.run} holds different runs on two machines: {differing}; "
                     "remove the wrong one, or choose another --out"

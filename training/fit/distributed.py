@@ -3,7 +3,8 @@
 torchrun starts them and gives each its rank. They make the same random choices; each trains on its part of
 every batch, and they average their gradients. So all have the same weights, which up to rounding are those of
 a single process. The first one writes the log and the checkpoints. Dropout is random in each process, so
-that with it the result is the same in distribution only.
+that with it the result is the same in distribution only. With `calibration_momentum`, lambda and budgets of
+matrix capsules follow the first process's part of each batch, not all of it.
 """
 
 import os

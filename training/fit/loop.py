@@ -59,13 +59,16 @@ class Limits:
 
 
 def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
-    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown."""
+    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown.
+
+    A run that is shorter than its cooldown is all cooldown, from the whole rate on.
+    """
     decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
     rate = max(decayed, config.min_learning_rate)
     if not config.cooldown_epochs:
         return rate
     left = config.epochs * per_epoch - step
-    return rate * min(1.0, left / (config.cooldown_epochs * per_epoch))
+    return rate * min(1.0, left / (min(config.cooldown_epochs, config.epochs) * per_epoch))
 
 
 def steps_per_epoch(config: OptimizerConfig, images: int) -> int:
@@ -89,7 +92,7 @@ class Trainer:
         """Start a run, or continue from its newest checkpoint.
 
         Args:
-            run: the run's folder; its config.json has been written.
+            run: the run's folder.
             config: the run's configuration.
             device: where to train.
             session: hardware, command and commit of this session; its counts are not read.

@@ -65,14 +65,15 @@ def compute_losses(
     if model.decoder is None:
         return LossOutput(probabilities, loss, loss.new_zeros(()))
     drawn = reconstruct(model.decoder, poses, batch.masks)
-    return LossOutput(probabilities, loss, reconstruction_loss(drawn, _drawn_from(batch.objects, config)))
+    return LossOutput(probabilities, loss, reconstruction_loss(drawn, _drawn_from(batch, config)))
 
 
-def _drawn_from(objects: Tensor, config: LossConfig) -> Tensor:
-    """What the decoder should draw of objects, [B, K, C, H, W]."""
+def _drawn_from(batch: Batch, config: LossConfig) -> Tensor:
+    """What the decoder should draw of objects, [B, K, C, H, W]; black where there is none."""
     if config.reconstruction_target == "image":
-        return objects
-    return in_standard_light(objects.flatten(0, 1)).unflatten(0, objects.shape[:2])
+        return batch.objects
+    shown = in_standard_light(batch.objects.flatten(0, 1)).unflatten(0, batch.objects.shape[:2])
+    return shown * batch.masks.sum(dim=2)[..., None, None, None]
 
 
 def _classification_loss(

@@ -134,10 +134,10 @@ def configured_anew(checkpoint: Path, config: RunConfig) -> str:
 
     Checkpoints of earlier versions do not record their configuration.
     """
-    return differences(read_config(checkpoint), config) if is_run(checkpoint) else ""
+    return changes_of(read_config(checkpoint), config) if is_run(checkpoint) else ""
 
 
-def differences(before: RunConfig, now: RunConfig) -> str:
+def changes_of(before: RunConfig, now: RunConfig) -> str:
     """How a configuration differs from an earlier one, in words; "" if it does not.
 
     The folder of the user's own pictures does not count: their names identify them.
@@ -251,8 +251,12 @@ def save(
 
 
 def remove_old(run: Path) -> None:
-    """Remove all checkpoints but the newest ones and the best."""
-    keep = {*checkpoints(run)[-KEPT:], best_checkpoint(run)}
+    """Remove all checkpoints but the newest ones, and the best as of each of them.
+
+    If the newest is damaged and its user removes it, the one before it still finds its best.
+    """
+    newest = checkpoints(run)[-KEPT:]
+    keep = {*newest, *(checkpoint_at(run, read_progress(one).best_step) for one in newest)}
     for old in checkpoints(run):
         if old not in keep:
             shutil.rmtree(old)

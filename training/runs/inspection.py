@@ -15,7 +15,10 @@ from training.runs.open_run import open_run
 
 
 def inspect_network(path: Path, root: Path, device: torch.device, images: int) -> Inspection:
-    """Inspect a run's best checkpoint or a bundle on some of its validation images; never on test images.
+    """Inspect a run's best checkpoint or a bundle on some of its validation images.
+
+    These are never test images, unless the run was trained on familiar viewpoints: it is validated on those
+    of the test set that it may know.
 
     Args:
         path: folder of the run, or of a bundle or its model, whose newest version is taken.

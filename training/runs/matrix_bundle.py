@@ -20,6 +20,8 @@ from training.models.matrix_capsnet import MatrixCapsNet
 from training.models.matrix_capsules import POSE, MatrixCapsules
 
 Array = NDArray[np.float32]
+CAPSULE_LAYERS = ("conv_caps.0", "conv_caps.1", "class_caps")
+COMPUTED = tuple(f"{layer}." for layer in CAPSULE_LAYERS)  # `_computed_with` finds those not in the graph
 
 
 def read_encoder(path: Path, config: MatrixCapsNetConfig) -> MatrixCapsNet:
@@ -42,13 +44,13 @@ def read_encoder(path: Path, config: MatrixCapsNetConfig) -> MatrixCapsNet:
         for name in weights:
             if name in held:
                 weights[name] = torch.from_numpy(held[name].copy())
-        for prefix in ("conv_caps.0", "conv_caps.1", "class_caps"):
+        for prefix in CAPSULE_LAYERS:
             layer = model.get_submodule(prefix)
             assert isinstance(layer, MatrixCapsules)
             weights |= _computed_with(graph, held, prefix, layer)
     except (StopIteration, IndexError):
         raise ValueError(f"{bundle}: its graph does not hold all weights: inspect its run") from None
-    if missing := [name for name in weights if name not in held and "_caps." not in name]:
+    if missing := [name for name in weights if name not in held and not name.startswith(COMPUTED)]:
         raise ValueError(f"{bundle}: its graph does not hold {', '.join(missing)}: inspect its run")
     model.load_state_dict(weights)
     return model

@@ -44,7 +44,7 @@ def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
     if checkpoint.newest_checkpoint(out) is None:
         return config
     recorded = checkpoint.read_config(out)
-    if differing := checkpoint.differences(_without_count(recorded), _without_count(config)):
+    if differing := checkpoint.changes_of(_without_count(recorded), _without_count(config)):
         raise ValueError(
             f"{out} already holds another run: {differing}; "
             "continue that one with --resume, or choose another --out"

@@ -323,6 +323,12 @@ def test_the_cooldown_falls_linearly_to_zero_over_the_last_epochs():
     assert learning_rate(config, 399, 100) == pytest.approx(0.001 / 200)
 
 
+def test_a_run_shorter_than_its_cooldown_begins_with_the_whole_rate():
+    config = OptimizerConfig(epochs=2, learning_rate=0.001, decay_rate=1.0, cooldown_epochs=20)
+    assert learning_rate(config, 0, 100) == 0.001
+    assert learning_rate(config, 100, 100) == pytest.approx(0.0005)
+
+
 @pytest.mark.parametrize("values", [[], None, 3])
 def test_a_configuration_that_is_no_object_is_an_error_of_one_line(values):
     with pytest.raises(ValueError, match="configuration: as a whole"):

@@ -202,6 +202,14 @@ def test_a_partial_file_is_continued_where_it_ends(serve, tmp_path):
     assert stored(tmp_path) == {"digits.gz": GOOD}
 
 
+def test_a_partial_file_of_which_nothing_is_missing_is_not_asked_for(serve, tmp_path):
+    leave_part(tmp_path, GOOD)
+    mirror = serve(honest(GOOD))
+    download(source(mirror), tmp_path)
+    assert mirror.ranges == []
+    assert stored(tmp_path) == {"digits.gz": GOOD}
+
+
 def test_a_server_that_ignores_ranges_starts_again(serve, tmp_path):
     leave_part(tmp_path, GOOD[:5000])
     mirror = serve(deaf_to_ranges(GOOD))

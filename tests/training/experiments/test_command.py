@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from training import cli
 from training.cli import main
 from training.config import load_preset
 from training.data.readers.mnist import FILE_PREFIX
-from training.experiments import EXPERIMENTS
+from training.experiments import EXPERIMENTS, markdown
+from training.experiments.hinton2018 import norb
 from training.experiments.quick import narrowed
+from training.experiments.run import read_claim, run_experiment
+from training.experiments.runner import Runner
 from training.experiments.sabour2017 import routing
 
 
@@ -68,6 +72,27 @@ def test_a_part_that_an_experiment_has_not_is_refused_with_those_it_has(tmp_path
     assert status(*on(tmp_path, "all", "mnist")) == 2
     assert "--on mnist goes with one experiment, not with all" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_path, monkeypatch):
+    """But not if the part was measured anew."""
+
+    def measure(runner, plan):
+        for data in plan.networks:
+            runner.measure({"data": data}, {"version": version}, dict)
+
+    version = 1
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    runner = Runner(tmp_path / "out", tmp_path, tmp_path, torch.device("cpu"))
+    for part, is_finished in (("toys", False), (None, True), ("toys", True)):
+        run_experiment("norb", runner, "quick", part)
+        assert read_claim(runner.out).finished == is_finished
+    version = 2
+    run_experiment("norb", runner, "quick", "toys")
+    assert not read_claim(runner.out).finished
 
 
 def test_experiments_without_data_are_not_in_the_joint_page(tmp_path, capsys):

@@ -35,7 +35,8 @@ def test_batches_rate_and_held_out_images_are_those_that_the_report_names(preset
 def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
     config = load_preset("matrix-smallnorb-small")
     routed = (
-        " and 3 iterations of routing with lambda growing towards 0.01 (class capsules 0.0025), all training"
+        " and 3 iterations of routing with lambda calibrated to logits with a deviation of 2, following each "
+        "batch by 0.05 (class capsules: growing towards 0.0025), all training"
     )
     assert f"with 64 channels, 8-16-16 types of matrix capsules{routed}" in describe(config)
     drawing = replace(config, model=replace(config.model, decoder_hidden=(256, 512)))

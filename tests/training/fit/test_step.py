@@ -25,7 +25,7 @@ from training.config import (
 from training.data.batches import Batch, make_batches
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
-from training.fit.step import Step
+from training.fit.step import Step, lay_channels_last
 from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.models.cpu.convolution import worthwhile_tile
@@ -55,6 +55,20 @@ def network(config=CONFIG, device="cpu"):
 def total(losses):
     margin, reconstruction = losses.tolist()
     return margin + LossConfig().reconstruction_weight * reconstruction
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(TINY_MATRIX, image_channels=2)])
+def test_for_cuda_convolutions_alone_are_laid_out_channels_last(config):
+    model = build(config)
+    lay_channels_last(model)
+    layouts = {
+        name: value.is_contiguous(memory_format=torch.channels_last)
+        for name, value in model.named_parameters()
+        if value.dim() == 4 and min(value.shape) > 1
+    }
+    assert any(layouts.values())
+    for name, is_last in layouts.items():
+        assert is_last == ("conv" in name or "primary" in name), name
 
 
 def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementation_in_float64():

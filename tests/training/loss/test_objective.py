@@ -67,6 +67,15 @@ def test_a_decoder_may_draw_images_in_the_light_that_all_of_them_have():
     torch.testing.assert_close(loss, (drawn - target).square().sum() / len(batch.pixels))
 
 
+def test_where_there_is_no_object_a_decoder_of_standardized_images_draws_black():
+    config = LossConfig(reconstruction_target="standardized")
+    model = build(replace(CAPSNET, standardize_per_image=True))
+    empty = batch_of_pairs().without_objects(torch.ones(24, dtype=torch.bool))
+    drawn = reconstruct(model.decoder, model(empty.pixels), empty.masks)
+    loss = compute_losses(model, empty, config).reconstruction
+    torch.testing.assert_close(loss, drawn.square().sum() / 24)
+
+
 def test_a_network_without_a_decoder_has_no_reconstruction_loss():
     model = build(
         CapsNetConfig(image_size=20, conv_channels=4, primary_types=2, classes=4, decoder_hidden=())

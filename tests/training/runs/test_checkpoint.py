@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,16 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
         "step-00000040",
     ]
     assert checkpoint.best_checkpoint(tmp_path).name == "step-00000010"
+
+
+def test_the_checkpoint_before_a_damaged_one_still_has_its_best(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    for step, best in ((10, 10), (15, 10), (20, 20)):
+        checkpoint.save(
+            tmp_path, model, optimizer, Progress(step=step, best_step=best, best_error_percent=20 - best)
+        )
+    shutil.rmtree(checkpoint.newest_checkpoint(tmp_path))
+    assert checkpoint.best_checkpoint(tmp_path).is_dir()
 
 
 def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):

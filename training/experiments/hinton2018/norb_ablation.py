@@ -140,8 +140,9 @@ TEXT = f"""Each line of capsules differs from "{FULL_NETWORK}" only as it says: 
 spread loss, coordinate addition, activations by eq. 2. The paper's text gives the errors of
 {", ".join(IN_ITS_TEXT[:-1])} and {CNN}; the others, marked *, are in its table 1, are quoted
 from memory, and have not been checked against it. Every line of capsules has the density exponent and the
-noise of the first matrices that 3 iterations need to learn, which may favor these. Lambda grows with the
-iterations (1 - 0.95^t of its limit in the t-th), so more iterations end with a larger one.
+noise of the first matrices that 3 iterations need to learn, which may favor these. Lambda of the class
+capsules grows with the iterations (1 - 0.95^t of its limit in the t-th), so more iterations end with a
+larger one; that of the convolutional capsules is calibrated, whatever their number.
 """
 
 

@@ -28,6 +28,7 @@ from training.evaluate.evaluation import BATCH, class_probabilities, evaluate
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
+from training.experiments.medium import shortened
 from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
 
 Along = Literal["azimuth", "elevation"]
@@ -62,12 +63,6 @@ class Plan:
     test_images: int | None = None
 
 
-def lasting(config: RunConfig, epochs: int) -> RunConfig:
-    """A run of this many epochs, whose rate falls to 0 over the last half of them."""
-    optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
-    return replace(config, optimizer=optimizer)
-
-
 def matched_on_all(config: RunConfig) -> RunConfig:
     """A run that is validated on every pair of test toys from familiar viewpoints."""
     return replace(config, data=replace(config.data, validation_images=FAMILIAR_PAIRS))
@@ -82,8 +77,8 @@ FULL = Plan(
             CNN: matched_on_all(load_preset("smallnorb-cnn")),
         },
         TOYS: {
-            CAPSULES: matched_on_all(lasting(stereo.ON_TOYS, TOYS_EPOCHS)),
-            CNN: matched_on_all(lasting(load_preset("toys-cnn"), TOYS_EPOCHS)),
+            CAPSULES: matched_on_all(shortened(stereo.ON_TOYS, TOYS_EPOCHS)),
+            CNN: matched_on_all(shortened(load_preset("toys-cnn"), TOYS_EPOCHS)),
         },
     },
     (0, 1, 2),

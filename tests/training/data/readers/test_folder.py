@@ -48,6 +48,14 @@ def test_the_classes_are_the_folders_names_in_order(pictures):
     assert configure(load_preset("images"), pictures).data.class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize(
+    "preset", ["images", "toys", "matrix-toys-3-iterations", "smallnorb", "matrix-mnist"]
+)
+def test_other_presets_networks_can_be_trained_on_them(preset, pictures):
+    config = configure(load_preset(preset), pictures)
+    assert (config.data.name, config.model.classes, config.data.held_out) == ("images", 2, "images")
+
+
 def test_every_picture_is_in_one_of_the_splits_with_its_class(pictures):
     found = {"train": [], "test": []}
     for split, known in found.items():
