@@ -1,5 +1,6 @@
 """What the blocking and the asynchronous client share: the connection and the limits."""
 
+import re
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
@@ -9,6 +10,7 @@ from capsnet.errors import refusal
 from capsnet.retries import DEFAULT_RETRY, Contact, Retry, tenacity_options
 from capsnet.uploads import REQUEST_BYTES
 
+KEY = re.compile(r"[!-~]+")
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 60.0  # longer than the service's own deadline of 30 s, whose error says more
 CONNECT_TIMEOUT_S = 5.0
@@ -72,7 +74,7 @@ def _http_options(
     """The options of both clients for httpx.
 
     Raises:
-        ValueError: no http or https URL, or a time of 0 or less.
+        ValueError: no http or https URL, a time of 0 or less, or a key with other than printable ASCII.
     """
     try:
         checked = httpx.URL(url)
@@ -82,6 +84,8 @@ def _http_options(
         raise ValueError(f"url must look like {DEFAULT_URL}, got {url!r}")
     if min(timeout_s, connect_timeout_s) <= 0:
         raise ValueError(f"timeouts must be above 0 s, got {timeout_s} and {connect_timeout_s}")
+    if api_key is not None and not KEY.fullmatch(api_key):  # the error does not show it
+        raise ValueError("api_key must be printable ASCII without blanks or line breaks")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
     return {"base_url": checked, "headers": headers, "timeout": timeout}

@@ -3,12 +3,12 @@
 import argparse
 import os
 import sys
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.contract.manifest import newest_version
 from export.contract.one_line import one_line
+from export.contract.package_version import package_version
 
 if TYPE_CHECKING:
     from training.evaluate.metrics import Errors
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     bundle = commands.add_parser("bundle", help="export a run and publish it as the next version of a model")

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from export.contract.package_version import package_version
 from service import errors
 from service.http.auth import OPEN, KeyCheck
 from service.http.direct_route import DirectRoutes, nobody_reads
@@ -114,7 +114,7 @@ def create_app(
 
     app = _Application(
         title="capsnet",
-        version=installed_version("capsnet"),
+        version=package_version(),
         description=DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,  # ours work without internet

@@ -5,7 +5,7 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from service.stopping import hold_hangups, leave, leave_at_signals
@@ -198,7 +198,7 @@ def _serve(
 
 
 def _parser() -> argparse.ArgumentParser:
-    from importlib.metadata import version as installed_version
+    from export.contract.package_version import package_version
 
     parser = argparse.ArgumentParser(
         prog="capsnet-serve",
@@ -206,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version('capsnet')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
     parser.add_argument("--host", help="address to listen on (CAPSNET_HOST, 127.0.0.1)")
     parser.add_argument("--port", help="port; 0 takes a free one (CAPSNET_PORT, 8000)")
     parser.add_argument("--grpc-port", help="port for gRPC (CAPSNET_GRPC_PORT, none); needs the extra grpc")
@@ -272,7 +272,8 @@ def _announce(loaded: str, listeners: list[socket.socket], settings: "Settings")
     url, *others = map(_url, listeners)
     also = "".join(f", metrics at {other}/metrics" for other in others)
     also += f", gRPC at {settings.grpc_address}" if settings.grpc_port is not None else ""
-    print(f"Serving {loaded} at {url} (documentation: {url}/docs){also}", flush=True)
+    with suppress(OSError):  # whoever reads this may be gone; the service serves all the same
+        print(f"Serving {loaded} at {url} (documentation: {url}/docs){also}", flush=True)
 
 
 def _fail(message: str, status: int) -> int:

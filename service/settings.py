@@ -262,9 +262,9 @@ class Settings(BaseSettings):
                 raise ValueError(f"{proxy.strip()!r} is no address, such as 10.0.0.1 or 10.0.0.0/8") from None
         return proxies
 
-    @field_validator("models", "cache")
+    @field_validator("models", "cache", "api_keys_file", "admin_key_file")
     @classmethod
-    def _homes_are_known(cls, folders: str | Path) -> str | Path:
+    def _homes_are_known(cls, folders: str | Path | None) -> str | Path | None:
         for part in str(folders).split(os.pathsep):
             try:
                 Path(part).expanduser()

@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from export.contract.package_version import package_version
 from training.config import presets
 from training.data.datasets import DATASETS, sources
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"%(prog)s {installed_version('capsnet')}"
+    version = f"%(prog)s {package_version()}"
     whole_line.add_argument("--version", action="version", version=version)
     commands = whole_line.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _fit(commands.add_parser("fit", help="train a network, or continue a run"))

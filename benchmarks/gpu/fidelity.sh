@@ -55,7 +55,8 @@ else
 fi
 status=0
 "$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"} || status=$?
-if [ "$status" != 0 ] && [ "$status" != 130 ]; then exit "$status"; fi # 130: stopped, with a checkpoint
+# Whatever ended it: what it has reached is not to be lost.
+if [ "$status" != 0 ] && ! compgen -G "$run/checkpoints/step-*" >/dev/null; then exit "$status"; fi
 
 best=$("$python" -c "from pathlib import Path; from training.runs import checkpoint
 import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")

@@ -89,12 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache))
         print(_heading(options, chip))
         print(f"{'images/s at batch':40}" + "".join(f"{size:>9}" for size in batches) + f"{'differs':>10}")
-        rows = [show(row, batches) for row in measure_all(setup, options.only)]
-    multiply_adds = multiply_adds_per_image(encoder)
-    limit = arithmetic_limit(chip, multiply_adds) if chip else None
+        multiply_adds = multiply_adds_per_image(encoder)
+        limit = arithmetic_limit(chip, multiply_adds) if chip else None
+        rows: list[Row] = []
+        for row in measure_all(setup, options.only):
+            rows.append(show(row, batches))
+            if options.json:  # each time: a limit of time may end this at any row
+                record = _record(setup, chip, limit, multiply_adds, rows)
+                options.json.write_text(json.dumps(record, indent=2) + "\n")
     print("\n".join(_limit_lines(chip, limit, multiply_adds, rows)))
-    if options.json:
-        options.json.write_text(json.dumps(_record(setup, chip, limit, multiply_adds, rows), indent=2) + "\n")
     return 0 if any(row.images_per_second for row in rows) else 1
 
 

@@ -110,7 +110,9 @@ class StraightforwardStep:
     def __call__(self, pixels: Tensor, targets: Tensor) -> Tensor:
         """Learn from a batch; gives the loss."""
         self.optimizer.zero_grad()
-        v, reconstruction = self.model(pixels, targets)
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):  # as in our step
+            v, reconstruction = self.model(pixels, targets)
+        v, reconstruction = v.float(), reconstruction.float()
         length = torch.sqrt((v**2).sum(dim=-1))
         margin = targets * F.relu(0.9 - length) ** 2 + 0.5 * (1 - targets) * F.relu(length - 0.1) ** 2
         error = ((reconstruction - pixels.flatten(1)) ** 2).sum(dim=1)

@@ -1,6 +1,6 @@
 // From a model's outputs to predictions, as `service.inference.predictions` makes them.
 
-const FLAT_RANGE = 12 / 255; // of a picture that shows nothing
+const FLAT_RANGE = Math.fround(12 / 255); // of a picture that shows nothing
 
 /** Indices of probabilities, the most probable class first. */
 export const ranked = (probabilities) => [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);

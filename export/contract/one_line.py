@@ -6,3 +6,8 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the name of its class."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -146,7 +146,7 @@ class Batcher:
         job = Job(feeds, len(feeds[0]), now, now + self._deadline_s, loop, loop.create_future())
         try:
             outputs = await self._result(queue, job)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # cancelled at its request's deadline, or by the client
             queue.statistics.failed(time.monotonic() - now)
             raise
         queue.statistics.succeeded(job.images, time.monotonic() - now)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from export.contract.explain_outputs import explain_outputs
 from export.contract.manifest import BundleError, Manifest
+from export.contract.one_line import first_line
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
 from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances
-from service.inference.samples import first_line
 from service.inference.sessions import create_session
 from service.processors import usable_cpus
 

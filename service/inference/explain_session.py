@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from export.contract.graph_file import far_tensors
 from export.contract.manifest import BundleError, Manifest, read_checked
+from export.contract.one_line import first_line
 from export.optimize.choice import cpu_options
 from service.errors import NoExplainGraphError
 from service.inference.arena import share_arena
-from service.inference.samples import first_line
 from service.inference.sessions import check_interface
 
 # N images, H rows, W columns, C channels

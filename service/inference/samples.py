@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from export.contract.arrays import HEADER_LOCK
 from export.contract.manifest import BundleError
+from export.contract.one_line import first_line
 
 # N samples
 
@@ -49,8 +50,3 @@ def _load_arrays(content: bytes, names: Sequence[str]) -> dict[str, Floats]:
         if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is not in its format
             raise BundleError(f"{name} is not an array")
     return arrays
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the name of its class."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

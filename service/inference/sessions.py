@@ -7,6 +7,7 @@ from typing import TypeAlias
 import onnxruntime as ort
 
 from export.contract.manifest import BundleError, Graph
+from export.contract.one_line import first_line
 from export.optimize.choice import cpu_options
 from service.inference.arena import share_arena
 from service.inference.gpu_session import GpuSession, open_gpu_session
@@ -19,7 +20,6 @@ from service.inference.providers import (
     UsedDevice,
     provider_list,
 )
-from service.inference.samples import first_line
 
 Session: TypeAlias = ort.InferenceSession | GpuSession
 

@@ -180,7 +180,7 @@ def write_traffic(folders: list[Path], rule: Rule | None) -> None:
     """
     there = [folder for folder in folders if (folder / FILE).exists()]
     if rule is None:
-        for folder in there:
+        for folder in reversed(there):  # the one that holds goes last, if all the others can
             (folder / FILE).unlink(missing_ok=True)
         return
     text = rule.model_dump_json(exclude_none=True) + "\n" if isinstance(rule, Traffic) else ""

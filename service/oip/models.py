@@ -7,7 +7,6 @@ The encoder answers to the model's name, the decoder to `<model>-decoder` and th
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +22,7 @@ from capsnet.wire_format import (
     write_message,
 )
 from export.contract.manifest import VERSION, Graph, Role, Tensor
+from export.contract.package_version import package_version
 from service.errors import (
     InvalidFieldError,
     NotReadyError,
@@ -119,7 +119,7 @@ def describe_server(settings: Settings, *extensions: str) -> dict[str, Any]:
     listed = [*extensions, "classification", "model_configuration", "statistics"]
     if settings.has_administration:
         listed.append("model_repository")
-    return {"name": "capsnet", "version": installed_version("capsnet"), "extensions": listed}
+    return {"name": "capsnet", "version": package_version(), "extensions": listed}
 
 
 async def describe(model: OipModel, models: Models) -> dict[str, Any]:

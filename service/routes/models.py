@@ -1,7 +1,10 @@
 """/models: which versions are served, and why others are not."""
 
+from contextlib import suppress
+
 from fastapi import APIRouter, Request, Response
 
+from service.errors import UnknownModelError
 from service.http.answers import json_response
 from service.http.direct_route import answer_head
 from service.http.openapi import PROBLEMS
@@ -15,7 +18,10 @@ routes = APIRouter(tags=["Models"])
 async def get_models(request: Request) -> Response:
     """Which versions are loaded, which are refused and why; without the manifests."""
     models = service_of(request).models
-    listed = [await models.describe(name, manifests=False) for name in await models.names()]
+    listed = []
+    for name in await models.names():
+        with suppress(UnknownModelError):  # it has vanished meanwhile
+            listed.append(await models.describe(name, manifests=False))
     return json_response({"models": listed})
 
 

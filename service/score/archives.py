@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Self
 
+from export.contract.one_line import first_line
 from service.score.picture_stream import (
     Picture,
     UnreadablePictureError,
@@ -51,7 +52,7 @@ def in_tar(path: Path) -> Iterator[Picture]:
                 if not member.isdir() and _is_picture(member.name):
                     yield _picture(f"{path}/{member.name}", partial(_read_from_tar, archive, member))
     except Exception as error:
-        yield unreadable(str(path), f"the archive cannot be read further: {_first_line(error)}")
+        yield unreadable(str(path), f"the archive cannot be read further: {first_line(error)}")
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -75,7 +76,7 @@ def _read_from_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int
     try:
         return file.read()
     except Exception as error:
-        raise UnreadablePictureError(f"cannot be unpacked: {_first_line(error)}") from None
+        raise UnreadablePictureError(f"cannot be unpacked: {first_line(error)}") from None
 
 
 class _Member(tarfile.TarInfo):
@@ -108,7 +109,7 @@ def in_zip(path: Path) -> Iterator[Picture]:
                 if not member.is_dir() and _is_picture(member.filename):
                     yield _picture(f"{path}/{member.filename}", partial(_read_from_zip, archive, member))
     except Exception as error:
-        yield unreadable(str(path), f"the archive cannot be read: {_first_line(error)}")
+        yield unreadable(str(path), f"the archive cannot be read: {first_line(error)}")
 
 
 def _read_from_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
@@ -124,7 +125,7 @@ def _read_from_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int
         with archive.open(member) as file:
             return file.read(member.file_size)
     except Exception as error:
-        raise UnreadablePictureError(f"cannot be unpacked: {_first_line(error)}") from None
+        raise UnreadablePictureError(f"cannot be unpacked: {first_line(error)}") from None
 
 
 def _picture(name: str, read: Callable[[int], bytes]) -> Picture:
@@ -135,7 +136,3 @@ def _is_picture(member: str) -> bool:
     """As in folders: files with a picture's suffix that are not hidden."""
     *folders, name = PurePosixPath(member).parts or ("",)
     return is_picture_name(name) and not any(folder.startswith(".") and folder != ".." for folder in folders)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,10 +9,10 @@ import argparse
 import logging
 import os
 import sys
-from importlib.metadata import version as installed_version
 
 from capsnet import DEFAULT_URL
 from export.contract.one_line import one_line
+from export.contract.package_version import package_version
 from service.score.query import ScoreError
 from service.score.run import score
 from service.score.terminal import say
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.version == COMMAND_VERSION:
         if options != parser.parse_args(["--version"]):
             parser.error("--version of a model needs a number; without one it must be the only argument")
-        print(f"capsnet-score {installed_version('capsnet')}")
+        print(f"capsnet-score {package_version()}")
         sys.exit(0)
     logging.basicConfig(
         format="capsnet-score: %(message)s"

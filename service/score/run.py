@@ -85,6 +85,8 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
         if model.views == 2:
             check_pairs(run.sources.pictures_known_by_name())
         columns = Columns(model.class_names, options.poses)
+        if run.destination.format == "parquet":
+            columns.refuse_equal_names()
         spec = run_spec(options, model, run.destination.format)
         opened = open_output(run.destination, spec, columns, run.previous, run.names)
         progress = progress_bar(run.sources, run.destination, run.done_before, model.views)

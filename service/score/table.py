@@ -34,6 +34,18 @@ class Columns:
         """The names of all columns."""
         return ["path", "label", "probability", "confident", "blank", *self.class_names, *self.pose_names]
 
+    def refuse_equal_names(self) -> None:
+        """Check that each column has a name of its own, as Parquet needs.
+
+        Raises:
+            ScoreError: a class is named like another column.
+        """
+        if equal := sorted({name for name in self.names if self.names.count(name) > 1}):
+            raise ScoreError(
+                f"a class is named {', '.join(equal)}, as another column of the table is, which Parquet does "
+                "not allow: write .jsonl"
+            )
+
 
 class Csv:
     """CSV with one header; the cell of a pose is a JSON list.

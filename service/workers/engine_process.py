@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import pickle
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
@@ -37,6 +38,9 @@ Call = Callable[..., Awaitable[object]]
 
 # What a worker asks of `Models`; the rest it does with its table.
 PASSED_ON = ("names", "index", "graphs", "load", "unload", "set_traffic", "ready", "metrics")
+
+# From Python 3.13 on, a closed server removes its path. The next engine process listens there, too.
+KEEPS_ITS_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +81,7 @@ async def _serve(settings: Settings, place: Place, on_loaded: Callable[[str], No
         models.gathered.pids = server.pids
         restarts = [SharedNumber(path) for path in place.restarts]
         models.gathered.process_restarts = lambda: [number.value for number in restarts]
-        workers = await loop.create_unix_server(server.accept, sock=place.engine_listener)
+        workers = await loop.create_unix_server(server.accept, sock=place.engine_listener, **KEEPS_ITS_PATH)
         reason = await ended
         workers.close()
         beating.cancel()
@@ -193,7 +197,9 @@ class _Worker:
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
             case "call", number, name, arguments:
-                self._running[number] = asyncio.create_task(self._answer(number, name, arguments))
+                self._running[number] = task = asyncio.create_task(self._answer(number, name, arguments))
+                # Here and not at its end: one that is cancelled before it begins has none.
+                task.add_done_callback(lambda _: self._running.pop(number))
             case "cancel", number if number in self._running:
                 self._running[number].cancel()
             case "pid", pid:
@@ -212,8 +218,6 @@ class _Worker:
             answer: tuple[object, ...] = ("answer", number, value, timings.parts)
         except Exception as error:  # whatever it is, the worker's request gets it
             answer = ("error", number, _portable(error))
-        finally:
-            del self._running[number]
         self.channel.send(answer)
 
     def _model(self, key: int) -> LoadedModel:

@@ -136,18 +136,20 @@ class Supervisor:
                 signal.signal(signal.SIGHUP, self._pass_on)
                 take_hangups()
             status = None
-            while status is None and not self._is_told_to_stop:
-                self._start_missing()
-                sentinels = [child.process.sentinel for child in self._children]
-                unready = [child.channel for child in self._children if not child.is_ready]
-                wait([woken, *sentinels, *unready], LOOK_EVERY_S)
-                with suppress(BlockingIOError):
-                    woken.recv(4096)  # what signals wrote: they have been handled
-                self._read_lines()
-                self._kill_frozen()
-                status = self._bury()
-            self._end()
-            signal.set_wakeup_fd(-1)
+            try:
+                while status is None and not self._is_told_to_stop:
+                    self._start_missing()
+                    sentinels = [child.process.sentinel for child in self._children]
+                    unready = [child.channel for child in self._children if not child.is_ready]
+                    wait([woken, *sentinels, *unready], LOOK_EVERY_S)
+                    with suppress(BlockingIOError):
+                        woken.recv(4096)  # what signals wrote: they have been handled
+                    self._read_lines()
+                    self._kill_frozen()
+                    status = self._bury()
+            finally:
+                self._end()
+                signal.set_wakeup_fd(-1)
         return status or 0
 
     def _pass_on(self, number: int, _: object) -> None:
@@ -161,16 +163,21 @@ class Supervisor:
         self._is_told_to_stop = True
 
     def _start_missing(self) -> None:
+        """Start the processes that are not there; what cannot be started is tried again at the next look."""
         if self._settings.key_files:
             hold_hangups()  # as each process does from its first moment, until it can read keys again
-        if not any(child.is_engine for child in self._children):
-            self._start(is_engine=True)
-        taken = {child.number for child in self._children if not child.is_engine}
-        for number in range(self._settings.worker_count):
-            if number not in taken:
-                self._start(is_engine=False, number=number)
-        if self._settings.key_files:
-            take_hangups()
+        try:
+            if not any(child.is_engine for child in self._children):
+                self._start(is_engine=True)
+            taken = {child.number for child in self._children if not child.is_engine}
+            for number in range(self._settings.worker_count):
+                if number not in taken:
+                    self._start(is_engine=False, number=number)
+        except OSError:  # there is no memory, or no room for a process or a file
+            log.exception("a process cannot be started, and is tried again")
+        finally:
+            if self._settings.key_files:
+                take_hangups()
 
     def _start(self, *, is_engine: bool, number: int = 0) -> None:
         ours, theirs = self._spawn.Pipe()
@@ -182,8 +189,12 @@ class Supervisor:
             os.environ[SHARED_COUNTS] = str(self._place.counts)
         place = replace(self._place, worker=number)
         process = self._spawn.Process(target=work, args=(settings, place, theirs))
-        process.start()
-        theirs.close()
+        with theirs:
+            try:
+                process.start()
+            except OSError:
+                ours.close()
+                raise
         self._children.append(_Child(process, ours, is_engine, number))
 
     def _read_lines(self) -> None:

@@ -18,7 +18,7 @@ def shell(command, cwd=ROOT, **environment):
     return subprocess.run(
         ["bash", "-c", command],
         cwd=cwd,
-        env=os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | environment,
+        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         timeout=200,
@@ -56,6 +56,15 @@ def test_the_second_slice_goes_on_where_the_first_one_stopped(slices):
     assert "validation error" in second
     assert checkpoint.read_progress(checkpoint.newest_checkpoint(folder / "drawn-1")).resumed
     assert checkpoint.read_config(folder / "drawn-1").seed == 1
+
+
+def test_a_slice_that_ends_with_an_error_leaves_what_it_has_reached(tmp_path):
+    failing = tmp_path / "python"
+    failing.write_text(f'#!/bin/bash\n{sys.executable} "$@"\nif [ "$2" = training.cli ]; then exit 2; fi\n')
+    failing.chmod(0o755)
+    ran = fidelity(tmp_path, "drawn --epochs 1", MINUTES="0.01", PYTHON=str(failing))
+    assert ran.returncode == 2
+    assert (tmp_path / "out" / "drawn-1.sha256").is_file()
 
 
 def test_the_first_slice_has_left_a_network_already(slices):

@@ -827,6 +827,13 @@ def test_a_bundle_that_is_replaced_ends_infer(connect, raw):
         connect(url, request_bytes=1).infer(pixels, model="tiny", version=2)
 
 
+@pytest.mark.parametrize("key", ["secret\n", "two words", "schlüssel", ""])
+def test_a_key_that_no_header_can_hold_is_refused_at_once_and_not_shown(key):
+    with pytest.raises(ValueError, match="printable ASCII") as refused:
+        Client("http://localhost", api_key=key)
+    assert not key or key not in str(refused.value)
+
+
 def test_a_service_with_keys_opens_to_the_key_and_names_the_request_it_refuses(connect, tmp_path):
     write_bundle(tmp_path / "tiny" / "1")
     with live_service(settings_for(tmp_path, api_keys="s3cret")) as raw:

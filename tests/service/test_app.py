@@ -108,6 +108,14 @@ def test_where_nobody_looks_for_bundles_any_more_ready_says_so_though_a_model_is
         assert client.post("/reconstruct", json=POSE).status_code == 200
 
 
+def test_a_model_that_vanishes_while_they_are_listed_is_left_out(client, monkeypatch):
+    async def with_one_that_is_gone(_) -> list[str]:
+        return ["gone", "tiny"]
+
+    monkeypatch.setattr(LocalModels, "names", with_one_that_is_gone)
+    assert [model["name"] for model in client.get("/models").json()["models"]] == ["tiny"]
+
+
 def test_models_lists_what_is_loaded_and_what_is_refused_and_why(client, models):
     (model,) = client.get("/models").json()["models"]
     refused, loaded = model["versions"]

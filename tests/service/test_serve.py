@@ -16,7 +16,7 @@ import pytest
 
 from service.cli import main
 from tests.support.live_process import COLLECTING, live_process
-from tests.support.live_service import wait_until
+from tests.support.live_service import free_port, wait_until
 from tests.support.places import ROOT
 from tests.support.tiny_bundle import write_bundle
 
@@ -302,3 +302,25 @@ def test_help_shows_examples(capsys):
         main(["--help"])
     assert ended.value.code == 0
     assert "examples:" in capsys.readouterr().out
+
+
+def test_a_line_that_nobody_reads_any_more_is_no_reason_not_to_serve(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    port = free_port()
+    command = [sys.executable, "-m", "service.cli", "--models", str(tmp_path), "--port", str(port)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        try:
+            wait_until(lambda: is_ready(port))
+        finally:
+            process.kill()
+
+
+def is_ready(port: int) -> bool:
+    """Whether a service there is."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.ConnectError:
+        return False

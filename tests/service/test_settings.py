@@ -131,6 +131,8 @@ def test_pillows_own_limit_lies_above_every_limit_that_can_be_set():
         ("CAPSNET_MODELS", ""),
         ("CAPSNET_MODELS", "~nobody-of-this-name/models"),
         ("CAPSNET_CACHE", "~nobody-of-this-name/cache"),
+        ("CAPSNET_API_KEYS_FILE", "~nobody-of-this-name/keys"),
+        ("CAPSNET_ADMIN_KEY_FILE", "~nobody-of-this-name/key"),
         ("CAPSNET_MAX_PIXELS", "180000000"),
         ("CAPSNET_LOG_LEVEL", "loud"),
         ("CAPSNET_LOG_FORMAT", "xml"),

@@ -38,6 +38,7 @@ from training.runs.log import Log
 
 INSPECTED = 32  # validation images that the activations of matrix capsules are measured on while training
 LOG_EVERY = 50  # steps; in between, losses stay on the device, so that nothing waits for a GPU
+SHORT_EPOCHS = {"cuda"}  # where one may last a second, and writing a checkpoint as long
 DROPOUT = 10**9  # added to a step's seed, which is that of the random choices in the data
 
 
@@ -51,7 +52,8 @@ class Limits:
 
     Attributes:
         max_minutes: training time of this session; None means no limit.
-        checkpoint_minutes: between checkpoints; each epoch ends with one as well.
+        checkpoint_minutes: between checkpoints; each epoch ends with one as well; on CUDA, where an epoch
+            may last a second, only if it is the best so far.
     """
 
     max_minutes: float | None = None
@@ -171,9 +173,12 @@ class Trainer:
                     losses = []
                 if epoch_ends and validation is not None:
                     self._validate(validation, log, bar)
-                if epoch_ends or checkpoint_due:
+                is_best = self.progress.best_step == self.progress.step
+                if checkpoint_due or (epoch_ends and (is_best or self.device.type not in SHORT_EPOCHS)):
                     self.save()
-                    self._since = self._saved = time.monotonic()
+                    self._saved = time.monotonic()
+                if checkpoint_due or epoch_ends:
+                    self._since = time.monotonic()
         if self._saved_step != self.progress.step:
             self.save()
         return self._finished(last)

@@ -49,7 +49,7 @@ export async function request(path, options = {}) {
     const answer = await send(path, options, key);
     if (answer === null) await pause(LOST_WAIT_MS, options.signal);
     else if (answer.status === 401) await keyAfter(key, options);
-    else if (answer.status === 503) {
+    else if (answer.status === 503 || answer.status === 429) {
       if (tries >= BUSY_SAID_AFTER) say("busy");
       await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
     } else {

@@ -366,7 +366,7 @@ def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
     if PROVIDERS[device] not in ort.get_available_providers():
         pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
     engine = load(bundle, device)
-    assert engine.encoders.beside.large.get_providers()[0] == PROVIDERS[device]
+    assert engine.provider == PROVIDERS[device]
 
 
 @pytest.mark.gpu

@@ -134,6 +134,15 @@ def test_a_rule_is_written_where_one_is_or_where_the_versions_are(tmp_path):
     assert read_traffic(folders) is None
 
 
+def test_a_rule_that_cannot_be_removed_everywhere_still_holds(tmp_path):
+    folders = [tmp_path / "image" / "tiny", tmp_path / "volume" / "tiny"]
+    write_traffic(folders[:1], PINNED)
+    (folders[1] / FILE).mkdir(parents=True)  # as one that must not be removed
+    with pytest.raises(OSError, match="volume"):
+        write_traffic(folders, None)
+    assert read_traffic(folders) == PINNED
+
+
 def test_where_the_folder_of_the_versions_cannot_be_written_another_one_is(tmp_path):
     (tmp_path / "image").write_text("no folder")  # a folder of root's would not keep root from writing
     folders = [tmp_path / "image" / "tiny", tmp_path / "volume" / "tiny"]

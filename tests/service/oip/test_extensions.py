@@ -99,6 +99,13 @@ def test_a_request_that_finds_no_room_counts_as_failed(tmp_path):
         assert statistics(http)["inference_stats"]["fail"]["count"] == 1
 
 
+def test_a_request_that_has_waited_too_long_counts_as_failed(tmp_path):
+    write_slow_bundle(tmp_path / "tiny" / "2")
+    with live_service(settings_for(tmp_path, **{**LIMITS, "deadline_ms": 500})) as http:
+        assert classify(http, 64).status_code == 504
+        wait_until(lambda: statistics(http)["inference_stats"]["fail"]["count"] == 1)
+
+
 def test_each_graph_has_statistics_of_its_own(http):
     names = [(one["name"], one["version"]) for one in http.get("/v2/models/stats").json()["model_stats"]]
     graphs = ("tiny", "tiny-decoder", "tiny-explain")

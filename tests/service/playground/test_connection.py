@@ -19,16 +19,17 @@ def models(tmp_path_factory):
     return models
 
 
-def test_a_busy_service_is_asked_again_quietly(page):
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_busy_service_or_one_that_limits_the_key_is_asked_again_quietly(page, status):
     refused = []
 
     def busy(route: Route) -> None:
         if refused:
             return route.continue_()
         refused.append(route)
-        problem = '{"type": "/problems/overloaded", "title": "Too busy", "status": 503}'
+        problem = '{"type": "/problems/overloaded", "title": "Too busy"}'
         headers = {"Retry-After": "1", "Content-Type": "application/problem+json"}
-        return route.fulfill(status=503, headers=headers, body=problem)
+        return route.fulfill(status=status, headers=headers, body=problem)
 
     page.route("**/classify*", busy)
     page.click('[aria-label="Sample: 1"]')

@@ -1,18 +1,20 @@
 """Several processes behind one port."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 import httpx
 import pytest
 
 from service.settings import Settings, SettingsError, read_settings
-from service.workers.supervisor import share_of
+from service.workers.supervisor import Supervisor, share_of
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.live_service import wait_until
 from tests.support.live_workers import pids
@@ -43,6 +45,16 @@ def classify(service: LiveProcess, model: str = "tiny") -> httpx.Response:
 def administer(service: LiveProcess, action: str) -> None:
     url = f"{service.client.base_url}/v2/repository/models/other/{action}"
     httpx.post(url, headers={"Authorization": "Bearer secret"}, timeout=LIMIT_S).raise_for_status()
+
+
+def test_a_process_that_cannot_be_started_now_is_tried_again(tmp_path, monkeypatch, caplog):
+    def no_file_left(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    supervisor = Supervisor(Settings(workers=2), [], serve_models=print, serve_requests=print, say=print)
+    monkeypatch.setattr(SpawnContext, "Pipe", no_file_left)
+    supervisor._start_missing()
+    assert "cannot be started, and is tried again" in caplog.text
 
 
 def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):

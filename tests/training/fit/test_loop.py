@@ -25,7 +25,7 @@ from training.config import (
 )
 from training.data.batches import SingleObjects, make_batches
 from training.data.images import Images, hold_out
-from training.evaluate.evaluation import evaluate
+from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit import loop
 from training.fit.loop import Limits, Trainer, TrainingDivergedError
 from training.fit.step import Step
@@ -396,6 +396,22 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_fraction=0.5)))
     assert all(torch.equal(empty, absent) for empty, absent in seen)
     assert 0 < sum(int(empty.sum()) for empty, _ in seen) < 40, "of 2 epochs of 20 images"
+
+
+def test_where_epochs_are_short_only_the_best_and_the_last_are_written(tmp_path, monkeypatch):
+    written, errors = [], iter((4, 6, 2, 7))
+    save = Trainer.save
+
+    def watched(trainer):
+        written.append(trainer.progress.step)
+        save(trainer)
+
+    monkeypatch.setattr(Trainer, "save", watched)
+    monkeypatch.setattr(loop, "SHORT_EPOCHS", {"cpu"})
+    monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(8, next(errors), 8, 0, 0.1, 0.0))
+    fit(tmp_path, replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=4)))
+    assert written == [5, 15, 20]
+    assert checkpoint.best_checkpoint(tmp_path).name == "step-00000015"
 
 
 def test_a_step_is_taken_at_the_decayed_rate(tmp_path):

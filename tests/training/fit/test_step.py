@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import LoopedCapsules
+from tests.support.gpu_sync import never_waiting
 from tests.support.places import ROOT
 from tests.support.tiny_networks import TINY_MATRIX
 from training.config import (
@@ -223,11 +224,8 @@ class TestOnCuda:
         shown = make_batches(config.data, 3, images).to(torch.device("cuda"))
         trainer._step(shown, per_epoch=7)  # captures, and fetches the epoch's order
         trainer._count_step(7)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             trainer._step(shown, per_epoch=7)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     def test_a_resumed_run_goes_on_from_the_moments_it_left(self, tmp_path):
         """Channels-last weights meet moments that were stored in the plain order."""

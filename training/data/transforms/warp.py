@@ -45,9 +45,10 @@ def random_warp(
     coarse = choices.normal(after=(2, ELASTIC_POINTS, ELASTIC_POINTS))
     moved = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)  # [B, 2, H, W]
     places = centers(height, width, images.device) + limits.elastic_pixels * moved.flatten(2)
-    source = torch.linalg.inv(maps) @ places  # for a place in the result it says where to look in the image
-    half = torch.tensor([width / 2, height / 2], device=images.device)
-    grid = (source.transpose(1, 2) / half).unflatten(1, (height, width))  # -1 to 1 from edge to edge
+    inverse = torch.linalg.inv_ex(maps).inverse  # `inv` would wait for a GPU, to see whether there is one
+    source = inverse @ places  # for a place in the result it says where to look in the image
+    grid = torch.stack([source[:, 0] / (width / 2), source[:, 1] / (height / 2)], dim=-1)
+    grid = grid.unflatten(1, (height, width))  # -1 to 1 from edge to edge
     outside = "border" if repeat_edges else "zeros"
     bent = F.grid_sample(pixels, grid, mode="bilinear", padding_mode=outside, align_corners=False)
     return bent.round().to(torch.uint8)

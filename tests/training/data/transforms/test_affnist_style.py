@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.gpu_sync import never_waiting
 from training.data.images import Images
 from training.data.seeding import RandomChoices
 from training.data.synthetic.drawn_digits import draw_digits
@@ -197,11 +198,8 @@ def test_shifting_into_a_frame_never_waits_for_the_gpu():
     pixels = digits().pixels.cuda()
     source = RandomChoices(torch.Generator("cuda").manual_seed(0), len(pixels))
     shifted(pixels, source)  # the first call may allocate and synchronize
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         shifted(pixels, source)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -4,6 +4,8 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from tests.support.gpu_sync import never_waiting
+from training.config.data import WarpConfig
 from training.data.seeding import RandomChoices
 from training.data.transforms.augment import (
     center_crop,
@@ -15,6 +17,7 @@ from training.data.transforms.augment import (
     random_shift,
     resize,
 )
+from training.data.transforms.warp import random_warp
 from training.models.standardize import relit
 
 
@@ -117,6 +120,7 @@ def test_a_negative_shift_is_refused():
         lambda images, source: random_shift(images, 2, source),
         lambda images, source: random_crop(images, 24, source),
         random_flip,
+        lambda images, source: random_warp((255 * images).byte(), WarpConfig(20.0, (0.8, 1.2)), source),
         lambda images, source: clamped_brightness(images, 0.25, source),
         lambda images, source: clamped_contrast(images, 0.2, 1.8, source),
         lambda images, source: relit(images, random_light(0.25, (0.2, 1.8), source)),
@@ -128,11 +132,8 @@ def test_augmentation_on_the_gpu_never_waits_for_it(change):
     images = torch.rand(16, 1, 28, 28, device="cuda")
     source = RandomChoices(torch.Generator("cuda").manual_seed(0), len(images))
     change(images, source)  # the first call may allocate and synchronize
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         change(images, source)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def all_crops(image: torch.Tensor, size: int) -> torch.Tensor:

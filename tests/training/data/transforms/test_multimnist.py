@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.gpu_sync import never_waiting
 from training.config import load_preset
 from training.data.batches import evaluation_batches, training_batches
 from training.data.images import Images
@@ -222,12 +223,9 @@ def test_pairs_are_made_on_the_gpu_without_waiting_for_it():
         generator(0, "cuda"),
     )
     maker.random(first, source)  # the first call may allocate and synchronize
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         pairs = maker.random(first, source)
         targets = pairs.targets(10)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert pairs.pixels.is_cuda
     assert targets.is_cuda
 

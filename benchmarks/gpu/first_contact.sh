@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The first ten minutes on a machine with a GPU: tests, the speed of each contender, answers of the service. Every part
+# has a limit of time, and what it has found is in OUT.
+#
+#   OUT=out PYTHON=.venv-gpu/bin/python benchmarks/gpu/first_contact.sh            all parts
+#   DEVICE=cpu benchmarks/gpu/first_contact.sh answers                             one part, on a CPU to try it
+#
+#   PYTHON   an interpreter with torch and onnxruntime-gpu (python3)
+#   OUT      gets the log and a JSON file of each contender (out)
+#   DEVICE   cuda or cpu (cuda)
+#   PORT     of the service (8009)
+#
+# Tests are named by file: a bare machine lacks packages that other tests import.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+out=${OUT:-out}
+device=${DEVICE:-cuda}
+port=${PORT:-8009}
+mkdir -p "$out"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUDA_MODULE_LOADING=LAZY
+
+tests() {
+  timeout 200 "$python" -m pytest -q -m gpu -p no:cacheprovider -k "not tensorrt" \
+    tests/training/models/cuda tests/training/fit/test_step.py tests/training/fit/test_loop.py \
+    tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py
+}
+
+speed() {
+  local name
+  for name in "ONNX Runtime" "as served" torch; do
+    timeout 90 "$python" -m benchmarks.gpu.throughput --device "$device" --quick --only "$name" --json "$out/$name.json"
+  done
+}
+
+routing() { timeout 120 "$python" -m benchmarks.gpu.routing; }
+
+# What the service answers to a photograph, in half precision on a GPU.
+answers() {
+  if [ "$device" = cuda ]; then export CAPSNET_PRECISION=half; fi
+  CAPSNET_DEVICE=$device CAPSNET_PORT=$port timeout 120 "$python" -m service.cli &
+  local service=$!
+  for _ in $(seq 100); do
+    if curl --silent --fail "localhost:$port/readyz"; then break; fi
+    sleep 1
+  done
+  curl --silent --fail-with-body -F images=@docs/seven.jpg "localhost:$port/classify?top_k=1"
+  curl --silent --fail-with-body -F image=@docs/seven.jpg "localhost:$port/reconstruct" | head --bytes 300
+  curl --silent --fail-with-body "localhost:$port/models"
+  if [ "$device" = cuda ]; then nvidia-smi; fi
+  kill -TERM "$service"
+  wait "$service"
+}
+
+parts=("$@")
+if [ $# = 0 ]; then parts=(tests speed routing answers); fi
+for part in "${parts[@]}"; do
+  echo "-- $part"
+  "$part"
+  echo "-- $part ended with status $?"
+done 2>&1 | tee "$out/first_contact.log"
