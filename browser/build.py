@@ -18,7 +18,7 @@ from export.contract.manifest import BundleError, Manifest, newest_version, read
 from export.contract.receptive_fields import capsule_grids
 from service.routes.playground import FOLDER, PAGE, SOURCES
 
-DEFAULT_MODEL = "capsnet-mnist"
+DEFAULT_MODEL = "capsnet-digits"
 # Of a manifest, what neither the page nor the engine reads.
 LEFT_OUT = {"samples", "training", "metrics", "parity", "source_commit"}
 

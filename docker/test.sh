@@ -194,7 +194,7 @@ check 'it holds no torch' has_no_torch
 check 'nor code that trains' has_no_training_code
 check 'capsnet-score works in it' scores_the_sample
 check 'docker compose up serves and turns healthy' compose up --detach --wait --wait-timeout 120 service || exit
-check 'the shipped model reads a seven' classifies_the_sample capsnet-mnist
+check 'the shipped model reads a seven' classifies_the_sample capsnet-digits
 check 'and reconstructs it' reconstructs_the_sample
 check 'the shipped model of stereo pairs sees a truck' classifies_the_pair
 check 'the process is not root' is_not_root
@@ -234,6 +234,6 @@ check 'nothing was published twice' in_volumes '[ "$(echo models/*/*)" = models/
 
 check 'the service stops when told to' stops_within_its_grace
 check 'and comes back' compose up --detach --wait --wait-timeout 120 --force-recreate service
-check 'with the shipped models beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-mnist', 'capsnet-multimnist', 'matrix-capsnet-toys', 'capsnet-drawn'}"
-check 'which still reads the seven' classifies_the_sample capsnet-mnist
+check 'with the shipped models beside what the volume holds' answers /models "{one['name'] for one in it['models']} == {'capsnet-digits', 'capsnet-mnist', 'capsnet-multimnist', 'matrix-capsnet-toys', 'capsnet-drawn'}"
+check 'which still reads the seven' classifies_the_sample capsnet-digits
 exit 0

@@ -143,7 +143,7 @@ def taken_apart(picture: Image.Image) -> Image.Image:
 
 def explained(photo: Image.Image) -> Image.Image:
     """The photograph, the model's input, the reconstruction, and the dimensions that matter most, moved."""
-    model = Model("capsnet-mnist")
+    model = Model("capsnet-digits")
     answer = model.classify([photo])
     [plain] = model.decode(answer, np.zeros((1, answer.pose.size), np.float32))
     swept = np.stack([model.decode(answer, moved(answer, one, DELTAS)) for one in range(answer.pose.size)])
@@ -172,7 +172,7 @@ def moved(answer: Answer, dimension: int, deltas: NDArray[np.floating]) -> NDArr
 
 def sweeping(photo: Image.Image) -> Iterator[Image.Image]:
     """Frames: the photograph, the sixteen numbers of the capsule with one in motion, what they decode to."""
-    model = Model("capsnet-mnist")
+    model = Model("capsnet-digits")
     answer = model.classify([photo])
     photograph = fitted(photo.convert("L")).point(lambda level: level & GRAYS)
     for dimension in range(answer.pose.size):

@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     grpc_port: int | None = Field(default=None, ge=0, le=65535)
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     models: str = Field(default="models", min_length=1)
-    default_model: str = "capsnet-mnist"
+    default_model: str = "capsnet-digits"
     versions_kept: int = Field(default=2, ge=1)
     cache: Path = Path("~/.cache/capsnet")
     device: Device = "auto"

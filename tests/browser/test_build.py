@@ -60,7 +60,7 @@ def test_a_page_that_has_changed_is_not_built_in_silence():
 
 def test_weights_take_half_of_what_the_bundles_take_and_are_there_once(site_folder):
     listed = json.loads((site_folder / "models" / "models.json").read_text())["models"]
-    assert [model["name"] for model in listed if model["default"]] == ["capsnet-mnist"]
+    assert [model["name"] for model in listed if model["default"]] == ["capsnet-digits"]
     for model in listed:
         [version] = model["versions"]
         bundle = MODELS / model["name"] / str(version["version"])

@@ -22,7 +22,7 @@ from training.data.synthetic.drawn_digits import draw_digits
 
 @pytest.fixture
 def page(open_page, site) -> Page:
-    """The page, with capsnet-mnist chosen."""
+    """The page, with capsnet-digits chosen."""
     page = open_page(f"{site}/")
     page.wait_for_selector(".sample")
     return page
@@ -135,12 +135,12 @@ def test_a_model_that_has_not_come_is_told_in_words_and_may_be_chosen_again(open
     [(lambda whole: whole[:-9], "it ends after"), (lambda whole: whole + b"9", "has more than")],
 )
 def test_weights_that_are_not_whole_are_told_in_words(open_page, site, site_folder, change, said):
-    [weights] = site_folder.glob("models/capsnet-mnist/*/weights.bin")
+    [weights] = site_folder.glob("models/capsnet-digits/*/weights.bin")
     page = open_page(
         f"{site}/",
         may_complain=True,
         prepare=lambda page: page.route(
-            "**/capsnet-mnist/*/weights.bin", lambda route: route.fulfill(body=change(weights.read_bytes()))
+            "**/capsnet-digits/*/weights.bin", lambda route: route.fulfill(body=change(weights.read_bytes()))
         ),
     )
     page.click('[aria-label="Sample: 1"]')

@@ -1,4 +1,4 @@
-"""The shipped model reads photographs of pen digits, from the file's bytes to the probabilities."""
+"""The shipped model for people reads photographs of pen digits, and is not sure of what shows none."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from tests.support.places import ROOT
 
-MODEL = ROOT / "models" / "capsnet-mnist"
+MODEL = ROOT / "models" / "capsnet-digits"
 SIZES = ((1600, 1200), (1200, 1600), (2000, 1500), (1632, 1224))
 LARGE = (4000, 3000)
 MAX_PIXELS = 50_000_000

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from PIL import Image
 
+from benchmarks.inference.photographs import printed
 from export.contract.manifest import read_checked, read_manifest
 from export.evaluate import run_config
 from export.optimize.choice import MAX_ERROR
@@ -22,6 +23,7 @@ from training.config.renamed import with_current_names
 from training.data.batches import evaluation_batches
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import CLASS_NAMES
+from training.data.synthetic.letters import LETTERS
 from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make
 from training.evaluate.metrics import Errors
@@ -67,9 +69,9 @@ def as_png(pixels) -> bytes:
     return file.getvalue()
 
 
-def classify(client: httpx.Client, pictures) -> list[dict]:
+def classify(client: httpx.Client, pictures, model: str = "capsnet-mnist") -> list[dict]:
     files = [("images", (f"{i}.png", as_png(picture))) for i, picture in enumerate(pictures)]
-    answer = client.post("/classify", files=files)
+    answer = client.post(f"/classify?model={model}", files=files)
     assert answer.status_code == 200, answer.text
     return answer.json()["results"]
 
@@ -132,8 +134,9 @@ def test_its_network_is_the_one_that_was_trained(any_bundle):
     assert type(trained)(**with_current_names(manifest.parameters)) == trained
 
 
-def test_it_is_the_papers_network(bundle):
-    manifest = read_manifest(bundle)
+@pytest.mark.parametrize("model", ["capsnet-mnist", "capsnet-digits"])
+def test_it_is_the_papers_network(model):
+    manifest = read_manifest(newest(ROOT / "models" / model))
     of_capsules = 160 if manifest.parameters["capsule_bias"] else 0  # biases, which the official code adds
     assert manifest.parameter_count == 8_215_568 + of_capsules
     assert manifest.parameters["routing_iterations"] == 3
@@ -151,14 +154,15 @@ def test_the_readme_states_the_manifests_error(any_bundle):
 
 
 @pytest.mark.mnist
-def test_of_all_test_images_posted_at_most_50_are_wrong_as_the_manifest_states(bundle, client, mnist_root):
+@pytest.mark.parametrize("model", ["capsnet-mnist", "capsnet-digits"])
+def test_of_all_test_images_posted_at_most_50_are_wrong_as_the_manifest_states(model, client, mnist_root):
     test = load_split("mnist", "test", mnist_root)
     wrong = 0
     for start in range(0, len(test.labels), PER_REQUEST):
-        results = classify(client, test.images[start : start + PER_REQUEST, ..., 0])
+        results = classify(client, test.images[start : start + PER_REQUEST, ..., 0], model)
         found = np.array([int(result["label"]) for result in results])
         wrong += int((found != test.labels[start : start + PER_REQUEST]).sum())
-    [metric] = read_manifest(bundle).metrics
+    [metric] = read_manifest(newest(ROOT / "models" / model)).metrics
     assert len(test.labels) == 10_000
     assert wrong <= 50
     assert wrong / 100 == metric.value
@@ -204,12 +208,23 @@ def test_digits_that_are_dark_on_light_get_the_answers_of_those_that_are_not(cli
     assert classify(client, 255 - digits) == classify(client, digits)
 
 
-def test_of_a_blank_page_and_of_noise_no_answer_is_confident(client):
+@pytest.mark.parametrize("model", ["capsnet-mnist", "capsnet-digits"])
+def test_of_a_blank_page_and_of_noise_no_answer_is_confident(model, client):
     page = np.full((300, 400), 250, np.uint8)
     noise = np.random.default_rng(0).integers(0, 256, (2, 28, 28), dtype=np.uint8)
-    answered = classify(client, [page, *noise])
+    answered = classify(client, [page, *noise], model)
     assert [result["confident"] for result in answered] == [False, False, False]
     assert [result["blank"] for result in answered] == [True, False, False]
+
+
+def test_of_nine_in_ten_printed_letters_the_default_model_is_not_sure(client):
+    """In a font that it has not learned from."""
+    rng = np.random.default_rng(3)
+    letters = [np.asarray(printed(LETTERS[n % len(LETTERS)], rng)) for n in range(100)]
+    files = [("images", (f"{n}.png", as_png(letter))) for n, letter in enumerate(letters)]
+    answer = client.post("/classify", files=files).json()
+    assert answer["model"] == "capsnet-digits"
+    assert sum(not result["confident"] for result in answer["results"]) >= 90
 
 
 def test_two_overlapping_digits_get_two_labels(pairs_bundle, client):

@@ -355,4 +355,4 @@ def test_a_request_without_a_model_lists_the_names_where_there_are_several(tmp_p
         answer = client.post("/classify", content=b64encode(b"x"))
         assert (answer.status_code, answer.json()["type"]) == (400, "/problems/model-required")
         assert "one, two" in answer.json()["detail"]
-        assert "CAPSNET_DEFAULT_MODEL is 'capsnet-mnist', which is not among" in answer.json()["detail"]
+        assert "CAPSNET_DEFAULT_MODEL is 'capsnet-digits', which is not among" in answer.json()["detail"]

@@ -23,7 +23,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_setting_has_a_default():
     settings = read_settings()
-    assert (settings.port, settings.device, settings.default_model) == (8000, "auto", "capsnet-mnist")
+    assert (settings.port, settings.device, settings.default_model) == (8000, "auto", "capsnet-digits")
     assert (settings.max_body_bytes, settings.max_pixels) == (32 * 2**20, 50_000_000)
     assert settings.roots == (Path("models"),)
 

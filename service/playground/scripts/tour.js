@@ -52,7 +52,7 @@ export class Tour {
   async start() {
     const model = await this.findModel();
     if (!model) {
-      byId("tour-text").textContent = "The tour needs a model of single digits, such as capsnet-mnist; this service has none.";
+      byId("tour-text").textContent = "The tour needs a model of single digits, such as capsnet-digits; this service has none.";
       byId("tour-next").disabled = true;
       return;
     }

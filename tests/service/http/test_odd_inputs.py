@@ -1,7 +1,7 @@
 """Inputs as odd as strangers send them: each gets the right answer, or an error that says what is wrong.
 
-The pictures show one digit, a seven, in every kind of file that can hold it; the shipped `capsnet-mnist` must
-read it in each.
+The pictures show one digit, a seven, in every kind of file that can hold it; the shipped `capsnet-digits`
+must read it in each.
 """
 
 import io

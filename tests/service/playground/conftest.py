@@ -87,7 +87,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def page(open_page: Callable[..., Page], address: str) -> Page:
-    """The page, with capsnet-mnist chosen."""
+    """The page, with capsnet-digits chosen."""
     page = open_page(f"{address}/")
     page.wait_for_selector(".sample")
     return page

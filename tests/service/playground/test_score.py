@@ -159,4 +159,4 @@ def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):
     page.click("#tab-score")
     with page.expect_download() as download:
         page.click("#score-csv")
-    assert download.value.suggested_filename == "capsnet-mnist-scores.csv"
+    assert download.value.suggested_filename == "capsnet-digits-scores.csv"

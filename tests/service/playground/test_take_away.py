@@ -59,7 +59,7 @@ def test_the_whole_sheet_has_a_row_for_each_dimension_and_is_saved_with_its_labe
     expect(page.locator("#sheet-dialog")).to_be_visible()
     with page.expect_download() as download:
         page.click("#sheet-save")
-    assert download.value.suggested_filename == "capsnet-mnist-4.png"
+    assert download.value.suggested_filename == "capsnet-digits-4.png"
     with Image.open(download.value.path()) as sheet:
         levels = np.asarray(sheet.convert("L"))
     assert levels.shape == (30 + 16 * 58, 118 + 11 * 58)
