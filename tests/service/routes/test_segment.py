@@ -264,7 +264,7 @@ def test_the_shipped_model_shows_overlapping_digits_in_red_and_green(shipped):
 
 
 def test_the_digits_of_the_readmes_overlap_are_told_apart(shipped):
-    objects = segmented(shipped, content=OVERLAP.read_bytes())["objects"]
+    objects = segmented(shipped, "?model=capsnet-multimnist", OVERLAP.read_bytes())["objects"]
     assert [entry["label"] for entry in objects] == ["3", "8"]
     assert min(entry["probability"] for entry in objects) > 0.5
 
