@@ -156,7 +156,7 @@ stops_within_its_grace() {
 
 prometheus_knows_the_model() { # within answers_within_s
   local deadline=$((SECONDS + answers_within_s))
-  until compose exec -T prometheus wget -q -O - 'http://127.0.0.1:9090/api/v1/query?query=capsnet_model_loaded' | tee "$scratch/answer" | grep -q capsnet-mnist; do
+  until compose exec -T prometheus wget -q -O - 'http://127.0.0.1:9090/api/v1/query?query=capsnet_model_loaded' | tee "$scratch/answer" | grep -q capsnet-digits; do
     if [ "$SECONDS" -ge "$deadline" ]; then cat "$scratch/answer"; return 1; fi
     sleep 1
   done

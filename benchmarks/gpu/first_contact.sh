@@ -21,7 +21,7 @@ mkdir -p "$out"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUDA_MODULE_LOADING=LAZY
 
 tests() {
-  timeout 200 "$python" -m pytest -q -m gpu -p no:cacheprovider -k "not tensorrt" \
+  timeout 150 "$python" -m pytest -q -m gpu -p no:cacheprovider -k "not tensorrt" \
     tests/training/models/cuda tests/training/fit/test_step.py tests/training/fit/test_loop.py \
     tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py
 }
@@ -29,16 +29,16 @@ tests() {
 speed() {
   local name
   for name in "ONNX Runtime" "as served" torch; do
-    timeout 90 "$python" -m benchmarks.gpu.throughput --device "$device" --quick --only "$name" --json "$out/$name.json"
+    timeout 70 "$python" -m benchmarks.gpu.throughput --device "$device" --quick --only "$name" --json "$out/$name.json"
   done
 }
 
-routing() { timeout 120 "$python" -m benchmarks.gpu.routing; }
+routing() { timeout 100 "$python" -m benchmarks.gpu.routing; }
 
 # What the service answers to a photograph, in half precision on a GPU.
 answers() {
   if [ "$device" = cuda ]; then export CAPSNET_PRECISION=half; fi
-  CAPSNET_DEVICE=$device CAPSNET_PORT=$port timeout 120 "$python" -m service.cli &
+  CAPSNET_DEVICE=$device CAPSNET_PORT=$port timeout 110 "$python" -m service.cli &
   local service=$!
   for _ in $(seq 100); do
     if curl --silent --fail "localhost:$port/readyz"; then break; fi
@@ -54,8 +54,14 @@ answers() {
 
 parts=("$@")
 if [ $# = 0 ]; then parts=(tests speed routing answers); fi
-for part in "${parts[@]}"; do
-  echo "-- $part"
-  "$part"
-  echo "-- $part ended with status $?"
-done 2>&1 | tee "$out/first_contact.log"
+{
+  failed=0
+  for part in "${parts[@]}"; do
+    echo "-- $part"
+    "$part"
+    status=$?
+    echo "-- $part ended with status $status"
+    if [ "$status" != 0 ]; then failed=1; fi
+  done
+  exit "$failed"
+} 2>&1 | tee "$out/first_contact.log"

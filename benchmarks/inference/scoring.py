@@ -77,7 +77,7 @@ def to_png(pixels: np.ndarray) -> bytes:
 
 def score(sources: list[str], way: str, out: Path) -> int:
     """Pictures a second, as the command says."""
-    options = [way, "--out", str(out), "--models", str(ROOT / "models")]
+    options = [way, "--out", str(out), "--models", str(ROOT / "models"), "--model", "capsnet-mnist"]
     command = [sys.executable, "-m", "service.score", *sources, *options]
     ran = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
     found = RATE.search(ran.stderr)

@@ -38,7 +38,7 @@ def main() -> None:
     for image_format in ("JPEG", "PNG"):
         with (
             tempfile.TemporaryDirectory() as folder,
-            live_process(ROOT / "models", Path(folder) / "log") as service,
+            live_process(ROOT / "models", Path(folder) / "log", default_model="capsnet-mnist") as service,
         ):
             measure(service, image_format)
 

@@ -163,7 +163,10 @@ class Supervisor:
         self._is_told_to_stop = True
 
     def _start_missing(self) -> None:
-        """Start the processes that are not there; what cannot be started is tried again at the next look."""
+        """Start the processes that are not there.
+
+        Once the service has begun, what cannot be started is tried again at the next look.
+        """
         if self._settings.key_files:
             hold_hangups()  # as each process does from its first moment, until it can read keys again
         try:
@@ -174,6 +177,8 @@ class Supervisor:
                 if number not in taken:
                     self._start(is_engine=False, number=number)
         except OSError:  # there is no memory, or no room for a process or a file
+            if not self._has_begun:
+                raise
             log.exception("a process cannot be started, and is tried again")
         finally:
             if self._settings.key_files:

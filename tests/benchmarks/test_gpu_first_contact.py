@@ -20,6 +20,7 @@ def test_its_service_reads_the_photograph_and_stops(tmp_path):
         timeout=300,
     )
     log = (tmp_path / "first_contact.log").read_text()
+    assert ran.returncode == 0
     assert ran.stdout == log
     assert '"label":"7","labels":["7"]' in log
     assert '"reconstructions":[{' in log

@@ -407,6 +407,15 @@ def as_float32(value: float | list[float] | None) -> object:
     return None if value is None else np.asarray(value, np.float32).tolist()
 
 
+def test_a_class_named_like_a_column_is_refused_before_a_parquet_file_is_begun(digits, tmp_path, capsys):
+    write_bundle(tmp_path / "models" / "tiny" / "1", classes=("label", "one", "two"))
+    local = ["--local", "--models", tmp_path / "models"]
+    assert score(digits, "--out", tmp_path / "a.parquet", *local) == 2
+    assert "a class is named label" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+    assert score(digits, "--out", tmp_path / "a.jsonl", *local) == 0
+
+
 def test_parquet_writes_a_name_that_is_no_text_with_escapes(models, digits, tmp_path):
     name = os.fsencode(tmp_path) + b"/caf\xe9.png"
     shutil.copy(digits / "0" / "0.png", name)

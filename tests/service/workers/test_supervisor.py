@@ -47,14 +47,23 @@ def administer(service: LiveProcess, action: str) -> None:
     httpx.post(url, headers={"Authorization": "Bearer secret"}, timeout=LIMIT_S).raise_for_status()
 
 
-def test_a_process_that_cannot_be_started_now_is_tried_again(tmp_path, monkeypatch, caplog):
+def test_a_process_that_cannot_be_replaced_now_is_tried_again(monkeypatch, caplog):
+    """But a service that cannot even begin ends."""
+
     def no_file_left(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
     supervisor = Supervisor(Settings(workers=2), [], serve_models=print, serve_requests=print, say=print)
     monkeypatch.setattr(SpawnContext, "Pipe", no_file_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        supervisor._start_missing()
+    supervisor._has_begun = True
     supervisor._start_missing()
     assert "cannot be started, and is tried again" in caplog.text
+    started = []
+    monkeypatch.setattr(Supervisor, "_start", lambda _, **which: started.append(which))
+    supervisor._start_missing()
+    assert [which["is_engine"] for which in started] == [True, False, False]
 
 
 def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):
