@@ -54,6 +54,12 @@ answers() {
 
 parts=("$@")
 if [ $# = 0 ]; then parts=(tests speed routing answers); fi
+for part in "${parts[@]}"; do
+  if [[ ! $part =~ ^(tests|speed|routing|answers)$ ]]; then
+    echo "first_contact.sh: there is no part $part; there are tests, speed, routing and answers" >&2
+    exit 2
+  fi
+done
 {
   failed=0
   for part in "${parts[@]}"; do

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,10 @@ def remove_old(run: Path) -> None:
     If the newest is damaged and its user removes it, the one before it still finds its best.
     """
     newest = checkpoints(run)[-KEPT:]
-    keep = {*newest, *(checkpoint_at(run, read_progress(one).best_step) for one in newest)}
+    keep = {*newest, best_checkpoint(run)}
+    for before in newest[:-1]:
+        with suppress(OSError, ValueError):  # a damaged one, after which training goes on
+            keep.add(checkpoint_at(run, read_progress(before).best_step))
     for old in checkpoints(run):
         if old not in keep:
             shutil.rmtree(old)

@@ -67,6 +67,14 @@ def test_the_checkpoint_before_a_damaged_one_still_has_its_best(tmp_path):
     assert checkpoint.best_checkpoint(tmp_path).is_dir()
 
 
+def test_a_damaged_checkpoint_before_the_newest_does_not_end_the_training(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    damaged = checkpoint.save(tmp_path, model, optimizer, Progress(step=10))
+    (damaged / "progress.json").write_text("{")
+    checkpoint.save(tmp_path, model, optimizer, Progress(step=20))
+    assert checkpoint.newest_checkpoint(tmp_path).name == "step-00000020"
+
+
 def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):
     model, optimizer = trained_once(tmp_path)
     checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
