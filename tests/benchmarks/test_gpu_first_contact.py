@@ -7,7 +7,6 @@ import sys
 from tests.support.live_service import free_port
 from tests.support.places import ROOT
 
-
 SCRIPT = ROOT / "benchmarks" / "gpu" / "first_contact.sh"
 
 
