@@ -1,6 +1,7 @@
-# The service. Two targets:
-#   cpu   ONNX Runtime on the processor; the default target
-#   gpu   ONNX Runtime on CUDA; its libraries are Python packages, the driver is the machine's
+# The service. Three targets:
+#   cpu       ONNX Runtime on the processor; the default target
+#   gpu       ONNX Runtime on CUDA; its libraries are Python packages, the driver is the machine's
+#   tensorrt  the same with TensorRT
 
 FROM python:3.11-slim-bookworm AS base
 # A fixed id, so that a volume keeps its owner when the image is rebuilt.
@@ -33,7 +34,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
  && rm -rf /var/lib/apt/lists/* \
  && python -m venv --without-pip /opt/capsnet
 WORKDIR /build
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml constraints.txt constraints-cuda.txt ./
 RUN touch README.md
 
 # Our own code: only what the service imports. The commands that train and export are removed below.
@@ -45,11 +46,23 @@ COPY export/optimize export/optimize
 COPY service service
 COPY capsnet capsnet
 
-FROM build AS build-gpu
+FROM build AS packages-gpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/capsnet/bin/python install --constraint constraints.txt '.[gpu,grpc,heif]' \
+    pip --python /opt/capsnet/bin/python install --constraint constraints.txt --constraint constraints-cuda.txt '.[gpu,grpc,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} + -o -name 'rapidjson*.so' -exec strip {} +
+
+# The package fetches TensorRT's libraries from NVIDIA as it is installed.
+FROM packages-gpu AS packages-tensorrt
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --python /opt/capsnet/bin/python install --constraint constraints-cuda.txt tensorrt-cu13-libs
+
+FROM packages-gpu AS build-gpu
+COPY --from=code / ./
+RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
+ && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
+
+FROM packages-tensorrt AS build-tensorrt
 COPY --from=code / ./
 RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
  && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
@@ -70,6 +83,10 @@ ENV CAPSNET_DEVICE=cuda \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-gpu /opt/capsnet /opt/capsnet
 USER capsnet
+
+FROM gpu AS tensorrt
+ENV CAPSNET_DEVICE=tensorrt
+COPY --from=build-tensorrt /opt/capsnet /opt/capsnet
 
 FROM base AS cpu
 ENV CAPSNET_DEVICE=cpu

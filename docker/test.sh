@@ -138,6 +138,12 @@ sidecar_logs() { # within three minutes
 
 in_volumes() { compose run --rm --no-deps -T --entrypoint bash training -c "$1"; }
 
+compiles_and_loads() { # an extension of Python in the folder for temporary files, as Triton does
+  compose exec -T training sh -c 'cd /tmp && echo "#include <Python.h>" >one.c &&
+    cc -shared -fPIC $(python -c "import sysconfig; print(\"-I\" + sysconfig.get_paths()[\"include\"])") one.c -o one.so &&
+    python -c "import ctypes; ctypes.CDLL(\"/tmp/one.so\")"'
+}
+
 sidecar_ends_with() { # STATUS
   local status
   status=$(timeout 600 docker wait "$(compose ps --all --quiet training)")
@@ -222,6 +228,7 @@ fi
 check 'the image of the training sidecar builds' compose build training || exit
 check 'the sidecar starts to train' compose up --detach training || exit
 check 'it logs its steps' sidecar_logs || exit
+check 'it can compile and load what it needs on a GPU' compiles_and_loads
 check 'told to stop, it stops' compose stop training
 check 'with a status that says so' sidecar_ends_with 143
 check 'it has left a checkpoint and no bundle' in_volumes 'compgen -G "runs/*/drawn/checkpoints/step-*" && ! compgen -G "models/*"'

@@ -4,6 +4,9 @@
 FROM scratch AS wheels
 
 FROM python:3.11-slim-bookworm
+# The compiler is for Triton, which compiles the kernels of routing on a GPU.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin capsnet \
  && mkdir -p /var/lib/capsnet/models /var/lib/capsnet/runs /var/lib/capsnet/data \
  && chown -R capsnet:capsnet /var/lib/capsnet

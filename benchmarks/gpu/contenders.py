@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from export.optimize.half_precision import check_architecture, half_precision
 from service.inference.gpu_session import NO_RECORDING, GpuSession, Slot
-from service.inference.providers import PROVIDERS, cuda_options, tensorrt_options
+from service.inference.providers import PROVIDERS, cuda_options, load_libraries, tensorrt_options
 
 # N images, H rows, W columns, C channels, J classes
 
@@ -167,7 +167,7 @@ def _session(
     if first not in ort.get_available_providers():
         raise MissingError(f"this onnxruntime has no {first}; pip install -e '.[gpu]' brings one that has")
     if setup.device == "cuda":
-        ort.preload_dlls()
+        load_libraries("tensorrt" if first == PROVIDERS["tensorrt"] else "cuda")
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if half:

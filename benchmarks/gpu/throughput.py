@@ -5,10 +5,8 @@
     python -m benchmarks.gpu.throughput --only CUDA         only what has CUDA in its name
     python -m benchmarks.gpu.throughput --device cpu        the same code where there is no GPU, tiny batches
 
-It needs the driver, `pip install -e '.[gpu,train]'` (without the extra `cpu`) and, for TensorRT's rows,
-`pip install 'tensorrt-cu13==10.*'` with the folder of its libraries in the environment:
-export LD_LIBRARY_PATH=$(python -c 'import tensorrt_libs; print(tensorrt_libs.__path__[0])')
-What is missing is said and left out. Without a GPU: exit status 2.
+It needs the driver and `pip install -e '.[tensorrt,train]'`, or `.[gpu,train]` without TensorRT's rows;
+never with the extra `cpu`. What is missing is said and left out. Without a GPU: exit status 2.
 
 All runtimes have the same weights, those of the bundle, and the same pixels. Inputs and outputs stay in the
 GPU's memory, except in the row "as served", which takes and gives numpy arrays as the service does. A time is

@@ -1,8 +1,12 @@
 """Devices and their ONNX Runtime providers: which are available, and with which options."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import onnxruntime as ort
 
 from export.contract.manifest import Graph, Tensor
 from service.settings import Device, Precision
@@ -77,6 +81,18 @@ def candidates(
             f"{', '.join(available)}; install onnxruntime-gpu or set CAPSNET_DEVICE=auto"
         )
     return [asked]
+
+
+def load_libraries(device: UsedDevice) -> None:
+    """Load a GPU's libraries where pip has installed them as packages; else the system finds them or not.
+
+    Args:
+        device: `cuda` needs CUDA and cuDNN, `tensorrt` these and TensorRT.
+    """
+    ort.preload_dlls()
+    if device == "tensorrt":
+        with suppress(ModuleNotFoundError):
+            import_module("tensorrt_libs")  # loads them; from the extra `tensorrt`
 
 
 def provider_list(

@@ -18,6 +18,7 @@ from service.inference.providers import (
     EngineOptions,
     Providers,
     UsedDevice,
+    load_libraries,
     provider_list,
 )
 
@@ -47,7 +48,7 @@ def open_session(
 
     if device == "cpu":
         return create()
-    ort.preload_dlls()  # finds the CUDA and cuDNN libraries that pip has installed as packages
+    load_libraries(device)
     return open_gpu_session(create, options.largest_batch(device), records=device == "cuda")
 
 

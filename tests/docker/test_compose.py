@@ -35,6 +35,14 @@ def test_a_service_that_fails_is_started_again(name):
     assert SERVICES[name]["restart"] in {"unless-stopped", "on-failure:3"}
 
 
+@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("service")])
+def test_each_service_builds_the_stage_of_its_device(name):
+    stages = (ROOT / "docker" / "service.Dockerfile").read_text().split("\nFROM ")
+    target = SERVICES[name]["build"]["target"]
+    [stage] = [one for one in stages if one.splitlines()[0].endswith(f" AS {target}")]
+    assert f"CAPSNET_DEVICE={SERVICES[name]['environment']['CAPSNET_DEVICE']}" in stage
+
+
 def test_images_that_are_pulled_are_named_exactly():
     for service in SERVICES.values():
         if "build" not in service:

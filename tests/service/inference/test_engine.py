@@ -1,6 +1,7 @@
 """The engine: checked against its manifest, on the device asked for or not at all."""
 
 import os
+import sys
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -287,6 +288,21 @@ def test_a_rule_that_may_treat_the_views_of_a_pair_differently_is_refused(bundle
     rewrite_manifest(bundle, views=2, preprocessing=PAIRS.model_copy(update=changes))
     with pytest.raises(BundleError, match="polarity any, and placement fit or centre-crop; got"):
         load(bundle)
+
+
+@needs_no_gpu
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_tensorrts_libraries_are_loaded_where_pip_has_installed_them(bundle, tmp_path, monkeypatch):
+    # The package loads its libraries as it is imported.
+    loads = "from pathlib import Path; Path(__file__).with_name('loaded').touch()"
+    (tmp_path / "tensorrt_libs.py").write_text(loads)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorrt_libs", raising=False)
+    graph, content = read_manifest(bundle).graphs["encoder"], (bundle / "encoder.onnx").read_bytes()
+    for device, loaded in (("cuda", False), ("tensorrt", True)):
+        with pytest.raises(DeviceError):
+            open_session(content, graph, device, EngineOptions(device, 32, bundle.parent / "cache"), 1)
+        assert (tmp_path / "loaded").exists() == loaded
 
 
 @needs_no_gpu

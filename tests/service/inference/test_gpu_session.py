@@ -27,7 +27,7 @@ from service.inference.gpu_session import (
     batch_sizes,
     open_gpu_session,
 )
-from service.inference.providers import PROVIDERS, DeviceError, cuda_options
+from service.inference.providers import PROVIDERS, DeviceError, cuda_options, load_libraries
 from service.inference.session_pool import pool_of_one
 from tests.support.tiny_bundle import SIDE, decoder_model, encoder_model, write_bundle
 
@@ -350,7 +350,7 @@ def test_without_cuda_memory_the_error_says_what_failed():
 def cuda_session(*, records: bool, content: bytes = b"") -> ort.InferenceSession:
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
-    ort.preload_dlls()
+    load_libraries("cuda")
     content = content or encoder_model(np.random.default_rng(0), 3, 4).SerializeToString()
     providers = [(PROVIDERS["cuda"], cuda_options(records=records))]
     return ort.InferenceSession(content, providers=providers, enable_fallback=0)
