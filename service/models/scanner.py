@@ -34,6 +34,7 @@ class BundleVersion:
     """A version on disk.
 
     Attributes:
+        fingerprint: of its files; () if they could not be read, so that the next look tries them again.
         reason: why it is refused, until its files change; "" if it is not.
         manifest: as of the check of its files; None if they have not been checked, or are refused.
     """
@@ -184,6 +185,11 @@ class Bundles:
         is_foreseen = isinstance(error, BundleError | OSError)
         text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
         reason = text.replace(f"{bundle.path}/", "")
+        if isinstance(error, OSError):  # of the disk, which may pass while the files stay as they are
+            unread = BundleVersion(bundle.path, (), reason)
+            if unread == self.versions.get(model, {}).get(version):
+                return unread
+            bundle = unread
         trace = None if is_foreseen else error
         log.error("refused %s/%d in %s: %s", model, version, bundle.path, reason, exc_info=trace)
         self._metrics.refused(model, version)

@@ -1,12 +1,15 @@
 """The scanner: every bundle on disk is found, what is broken is named, and nothing else is touched."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from export.contract.manifest import read_manifest
+from export.contract.manifest import Manifest, read_manifest
 from service.errors import NotReadyError
+from service.inference.loading import check_bundle
+from service.models import scanner
 from service.models.scanner import find_bundles
 from tests.support.repositories import loaded, opened, run, states
 from tests.support.tiny_bundle import rewrite_manifest, write_bundle
@@ -154,6 +157,30 @@ def test_a_refused_bundle_is_tried_again_when_its_files_change(tmp_path):
         async with opened(tmp_path) as repository:
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
             (tmp_path / "tiny" / "2" / "manifest.json").write_bytes(manifest)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_bundle_that_could_not_be_read_is_tried_again_at_each_look_and_logged_once(
+    tmp_path, monkeypatch, caplog
+):
+    def check_but_one(bundle: Path, model: str) -> Manifest:
+        if bundle.name == "2":
+            raise OSError(errno.EIO, "Input/output error")
+        return check_bundle(bundle, model)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "tiny" / "2")
+        monkeypatch.setattr(scanner, "check_bundle", check_but_one)
+        async with opened(tmp_path) as repository:
+            await repository.scan()
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            assert caplog.text.count("refused tiny/2") == 1
+            monkeypatch.setattr(scanner, "check_bundle", check_bundle)
             await repository.scan()
             assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
 
