@@ -100,6 +100,12 @@ class Engine:
         return self.encoder.provider
 
     @property
+    def warnings(self) -> list[str]:
+        """Why it is slower than it could be on a GPU; empty if it is not."""
+        sessions = [one for one in (*self.encoder.all, self.decoder) if isinstance(one, GpuSession)]
+        return sorted({session.warning for session in sessions} - {""})
+
+    @property
     def has_decoder(self) -> bool:
         """Whether `decode` can be called."""
         return self.decoder is not None

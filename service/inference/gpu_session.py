@@ -92,7 +92,12 @@ class GpuSession:
         largest: maximum images per run; larger batches are run in parts.
         memory: where the provider's buffers are.
         records: whether the provider was told to make CUDA graphs.
+
+    Attributes:
+        warning: why it is slower than it could be; "" if it is not.
     """
+
+    warning = ""
 
     def __init__(self, session: ort.InferenceSession, largest: int, memory: Memory, *, records: bool) -> None:
         self._provider_names = list(session.get_providers())
@@ -174,7 +179,7 @@ def _check_recordings(slots: Sequence["Slot"], first: Sequence[Sequence[Floats]]
 def open_gpu_session(
     create: Callable[..., ort.InferenceSession], largest: int, *, records: bool, memory: Memory = "cuda"
 ) -> GpuSession:
-    """A session with CUDA graphs; without them, and a warning in the log, if they fail.
+    """A session with CUDA graphs; if they fail one without, with a warning that is also in the log.
 
     Args:
         create: makes the session; told by `records` whether the provider is to make CUDA graphs.
@@ -193,7 +198,8 @@ def open_gpu_session(
         reason = str(error)
     # Only here is the memory of the first try free again.
     session = _open(create, largest, memory, records=False)
-    log.warning("no CUDA graphs, so small batches are slower: %s", reason)
+    session.warning = f"no CUDA graphs, so small batches are slower: {reason}"
+    log.warning("%s", session.warning)
     return session
 
 

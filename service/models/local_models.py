@@ -78,7 +78,8 @@ class LocalModels(Models):
 
     @override
     async def ready(self) -> list[Serving]:
-        return [Serving(one.full_name, one.engine.device) for one in self.repository.ready()]
+        ready = self.repository.ready()
+        return [Serving(one.full_name, one.engine.device, one.engine.warnings) for one in ready]
 
     @override
     async def check_alive(self) -> None:

@@ -48,10 +48,11 @@ class LoadedGraph(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A version that answers, and the device that it runs on."""
+    """A version that answers, the device that it runs on, and why it is slower than it could be, if it is."""
 
     full_name: str
     device: str
+    warnings: list[str]
 
 
 class ServedModel(ABC):

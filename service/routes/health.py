@@ -24,7 +24,10 @@ async def get_readiness(request: Request) -> Response:
     loaded = await service_of(request).models.ready()
     devices = ", ".join(sorted({model.device for model in loaded}))
     names = sorted(model.full_name for model in loaded)
-    return json_response({"status": "ready", "device": devices, "models": names})
+    answer = {"status": "ready", "device": devices, "models": names}
+    if warnings := [f"{model.full_name}: {warning}" for model in loaded for warning in model.warnings]:
+        answer["warnings"] = warnings
+    return json_response(answer)
 
 
 answer_head(routes)

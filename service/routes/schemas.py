@@ -367,3 +367,7 @@ class Readiness(BaseModel):
     status: Literal["ready"]
     device: str = Field(description="the device in use, not the requested one")
     models: list[str] = Field(description="name/version of every loaded version")
+    warnings: list[str] | None = Field(
+        default=None,
+        description="which versions are slower than they could be, and why; only if some are",
+    )

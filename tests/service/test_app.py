@@ -24,6 +24,7 @@ from service.http.key_use import KeyUse
 from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
+from service.inference.engine import Engine
 from service.models.local_models import LocalModels
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
@@ -61,6 +62,11 @@ def client(models: Path) -> Iterator[httpx.Client]:
 
 def test_ready_says_what_is_loaded_and_on_which_device(client):
     assert client.get("/readyz").json() == {"status": "ready", "device": "cpu", "models": ["tiny/1"]}
+
+
+def test_ready_says_which_versions_are_slower_than_they_could_be(client, monkeypatch):
+    monkeypatch.setattr(Engine, "warnings", ["no CUDA graphs: out of memory"])
+    assert client.get("/readyz").json()["warnings"] == ["tiny/1: no CUDA graphs: out of memory"]
 
 
 def test_alive_is_alive(client):
