@@ -1,58 +1,54 @@
 """How many images a second a chip could encode if it did nothing but the network's multiplications."""
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import onnx
 from onnx import NodeProto
 
-# Multiply-adds per clock and multiprocessor, by compute capability: float32 in the ordinary units; float16
-# with sums in float32 in the tensor cores, without sparsity. GeForce cards of 8.6, 8.9 and 12.0 do half of
-# the latter. Sources: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; NVIDIA's
-# white papers on Volta, Turing, the A100, GA102, Ada, Hopper and Blackwell. With the boost clocks they give
-# the peaks in the data sheets: V100 15.7 and 125 TFLOP/s, T4 8.1 and 65, A100 19.5 and 312, A10 31 and 125,
-# L4 30 and 121. Of newer ones float32 is stated at a higher clock than the tensor cores: H100 SXM 67 at
-# 1.98 GHz and 989 at 1.83, B200 75 at 1.97 and 2250 at 1.85.
-MULTIPLY_ADDS_PER_CLOCK = {
-    (7, 0): (64, 512),
-    (7, 5): (64, 512),
-    (8, 0): (64, 1024),
-    (8, 6): (128, 512),
-    (8, 9): (128, 512),
-    (9, 0): (128, 2048),
-    (10, 0): (128, 4096),
-    (12, 0): (128, 512),
-}
+from benchmarks.gpu.timing import seconds_per_run
 
-
-class Chip(NamedTuple):
-    """What a GPU says of itself.
-
-    Attributes:
-        capability: compute capability, major and minor.
-        multiprocessors: how many it has.
-        clock_hz: the highest they run at.
-    """
-
-    name: str
-    capability: tuple[int, int]
-    multiprocessors: int
-    clock_hz: float
+SIDE = {"cuda": 8192, "cpu": 512}  # of the matrices
 
 
 class Limit(NamedTuple):
     """Images per second, at most; direct convolution is assumed, Winograd's could go beyond."""
 
     float32: float
-    tensor_cores: float
+    float16: float
 
 
-def arithmetic_limit(chip: Chip, multiply_adds: int) -> Limit | None:
-    """The limit for a network of so many multiply-adds per image; None of a chip that is not in the table."""
-    if chip.capability not in MULTIPLY_ADDS_PER_CLOCK:
+def measured_limit(device: str, multiply_adds: int, seconds: float) -> Limit | None:
+    """The limit at the speed of large matrix products, which is measured: clocks fall under load.
+
+    Args:
+        device: cuda or cpu.
+        multiply_adds: of the network for one image.
+        seconds: to measure each precision.
+
+    Returns:
+        None without torch, or where torch has no such device.
+    """
+    if not find_spec("torch"):
         return None
-    clocks = chip.multiprocessors * chip.clock_hz
-    float32, tensor_cores = MULTIPLY_ADDS_PER_CLOCK[chip.capability]
-    return Limit(clocks * float32 / multiply_adds, clocks * tensor_cores / multiply_adds)
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return None
+    side = SIDE[device]
+
+    def images_per_second(dtype: torch.dtype) -> float:
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        product = torch.empty_like(left)
+
+        def multiply() -> None:
+            torch.mm(left, right, out=product)
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return float(side**3 / seconds_per_run(multiply, seconds) / multiply_adds)
+
+    return Limit(images_per_second(torch.float32), images_per_second(torch.float16))
 
 
 def multiply_adds_per_image(encoder: onnx.ModelProto) -> int:

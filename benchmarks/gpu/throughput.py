@@ -24,13 +24,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,9 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks import option_types
-from benchmarks.gpu.arithmetic_limit import Chip, Limit, arithmetic_limit, multiply_adds_per_image
+from benchmarks.gpu.arithmetic_limit import Limit, measured_limit, multiply_adds_per_image
 from benchmarks.gpu.contenders import Floats, Prepare, Setup, contenders
+from benchmarks.gpu.timing import seconds_per_run
 from benchmarks.places import ROOT
 from export.contract.manifest import read_checked, read_manifest
 from service.inference.providers import PROVIDERS
@@ -48,7 +47,6 @@ from service.inference.providers import PROVIDERS
 
 BATCHES = {"cuda": (1, 8, 32, 64, 128, 256, 512, 1024), "cpu": (1, 2)}
 QUICK_BATCHES = {"cuda": (1, 32, 256), "cpu": (1, 2)}
-REPEATS = 5  # at least
 COMPARED = 8  # images whose probabilities are compared
 
 
@@ -71,8 +69,8 @@ class Row:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table as it grows; returns the exit status."""
     options = _parser().parse_args(arguments)
-    chip = find_chip() if options.device == "cuda" else None
-    if options.device == "cuda" and chip is None and not has_gpu():
+    gpu = find_gpu() if options.device == "cuda" else ""
+    if options.device == "cuda" and not gpu:
         print(
             "gpu: no NVIDIA GPU can be used here: nvidia-smi -L must list one, and torch, if it is "
             "installed, must be built for CUDA. --device cpu runs the same code on the CPU.",
@@ -85,17 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as cache:
         seconds = 0.2 if options.quick else 2.0
         setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache))
-        print(_heading(options, chip))
+        print(_heading(gpu or options.device))
         print(f"{'images/s at batch':40}" + "".join(f"{size:>9}" for size in batches) + f"{'differs':>10}")
         multiply_adds = multiply_adds_per_image(encoder)
-        limit = arithmetic_limit(chip, multiply_adds) if chip else None
+        limit = measured_limit(options.device, multiply_adds, seconds)
         rows: list[Row] = []
         for row in measure_all(setup, options.only):
             rows.append(show(row, batches))
             if options.json:  # each time: a limit of time may end this at any row
-                record = _record(setup, chip, limit, multiply_adds, rows)
+                record = _record(setup, gpu, limit, multiply_adds, rows)
                 options.json.write_text(json.dumps(record, indent=2) + "\n")
-    print("\n".join(_limit_lines(chip, limit, multiply_adds, rows)))
+    print("\n".join(_limit_lines(limit, multiply_adds, rows)))
     return 0 if any(row.images_per_second for row in rows) else 1
 
 
@@ -142,19 +140,6 @@ def _free_memory() -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
-def seconds_per_run(run: Callable[[], object], seconds: float) -> float:
-    """Median time of one run, once it is warm."""
-    for _ in range(3):  # compiles, chooses algorithms, records
-        run()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(times) < REPEATS or time.perf_counter() < until:
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return median(times)
-
-
 # -- reporting --------------------------------------------------------------------------------------------
 
 
@@ -169,45 +154,34 @@ def show(row: Row, batches: Sequence[int]) -> Row:
     return row
 
 
-def find_chip() -> Chip | None:
-    """The GPU as torch describes it; None without torch, or where torch has none."""
-    if not find_spec("torch"):
-        return None
-    import torch
+def find_gpu() -> str:
+    """The GPU's name, as torch or the driver has it; "" if neither knows of one."""
+    if find_spec("torch"):
+        import torch
 
-    if not torch.cuda.is_available():
-        return None
-    facts = torch.cuda.get_device_properties(0)
-    return Chip(
-        facts.name, (facts.major, facts.minor), facts.multi_processor_count, facts.clock_rate * 1000.0
-    )
-
-
-def has_gpu() -> bool:
-    """The driver knows of a GPU; torch may not."""
-    tool = shutil.which("nvidia-smi")
-    return bool(tool) and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_name(0)
+    if not shutil.which("nvidia-smi"):
+        return ""
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
 
-def _limit_lines(
-    chip: Chip | None, limit: Limit | None, multiply_adds: int, rows: Sequence[Row]
-) -> Iterator[str]:
+def _limit_lines(limit: Limit | None, multiply_adds: int, rows: Sequence[Row]) -> Iterator[str]:
     yield f"\n{multiply_adds / 1e6:.1f} million multiply-adds an image"
-    if chip is None or limit is None:
-        where = "this GPU is not in the table of arithmetic_limit.py" if chip else "no chip to compare with"
-        yield f"{where}: no arithmetic limit"
+    if limit is None:
+        yield "no limit: torch, which would measure it, is not here or not for this device"
         return
     best = max((max(row.images_per_second.values(), default=0.0) for row in rows), default=0.0)
-    clock = f"{chip.multiprocessors} multiprocessors at {chip.clock_hz / 1e9:.2f} GHz"
-    yield f"arithmetic limit of {chip.name} ({clock}), direct convolution:"
-    for name, most in (("float32", limit.float32), ("float16, tensor cores", limit.tensor_cores)):
-        yield f"  {name:22}{most:>12,.0f} images/s; the best row has {best / most:.0%} of it"
+    yield "limit at the speed of large matrix products, direct convolution:"
+    for name, most in limit._asdict().items():
+        speed = f"{most:>12,.0f} images/s ({most * multiply_adds * 2e-12:.3g} TFLOP/s)"
+        yield f"  {name}{speed}; the best row has {best / most:.0%} of it"
 
 
-def _heading(options: argparse.Namespace, chip: Chip | None) -> str:
+def _heading(where: str) -> str:
     names = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
     versions = [f"{name} {version(name)}" for name in names if _is_installed(name)]
-    where = chip.name if chip else options.device
     return f"{where}, Python {platform.python_version()}, {', '.join(versions)}\n"
 
 
@@ -220,11 +194,11 @@ def _is_installed(name: str) -> bool:
 
 
 def _record(
-    setup: Setup, chip: Chip | None, limit: Limit | None, multiply_adds: int, rows: Sequence[Row]
+    setup: Setup, gpu: str, limit: Limit | None, multiply_adds: int, rows: Sequence[Row]
 ) -> dict[str, Any]:
     return {
         "device": setup.device,
-        "chip": chip._asdict() if chip else None,
+        "gpu": gpu,
         "multiply_adds_per_image": multiply_adds,
         "limit_images_per_second": limit._asdict() if limit else None,
         "rows": [vars(row) for row in rows],
