@@ -197,7 +197,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from training.runs.inspection import as_json, as_table, inspect_network
 
-    found = inspect_network(options.network, data_root(options.data), _device(options.device), options.count)
+    device = _device(options.device)
+    found = inspect_network(options.network, data_root(options.data), device, options.count, options.images)
     print(as_json(found) if options.json else as_table(found))
     return 0
 

@@ -194,6 +194,9 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--count", type=whole(2), default=500, metavar="N", help="validation images to look at (default: 500)"
     )
+    command.add_argument(
+        "--images", type=Path, metavar="FOLDER", help="of a run on your own pictures: where they are now"
+    )
     command.add_argument("--json", action="store_true", help="print JSON, not a table")
     _add_device(command)
     _add_data(command)

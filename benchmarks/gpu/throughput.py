@@ -1,4 +1,4 @@
-"""Images per second of an encoder on a GPU, by runtime and batch size, beside the speed of large matrix products.
+"""Images per second of an encoder on a GPU, by runtime and batch size, beside large matrix products.
 
     python -m benchmarks.gpu.throughput                     about ten minutes; TensorRT builds engines first
     python -m benchmarks.gpu.throughput --quick             three batch sizes, short measurements

@@ -225,7 +225,7 @@ SPECS = (
         tells_viewpoint=True,
         source=SMALLNORB_SOURCE,
         trained_on=f"smallnorb training set, {TOYS_TRAINED_ON}",
-        limits="Trained on grey stereo pairs of five toys of each category, each alone on a plain ground, "
+        limits="Trained on grey stereo pairs of a few toys of each category, each alone on a plain ground, "
         f"{MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(
@@ -239,7 +239,7 @@ SPECS = (
         tells_viewpoint=True,
         made=True,
         trained_on=f"stereo pairs of toys that the repository renders, {TOYS_TRAINED_ON}",
-        limits="Trained on grey stereo pairs of five rendered toys of each category, none of them "
+        limits="Trained on grey stereo pairs of a few rendered toys of each category, none of them "
         f"photographs, each alone on a plain ground, {MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(

@@ -39,7 +39,7 @@ def compare(before: Sequence[Iterable[int]], after: Sequence[Iterable[int]]) -> 
     It says whether other images would give the same answer, not whether other seeds would.
 
     Args:
-        before: of each seed, the numbers of the images that are named wrong.
+        before: of each seed, the numbers of the images that are misclassified.
         after: the same of the other way.
 
     Raises:

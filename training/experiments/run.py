@@ -18,12 +18,13 @@ from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
 from training.experiments.form import FORMS, Form
 from training.experiments.quick import QUICK_FORM
-from training.experiments.runner import ROWS, Row, Runner, read_rows
+from training.experiments.runner import ROWS, Row, Runner, data_sets, read_rows
 from training.runs import checkpoint
 from training.runs.lock import LOCK, lock_folder
 
 FIGURE = "figure.png"
 IN_PART = "**In part**: not everything has been measured; the same command continues.\n\n"
+ON_SOME = "**In part**: everything has been measured on {}, nothing on other data.\n\n"
 
 
 class MeasuredInPartError(MissingDataError):
@@ -38,11 +39,13 @@ class Claim:
         experiment: a key of EXPERIMENTS.
         form: how much of it is done.
         finished: whether everything has been measured.
+        parts: data sets on which everything has been measured by `--on`, where it has not been on all.
     """
 
     experiment: str
     form: Form
     finished: bool = False
+    parts: tuple[str, ...] = ()
 
 
 def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None) -> Path:
@@ -69,12 +72,13 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
     if not hasattr(experiment, form.upper()):
         raise ValueError(f"{name} has no {form} form; {_with_form(form)}")
     plan = getattr(experiment, form.upper())
+    sets = _sets(plan)
     if on is not None:
         plan = _part(name, plan, on)
     busy = f"another command runs an experiment in {runner.out}; wait for it, or choose another --out"
     with lock_folder(runner.out, busy):  # else rows would be lost
         was_finished, rows = _is_finished(runner.out), runner.rows()
-        claim = _claim(runner.out, name, form)
+        claim = _claim(runner.out, name, form, on)
         try:
             experiment.run(runner, plan)
         except MissingDataError as missing:
@@ -83,9 +87,11 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
                 raise
             report = write_report(runner.out)
             raise MeasuredInPartError(f"measured in part, see {report}; the rest: {missing}") from None
+        parts = {*claim.parts, on}
         # What a part leaves as it was is finished if the whole was.
-        finished = on is None or (was_finished and runner.rows() == rows)
-        _write_claim(runner.out, replace(claim, finished=finished))
+        finished = on is None or parts == {*sets} or (was_finished and runner.rows() == rows)
+        measured = () if finished else tuple(one for one in sets if one in parts)
+        _write_claim(runner.out, replace(claim, finished=finished, parts=measured))
         return write_report(runner.out)
 
 
@@ -95,10 +101,14 @@ def _with_form(form: Form) -> str:
     return f"there is one of {', '.join(found)}"
 
 
+def _sets(plan: Any) -> list[str]:
+    """The data sets by which a plan has parts."""
+    return [key for key in getattr(plan, "networks", {}) if key in DATASETS]
+
+
 def _part(name: str, plan: Any, data: str) -> Any:
     """Of a plan what is done on one data set."""
-    sets = [key for key in getattr(plan, "networks", {}) if key in DATASETS]
-    if data not in sets:
+    if data not in (sets := _sets(plan)):
         there = f"one on each of {', '.join(sets)}" if sets else "no parts by data set"
         raise ValueError(f"{name} has no part on {data}; it has {there}")
     return replace(plan, networks={data: plan.networks[data]})
@@ -127,7 +137,8 @@ def write_report(out: Path) -> Path:
 
 def section(claim: Claim, rows: list[Row]) -> str:
     """The figure, the tables of an experiment, and, folded, how they came about."""
-    part = "" if claim.finished else IN_PART
+    only = claim.parts and {*data_sets(rows)} <= {*claim.parts}
+    part = "" if claim.finished else ON_SOME.format(" and ".join(claim.parts)) if only else IN_PART
     figure = f"![figure]({FIGURE})\n\n" if rows else ""
     origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
     return f"{figure}{part}{said_of(claim)}{_experiment(claim.experiment).report(rows)}\n{origins}"
@@ -173,16 +184,18 @@ def _is_finished(out: Path) -> bool:
     return (out / "experiment.json").exists() and read_claim(out).finished
 
 
-def _claim(out: Path, name: str, form: Form) -> Claim:
-    """Make the folder this experiment's, or see that it is; nothing in it is finished for now."""
+def _claim(out: Path, name: str, form: Form, on: str | None) -> Claim:
+    """Make the folder this experiment's, or see that it is; for now only its other parts are finished."""
     claim = Claim(name, form)
     if (out / "experiment.json").exists():
         there = read_claim(out)
-        if replace(there, finished=False) != claim:
+        if replace(there, finished=False, parts=()) != claim:
             raise ValueError(
                 f"{out} holds the {there.form} form of {there.experiment}, this is the {form} form of "
                 f"{name}; choose another --out"
             )
+        if on is not None:
+            claim = replace(claim, parts=tuple(one for one in there.parts if one != on))
     _write_claim(out, claim)
     return claim
 
@@ -214,6 +227,7 @@ def read_claim(out: Path) -> Claim:
         if "quick" in values:  # as earlier versions wrote it
             values["form"] = "quick" if values.pop("quick") else "full"
         claim = Claim(**values)
+        claim = replace(claim, parts=tuple(claim.parts))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is damaged: {error}; {_MEND}") from None
     if claim.form not in FORMS:

@@ -27,6 +27,7 @@ from training.evaluate.evaluation import evaluate
 from training.fit.loop import Limits
 from training.fit.session import training_session
 from training.models.build import Network
+from training.models.matrix_capsules import MATRIX_NOISE
 from training.runs import checkpoint, provenance
 from training.runs.open_run import open_run
 
@@ -212,7 +213,7 @@ class Runner:
         with training_session(run, config, self.device) as trainer:
             tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
             before = trainer.before
-            if not trainer.fit(train, validation, Limits()):
+            if not trainer.fit(train, validation, Limits()) or trainer.interrupted:
                 raise KeyboardInterrupt
         if before and before.step == trainer.progress.step:  # finished before, not resumed now
             return run, before
@@ -310,7 +311,7 @@ def describe(config: RunConfig) -> str:
     if data.epoch_images:
         epochs += f" of {data.epoch_images} images"
     if (enough := config.optimizer.stop_at_error_percent) is not None:
-        epochs = f"at most {epochs}, until {enough:g} % of the validation images are named wrong"
+        epochs = f"at most {epochs}, until {enough:g} % of the validation images are misclassified"
     size = config.model.image_size
     images = f"{data.training_images or 'all'} training images of {data.name}"
     if data.familiar:
@@ -367,6 +368,8 @@ def _ablations(config: RunConfig) -> str:
         "no coordinates": not model.coordinate_addition,
         "mixing proportions": model.mixing_proportions,
         "the official code's routing": model.official_routing,
+        f"density to the power {model.density_exponent:g} in the E-step": model.density_exponent != 1,
+        f"matrices of the identity and noise of {model.matrix_noise:g}": model.matrix_noise != MATRIX_NOISE,
         f"{config.loss.classification} loss": config.loss.classification != "spread",
     }
     return "".join(f", {what}" for what, is_so in others.items() if is_so)

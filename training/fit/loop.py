@@ -128,7 +128,7 @@ class Trainer:
         self.session = self.progress = session
         self._calibrates = newest is None and start_weights is None
         self.before: Progress | None = None  # at the checkpoint that this session continues
-        self.interrupted = False  # by a signal, or because torchrun is gone
+        self.interrupted = False  # by a signal, even if the run is finished; or because torchrun is gone
         self._saved_step: int | None = None
         if newest:
             checkpoint.load_optimizer(newest, self.model, self.optimizer)
@@ -179,6 +179,7 @@ class Trainer:
                     self._saved = time.monotonic()
                 if checkpoint_due or epoch_ends:
                     self._since = time.monotonic()
+            self.interrupted |= bool(signals)  # after the last step, too
         if self._saved_step != self.progress.step:
             self.save()
         return self._finished(last)

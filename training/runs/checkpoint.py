@@ -233,8 +233,9 @@ def save(
     if broken:
         raise NotFiniteError(f"weights are not finite at step {progress.step}: {broken[0]} and others")
     folder = checkpoint_at(run, progress.step)
+    for left in folder.parent.glob(".step-*.partial"):  # by a process that was killed; one writes at a time
+        shutil.rmtree(left, ignore_errors=True)
     aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_file(weights, aside / MODEL)
     if average is not None:

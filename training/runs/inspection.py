@@ -8,13 +8,16 @@ import torch
 
 from training.config import MatrixCapsNetConfig, RunConfig
 from training.data.batches import Batches, OverlaidObjects, SingleObjects, training_batches
+from training.data.own_pictures import find_again
 from training.evaluate.inspection import Inspection, inspect
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs import checkpoint, from_bundle, matrix_bundle
 from training.runs.open_run import open_run
 
 
-def inspect_network(path: Path, root: Path, device: torch.device, images: int) -> Inspection:
+def inspect_network(
+    path: Path, root: Path, device: torch.device, count: int, images: Path | None = None
+) -> Inspection:
     """Inspect a run's best checkpoint or a bundle on some of its validation images.
 
     These are never test images, unless the run was trained on familiar viewpoints: it is validated on those
@@ -24,31 +27,32 @@ def inspect_network(path: Path, root: Path, device: torch.device, images: int) -
         path: folder of the run, or of a bundle or its model, whose newest version is taken.
         root: holds one folder per data set.
         device: where to measure.
-        images: how many, drawn at random, the same each time; all if there are fewer.
+        count: how many images, drawn at random, the same each time; all if there are fewer.
+        images: where the user's own pictures lie now; None: where they lay in training.
 
     Raises:
-        FileNotFoundError: `path` is neither, or a file of the data set is not there.
+        FileNotFoundError: `path` is neither, or a file of the data set, or its pictures, are not there.
         ValueError: the network is not one of matrix capsules, nothing was held out, or a file is damaged.
     """
-    config, model = _network(path, device)
+    config, model = _network(path, device, images)
     _, validation = training_batches(config, root)
     if validation is None:
         raise ValueError(f"{path}: its run held no images out, validation_images is 0")
-    shown = sample(validation, images)
+    shown = sample(validation, count)
     [batch] = shown.fixed(len(shown))
     return inspect(model, batch)
 
 
-def sample(batches: Batches, images: int) -> Batches:
+def sample(batches: Batches, count: int) -> Batches:
     """Some of the images at random, the same each time; all if there are fewer."""
-    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0))[:images]
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0))[:count]
     kind = SingleObjects if isinstance(batches, SingleObjects) else OverlaidObjects
     return kind(batches.config, batches.classes, batches.images[order.to(batches.images.pixels.device)])
 
 
-def _network(path: Path, device: torch.device) -> tuple[RunConfig, MatrixCapsNet]:
+def _network(path: Path, device: torch.device, images: Path | None) -> tuple[RunConfig, MatrixCapsNet]:
     if checkpoint.is_run(path):
-        best = open_run(path, device)
+        best = open_run(path, device, images)
         _refuse_others(path, best.config)
         assert isinstance(best.model, MatrixCapsNet)
         return best.config, best.model
@@ -56,6 +60,7 @@ def _network(path: Path, device: torch.device) -> tuple[RunConfig, MatrixCapsNet
         raise FileNotFoundError(f"{path} is neither a run of capsnet-train nor a bundle")
     config = from_bundle.trained_config(path)
     _refuse_others(path, config)
+    config = find_again(config, images, path)
     assert isinstance(config.model, MatrixCapsNetConfig)
     return config, matrix_bundle.read_encoder(path, replace(config.model, decoder_hidden=())).to(device)
 

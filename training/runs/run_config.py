@@ -147,9 +147,9 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
         f"{what} is {there[what]} there, {here[what]} here" for what in here if there[what] != here[what]
     ]
     if differing:
-        raise ValueError(
-            f"{run} does not hold out the images that would be held out here: {'; '.join(differing)}"
-        )
+        held_out = config.data.validation_images
+        what = "does not hold out the images that would be held out here" if held_out else "saw other images"
+        raise ValueError(f"{run} {what}: {'; '.join(differing)}")
     return origin
 
 

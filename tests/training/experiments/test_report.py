@@ -19,6 +19,7 @@ from training.experiments import EXPERIMENTS, run
 from training.experiments.form import FORMS, Form, folder_name
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
 from training.experiments.sabour2017 import equivariance, table1
+from training.fit.loop import Trainer
 from training.runs import checkpoint, provenance
 from training.runs.lock import lock_folder
 
@@ -161,6 +162,24 @@ def interrupt_after_an_epoch(networks):
     while time.monotonic() < deadline and not [*networks.glob("*/checkpoints/step-*")]:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_in_the_last_validation_of_a_training_ends_the_experiment_too(
+    tmp_path, drawn_mnist_root, monkeypatch
+):
+    monkeypatch.setattr(table1, "PAPER", {("mnist", table1.CNN): 0.39})
+    monkeypatch.setattr(table1, "QUICK", table1.Plan({"mnist": (CAPSNET, with_epochs(CNN, 1))}, (0,)))
+    validate = Trainer._validate
+
+    def interrupted(*arguments):
+        validate(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_validate", interrupted)
+        assert status(*experiment(tmp_path, drawn_mnist_root)) == 130
+    assert not (tmp_path / "table1-quick" / "rows.jsonl").exists()
+    assert status(*experiment(tmp_path, drawn_mnist_root)) == 0
 
 
 def test_ctrl_c_in_a_training_ends_with_130_and_the_same_command_goes_on(

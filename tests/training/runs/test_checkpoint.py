@@ -88,6 +88,15 @@ def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000001"]
 
 
+def test_what_a_killed_write_has_left_goes_at_the_next_one(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    left = tmp_path / "checkpoints" / ".step-00000007.partial"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    checkpoint.save(tmp_path, model, optimizer, Progress(step=8))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000008"]
+
+
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
     model, optimizer = trained_once(tmp_path)
     with torch.no_grad():

@@ -62,7 +62,7 @@ class Plan:
 
 
 def with_another_cnn(matrix: RunConfig, capsnet: RunConfig, cnn: RunConfig) -> dict[str, RunConfig]:
-    """These three, and a CNN from other random weights."""
+    """These three, and the CNN with another seed: other random weights, and other held-out images."""
     return {MATRIX: matrix, CAPSNET: capsnet, CNN: cnn, OTHER_CNN: replace(cnn, seed=cnn.seed + 1)}
 
 

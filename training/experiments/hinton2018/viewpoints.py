@@ -93,8 +93,8 @@ QUICK = Plan(
 )
 
 
-def knowing(config: RunConfig, along: Along) -> RunConfig:
-    """A run that is shown familiar azimuths alone, or elevations."""
+def with_familiar(config: RunConfig, along: Along) -> RunConfig:
+    """The same run on familiar azimuths alone, or elevations."""
     return replace(config, data=replace(config.data, familiar=along))
 
 
@@ -112,7 +112,7 @@ def _run_on(runner: Runner, plan: Plan, data: str) -> None:
     for seed in plan.seeds:
         for along in ALONG:
             known = {
-                method: replace(knowing(config, along), seed=seed)
+                method: replace(with_familiar(config, along), seed=seed)
                 for method, config in plan.networks[data].items()
             }
             _match(runner, plan, {"data": data, "along": along, "seed": seed}, known)
@@ -143,11 +143,11 @@ def _match(runner: Runner, plan: Plan, key: Row, networks: dict[str, RunConfig])
 
 def _measure(runner: Runner, config: RunConfig, plan: Plan) -> Row:
     """Errors on toys that were not trained on, from all viewpoints."""
-    # Not by runner.evaluation_batches: to a run that knows some viewpoints these are the novel ones alone.
+    # Not by runner.evaluation_batches: of a run on familiar viewpoints these are the novel ones alone.
     trained, along = runner.trained_to_the_end(config), config.data.familiar
     assert along is not None
     _, validation = training_batches(config, runner.root)
-    assert validation is not None  # matched() asks for familiar pairs
+    assert validation is not None  # it has familiar pairs
     matched_by = evaluate(trained.model, validation.to(runner.device), config.loss)
     split = load_split(config.data.name, "test", runner.root)
     seen_from = degrees(split, along)[: plan.test_images]

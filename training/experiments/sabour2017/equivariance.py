@@ -243,23 +243,23 @@ def _deviations(changes: Tensor, features: Tensor, amounts: Tensor, labels: Tens
 
 
 def report(rows: list[Row]) -> str:
-    """Both networks at the ends of each motion, how well features tell it, and which dimensions do."""
+    """Both networks at the ends of each motion, how well features predict it, and which dimensions do."""
     lines = [_line(name, method, found) for name in MOTIONS for method, found in _methods(rows).items()]
     header = (
         "",
         "probability at rest, at the ends",
         "accuracy, %",
         "features turn by, °",
-        "told, 16",
-        "told, all",
+        "R², 16",
+        "R², all",
     )
     images = markdown.counts(row["images"] for row in rows)
     return f"""{markdown.table(header, lines)}
 Means over {images} test images{_of_seeds(rows)}. The ends are the largest motions to both sides: 4 pixels,
 40 degrees, 30 %. In training, digits were shifted by at most 2 pixels, and neither turned nor scaled.
 Features are the capsule of the label, whose length is the probability, and what the CNN has in its last
-hidden layer. "Told" is the share of a motion's variance that a linear function of the features' change
-explains (R squared): of {COMPONENTS} principal components of the change, or of all features. Each digit has a
+hidden layer. R² is the share of a motion's variance that a linear function of the features' change
+explains: of {COMPONENTS} principal components of the change, or of all features. Each digit has a
 function of its own, which is measured on other images than it was fitted on. 1 is perfect.
 
 {_dimensions(rows)}"""

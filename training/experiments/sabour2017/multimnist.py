@@ -26,7 +26,7 @@ from training.loss.objective import reconstruct
 from training.models.capsnet import CapsNet, lengths
 
 CAPSNET, CNN = "CapsNet, 3 iterations, reconstruction", "baseline CNN"
-PAPER = {  # pairs that are not named exactly, percent, Table 1
+PAPER = {  # misclassified pairs, percent, Table 1
     CAPSNET: table1.PAPER["multimnist", "3 iterations, reconstruction"],
     CNN: table1.PAPER["multimnist", table1.CNN],
 }
@@ -35,10 +35,10 @@ PAPERS_TEXT = 5.0  # percent of pairs for CapsNet, as Sec. 6.2 says
 # Figure 5: two blocks of these columns.
 COLUMNS = ("right", "right", "right", "right", "starred", "starred", "label", "prediction")
 TITLES = {
-    "right": "named right",
+    "right": "classified right",
     "starred": "* neither label\nnor prediction",
-    "label": "named wrong,\nby label",
-    "prediction": "named wrong,\nby prediction",
+    "label": "misclassified,\nby label",
+    "prediction": "misclassified,\nby prediction",
 }
 HEADS = {"right": "R:", "starred": "*R:", "label": "R:", "prediction": "R:P:"}  # as in the paper
 BLOCKS = 2
@@ -201,7 +201,7 @@ def report(rows: list[Row]) -> str:
                     markdown.mean_and_deviation([row["object_error_percent"] for row in found]),
                 )
             )
-    header = ("", "pairs not named exactly, %", "paper", "difference", "digits not found, %")
+    header = ("", "misclassified pairs, %", "paper", "difference", "missed digits, %")
     return markdown.table(header, lines) + TEXT
 
 

@@ -122,7 +122,8 @@ def stage(runner: Runner, config: RunConfig, epochs: int) -> Trained:
                 f"{run} has been trained for {trainer.progress.epochs:g} epochs, and what it was like after "
                 f"{epochs} is not in {runner.out / 'rows.jsonl'}; remove both to begin anew"
             )
-        if epochs and not trainer.fit(*training_batches(config, runner.root), Limits()):
+        is_finished = not epochs or trainer.fit(*training_batches(config, runner.root), Limits())
+        if not is_finished or trainer.interrupted:
             raise KeyboardInterrupt
     return Trained(run, config, trainer.model.eval(), trainer.progress)
 

@@ -166,15 +166,20 @@ def _report(rows: list[Row], paper: Published) -> str:
 
 
 def _lines(data: str, errors: dict[int, list[float]], paper: Published) -> list[tuple[str, ...]]:
-    """The paper's number stands beside as many networks as it is of, or beside the most that there are."""
+    """The paper's number stands beside as many networks as it is of, or beside the most that there are.
+
+    It is subtracted only from what was measured with as many, on the same data.
+    """
     beside = min(paper.networks, max(errors))
-    published = f"{paper.error_percent} ({_counted(paper.networks)})"
+    of = _counted(paper.networks)
+    published = f"{paper.error_percent} ({of if data == paper.data else f'{paper.data}, {of}'})"
+    is_same = (data, beside) == (paper.data, paper.networks)
     return [
         (
             f"{data}, {_counted(networks)}",
             markdown.mean_and_deviation(ours),
             published if networks == beside else "",
-            markdown.difference(ours, paper.error_percent) if networks == beside else "",
+            markdown.difference(ours, paper.error_percent) if networks == beside and is_same else "",
         )
         for networks, ours in errors.items()
     ]

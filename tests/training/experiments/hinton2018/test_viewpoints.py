@@ -22,8 +22,8 @@ from training.experiments.hinton2018.viewpoints import (
     CNN,
     STOPPED_CNN,
     Plan,
-    knowing,
     stopped_at,
+    with_familiar,
 )
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner, networks_of
@@ -81,7 +81,7 @@ def test_familiar_viewpoints_are_a_third_the_papers(test_set):
 
 @pytest.mark.parametrize("along", ALONG)
 def test_a_run_learns_from_familiar_viewpoints_and_is_measured_on_the_others(along, root, test_set):
-    config = replace(knowing(CNN_CONFIG, along), data=replace(CNN_CONFIG.data, familiar=along))
+    config = replace(with_familiar(CNN_CONFIG, along), data=replace(CNN_CONFIG.data, familiar=along))
     whole = replace(config, data=replace(config.data, training_images=None, resize_pixels=None))
     train, _ = training_batches(whole, root)
     trained_on = load_split("toys", "train", root)
@@ -96,7 +96,7 @@ def test_a_run_learns_from_familiar_viewpoints_and_is_measured_on_the_others(alo
 
 @pytest.mark.parametrize("along", ALONG)
 def test_it_validates_on_familiar_viewpoints_of_other_toys_never_on_novel_ones(along, root, test_set):
-    config = knowing(replace(CNN_CONFIG, data=replace(CNN_CONFIG.data, resize_pixels=None)), along)
+    config = with_familiar(replace(CNN_CONFIG, data=replace(CNN_CONFIG.data, resize_pixels=None)), along)
     validation = training_batches(config, root)[1].images.pixels.flatten(1).numpy()
     familiar = (
         test_set.images[are_familiar(test_set, along)].transpose(0, 3, 1, 2).reshape(FAMILIAR_PAIRS, -1)
@@ -109,7 +109,8 @@ def test_it_validates_on_familiar_viewpoints_of_other_toys_never_on_novel_ones(a
 
 def test_networks_with_the_same_seed_are_matched_on_the_same_pictures(root):
     first, second = (
-        training_batches(knowing(config, "azimuth"), root)[1] for config in (CAPSULES_CONFIG, CNN_CONFIG)
+        training_batches(with_familiar(config, "azimuth"), root)[1]
+        for config in (CAPSULES_CONFIG, CNN_CONFIG)
     )
     assert torch.equal(first.images.pixels, second.images.pixels)
 
@@ -171,7 +172,7 @@ def found_before(root, folder, cnn_error: float, capsules_error: float) -> Runne
     """A runner that has measured networks which ended with these errors on familiar viewpoints."""
     runner = Runner(folder / "out", folder / "networks", root, torch.device("cpu"))
     for along in ALONG:
-        cnn, capsules = knowing(CNN_CONFIG, along), knowing(CAPSULES_CONFIG, along)
+        cnn, capsules = with_familiar(CNN_CONFIG, along), with_familiar(CAPSULES_CONFIG, along)
         of_capsules = networks_of(stopped_at(capsules, cnn_error)) | {"kind": networks_of(capsules)["kind"]}
         for method, settings, error in (
             (CNN, networks_of(cnn), cnn_error),
