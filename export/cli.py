@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 
 OPTIMIZE_EXAMPLES = """examples:
   capsnet-export optimize models/capsnet-mnist                   the newest version, into ./optimized
-  capsnet-export optimize models/capsnet-mnist/3 --threads 1     measured on one core
+  capsnet-export optimize models/capsnet-mnist/4 --threads 1     measured on one core
   capsnet-export optimize models/capsnet-mnist --half            and float16 for GPUs, on the test images
 
 The service derives these graphs itself when it loads a bundle on a CPU. This command writes them for
@@ -33,7 +33,7 @@ inspection or for other runtimes. They have the plain graph's inputs and outputs
 
 TRITON_EXAMPLES = """examples:
   capsnet-export triton models/capsnet-mnist --out triton                    the newest version, for CPUs
-  capsnet-export triton models/capsnet-mnist/3 --out triton --device gpu     add version 3, all on GPUs now
+  capsnet-export triton models/capsnet-mnist/4 --out triton --device gpu     add version 4, all on GPUs now
   tritonserver --model-repository=triton                                     serve it (24.05 or later)
 
 A repository that is there may hold other models and versions; they stay. The configuration of the exported
