@@ -164,7 +164,8 @@ def find_gpu() -> str:
     if not shutil.which("nvidia-smi"):
         return ""
     asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+    answered = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return "" if answered.returncode else answered.stdout.partition("\n")[0]
 
 
 def _limit_lines(limit: Limit | None, multiply_adds: int, rows: Sequence[Row]) -> Iterator[str]:

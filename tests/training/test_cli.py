@@ -69,6 +69,11 @@ def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_
     assert (len(train), validation) == (4500, None)
 
 
+def test_a_run_that_holds_nothing_out_does_not_start_from_one_on_other_data(tiny_run, tmp_path):
+    with pytest.raises(ValueError, match=r"saw other images: the data set is drawn there, mnist here$"):
+        begin(tmp_path / "run", preset="mnist-long", start_from=tiny_run)
+
+
 def test_a_checkpoint_says_where_it_comes_from(tiny_run):
     progress = checkpoint.read_progress(checkpoint.best_checkpoint(tiny_run))
     assert "torch" in progress.hardware
@@ -314,6 +319,8 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
     table = capsys.readouterr().out
     assert table.startswith("12 validation images, error ")
     assert "conv_caps.0 and conv_caps.1" in table
+    assert status(*arguments, "--images", tmp_path) == 2
+    assert f"--images is for your own pictures; {run} is of toys" in capsys.readouterr().err
     assert status(*arguments, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["images"] == 12

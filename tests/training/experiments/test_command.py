@@ -95,6 +95,23 @@ def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_pat
     assert not read_claim(runner.out).finished
 
 
+def test_a_part_that_is_finished_is_said_to_be_and_all_parts_are_the_whole(tmp_path, monkeypatch):
+    def measure(runner, plan):
+        for data in plan.networks:
+            runner.measure({"data": data}, {}, dict)
+
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    runner = Runner(tmp_path / "out", tmp_path, tmp_path, torch.device("cpu"))
+    report = run_experiment("norb", runner, "quick", "toys")
+    assert "everything has been measured on toys, nothing on other data" in report.read_text()
+    report = run_experiment("norb", runner, "quick", "smallnorb")
+    assert read_claim(runner.out).finished
+    assert "In part" not in report.read_text()
+
+
 def test_experiments_without_data_are_not_in_the_joint_page(tmp_path, capsys):
     status(*all_quick(tmp_path))
     assert status("report", tmp_path / "out") == 2

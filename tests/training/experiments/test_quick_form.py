@@ -35,7 +35,8 @@ def test_batches_rate_and_held_out_images_are_those_that_the_report_names(preset
 def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
     config = load_preset("matrix-smallnorb-small")
     routed = (
-        " and 3 iterations of routing with lambda calibrated to logits with a deviation of 2, following each "
+        ", density to the power 0.25 in the E-step, matrices of the identity and noise of 0.3 and 3 "
+        "iterations of routing with lambda calibrated to logits with a deviation of 2, following each "
         "batch by 0.05 (class capsules: growing towards 0.0025), all training"
     )
     assert f"with 64 channels, 8-16-16 types of matrix capsules{routed}" in describe(config)
@@ -53,7 +54,8 @@ def test_a_setting_names_the_size_of_the_pictures_and_viewpoints_that_alone_are_
 
 def test_a_setting_names_what_an_ablation_leaves_out():
     config = load_preset("matrix-smallnorb-small")
-    other = replace(config, model=replace(config.model, vector_poses=True, coordinate_addition=False))
+    papers = replace(config.model, density_exponent=1.0, matrix_noise=0.03)
+    other = replace(config, model=replace(papers, vector_poses=True, coordinate_addition=False))
     other = replace(other, loss=replace(config.loss, classification="margin"))
     assert "types of matrix capsules, vector poses, no coordinates, margin loss and 3" in describe(other)
     official = replace(config, model=replace(config.model, official_routing=True))
