@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -262,7 +263,8 @@ def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
 
 def _folders(parent: Path) -> list[Path]:
     try:
-        return sorted(path for path in parent.iterdir() if path.is_dir())
+        # Path.is_dir raises for a link into a folder that may not be read, which costs itself alone.
+        return sorted(path for path in parent.iterdir() if os.path.isdir(path))  # noqa: PTH112
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -100,12 +100,16 @@ class Sources:
         list_name = "the list on stdin" if from_stdin else f"the list {self.files_from}"
         with nullcontext(sys.stdin.buffer) if from_stdin else Path(self.files_from).open("rb") as lines:
             for line in lines:
+                if b"\0" in line:
+                    raise ScoreError(
+                        f"{list_name} holds a NUL byte; expected one path per line, not find -print0"
+                    )
                 if path := os.fsdecode(line.rstrip(b"\r\n")):
                     yield Path(path), list_name
 
     def _open(self, path: Path, list_name: str | None) -> Iterable[Picture]:
         """The pictures of one path; neighbors in a list are pairs, whatever their folders."""
-        if path.is_dir():
+        if _is_folder(path):
             return in_folder(path)
         name = path.name.lower()
         if name.endswith(TAR_SUFFIXES):
@@ -156,7 +160,7 @@ def in_folder(folder: Path) -> Iterator[Picture]:
 def _wanted(entry: os.DirEntry[str]) -> bool:
     if entry.is_dir(follow_symlinks=False):
         return not entry.name.startswith(".")
-    return is_picture_name(entry.name) and (entry.is_file() or entry.is_symlink())  # no pipes, no sockets
+    return is_picture_name(entry.name) and (entry.is_symlink() or entry.is_file())  # no pipes, no sockets
 
 
 def _file(path: Path, source: str) -> Picture:
@@ -171,11 +175,16 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 def _may_match(path: Path) -> bool:
     """Whether the match of a pattern counts."""
-    return (is_picture_name(path.name) or _is_container(path.name)) and not path.is_dir()
+    return (is_picture_name(path.name) or _is_container(path.name)) and not _is_folder(path)
 
 
 def _is_file(path: Path, suffixes: tuple[str, ...]) -> bool:
-    return path.name.lower().endswith(suffixes) and not path.is_dir()
+    return path.name.lower().endswith(suffixes) and not _is_folder(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """False, where `Path.is_dir` raises, of what may not be looked at: reading it says why."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _is_container(name: str) -> bool:

@@ -83,7 +83,12 @@ class Csv:
     @staticmethod
     def _format(rows: Iterable[Sequence[object]]) -> bytes:
         text = StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)  # cut and awk would keep the "\r" of "\r\n"
+        plain = csv.writer(text, lineterminator="\n")  # cut and awk would keep the "\r" of "\r\n"
+        quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in rows:
+            # Until Python 3.13 nothing is quoted for its "\r", which readers take for the end of a row.
+            has_return = any(isinstance(cell, str) and "\r" in cell for cell in row)
+            (quoted if has_return else plain).writerow(row)
         return to_bytes(text.getvalue())
 
 

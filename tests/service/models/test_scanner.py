@@ -90,6 +90,17 @@ def test_an_unreadable_folder_costs_itself_alone(tmp_path, folder):
     run(scenario())
 
 
+@pytest.mark.parametrize("place", ["odd", "tiny/2"])
+def test_an_entry_that_may_not_be_looked_at_costs_itself_alone(tmp_path, place):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        (tmp_path / place).symlink_to("x" * 300)  # too long to be looked up, by root, too
+        async with opened(tmp_path) as repository:
+            assert loaded(repository) == ["tiny/1"]
+
+    run(scenario())
+
+
 def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")

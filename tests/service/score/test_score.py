@@ -332,6 +332,13 @@ def test_in_csv_the_name_of_a_class_that_a_spreadsheet_would_compute_is_defused(
     assert table.lines([row]) == b"a.png,'=1+1,0.5,,false,0.5,,[-0.1],\n"
 
 
+def test_in_csv_a_carriage_return_in_a_name_ends_no_row():
+    table = Csv(Columns(["a"], poses=False))
+    names = ["x\r=1+1.png", "7.png", "y\r\n8.png"]
+    text = b"".join(table.lines([Row(name, [ScoredClass("a", 0.5, [])], None, False)]) for name in names)
+    assert [row[0] for row in csv.reader(StringIO(text.decode(), newline=""))] == names
+
+
 def test_stdout_holds_only_rows(models, digits, capsys):
     assert score(digits / "0", "--local", "--models", models) == 0
     header, *rows, rest = capsys.readouterr().out.split("\n")

@@ -380,6 +380,23 @@ def test_a_list_gives_files_folders_and_archives_in_its_order(tmp_path):
     assert reasons(archive) == {}
 
 
+def test_what_may_not_be_looked_at_costs_its_own_row_alone(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "7.png").write_bytes(b"picture")
+    (folder / "8.png").symlink_to("x" * 300)  # too long to be looked up, by root, too
+    (tmp_path / "list.txt").write_text(f"{folder}\n{folder / ('y' * 300)}.png\n{folder / '7.png'}\n")
+    read = found(files_from=str(tmp_path / "list.txt"))
+    assert [isinstance(one, LoadedPicture) for one in read] == [True, False, False, True]
+    assert [one.reason for one in read[1:3]] == ["File name too long"] * 2
+
+
+def test_paths_that_end_in_nul_are_told_to_be_lines(tmp_path):
+    (tmp_path / "list.txt").write_bytes(b"one.png\0two.png\0")
+    with pytest.raises(ScoreError, match=r"list\.txt holds a NUL byte; expected one path per line"):
+        found(files_from=str(tmp_path / "list.txt"))
+
+
 def test_a_list_that_is_not_there_is_told_before_anything_is_done(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.txt"):
         Sources([], files_from=str(tmp_path / "none.txt")).pictures()
