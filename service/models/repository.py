@@ -12,6 +12,7 @@ does one that a model's rule names (see `service.models.traffic`), and the rule 
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ class Repository:
         self._requested: set[str] = set()  # models that were asked for: they are kept loaded
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[asyncio.Task[None], LoadedModel] = {}
+        self._ruling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # held by `set_traffic`
         self._last_used_s = time.monotonic()
         self.work_done = 0
         self.stopped = ""
@@ -219,6 +221,10 @@ class Repository:
             DeviceError: an explicit device is not available.
         """
         self._inventory.check_known(model)
+        async with self._ruling[model]:  # or one that fails would take back the rule of another
+            await self._rule(model, rule)
+
+    async def _rule(self, model: str, rule: Traffic | None) -> None:
         named = rule.named if rule else ()
         await self._bundles.check_versions(model, await self._bundles.paths(model), named=named)
         self._inventory.check_servable(model, named)

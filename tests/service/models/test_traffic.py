@@ -377,3 +377,20 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path, monk
             assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["1", "2", FILE]
 
     run(scenario())
+
+
+def test_of_two_rules_at_a_time_the_later_one_stands(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path, versions_kept=1) as repository:
+            async with repository._inventory.changing["tiny"]:  # as while a new version is loaded
+                rules = [
+                    asyncio.create_task(repository.set_traffic("tiny", Traffic(pinned=v))) for v in (2, 1)
+                ]
+                await asyncio.sleep(0.2)
+            await asyncio.gather(*rules)
+            assert read_traffic([tmp_path / "tiny"]) == Traffic(pinned=1)
+            assert await answering(repository) == 1
+
+    run(scenario())
