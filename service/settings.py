@@ -38,6 +38,7 @@ OTHERS = frozenset(
         "MODEL_NAME",
         "PRESET",
         "PROMETHEUS_PORT",
+        "TENSORRT_PORT",
         "TRAINING_MEMORY",
     }
 )
