@@ -138,9 +138,8 @@ sidecar_logs() { # within three minutes
 
 in_volumes() { compose run --rm --no-deps -T --entrypoint bash training -c "$1"; }
 
-compiles_and_loads() { # an extension of Python in the folder for temporary files, as Triton does
-  compose exec -T training sh -c 'cd /tmp && echo "#include <Python.h>" >one.c &&
-    cc -shared -fPIC $(python -c "import sysconfig; print(\"-I\" + sysconfig.get_paths()[\"include\"])") one.c -o one.so &&
+compiles_and_loads() { # a library in the folder for temporary files, as Triton does
+  compose exec -T training sh -c 'cd /tmp && echo "int one = 1;" | cc -shared -fPIC -x c - -o one.so &&
     python -c "import ctypes; ctypes.CDLL(\"/tmp/one.so\")"'
 }
 
