@@ -195,7 +195,7 @@ Digest = Annotated[
     Field(
         description="of the bundle that answered; under one version, another digest means other weights or "
         "another preprocessing",
-        examples=["81bd2c4e"],
+        examples=["b4da55d6"],
     ),
 ]
 Blank = Annotated[
