@@ -11,7 +11,7 @@ from capsnet.exchange import Exchange, Request
 from capsnet.model_requests import default_model, graph_path
 from capsnet.picture_requests import SameBundle
 from capsnet.uploads import REQUEST_IMAGES
-from capsnet.wire_format import HEADER_LENGTH, WireError, read_tensors, split, write_request
+from capsnet.wire_format import HEADER_LENGTH, WireError, read_response, write_request
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 
@@ -68,8 +68,7 @@ def _read_outputs(
 ) -> tuple[int, str, list[Floats]]:
     """The version that answered, its bundle's digest, and the named outputs for `count` images."""
     try:
-        header, binary = split(response.content, response.headers.get(HEADER_LENGTH))
-        outputs = read_tensors(header, "outputs", binary)
+        header, outputs = read_response(response.content, response.headers.get(HEADER_LENGTH))
         arrays = [outputs[name] for name in names]
         version, digest = int(header["model_version"]), str(header["parameters"]["digest"])
     except (WireError, KeyError, TypeError, ValueError) as error:

@@ -110,21 +110,21 @@ def read_request(body: bytes, header_length: str | None) -> InferRequest:
         raise WireError(f"id must be a string, got {_shown(request_id)}")
     asks = header.get("outputs") not in (None, [])
     return InferRequest(
-        inputs=read_tensors(header, "inputs", binary),
+        inputs=_read_tensors(header, "inputs", binary),
         outputs=[_requested(given) for given in _objects(header, "outputs")] if asks else (),
         binary=_flag(parameters, "binary_data_output", "the request") or False,
         id=request_id,
     )
 
 
-def read_response(body: bytes, header_length: str | None) -> Arrays:
-    """The outputs of a response, float32, by name; views of the body if possible.
+def read_response(body: bytes, header_length: str | None) -> tuple[dict[str, Any], Arrays]:
+    """The JSON object of a response, and its outputs, float32, by name; views of the body if possible.
 
     Raises:
         WireError: it does not follow the protocol.
     """
     header, binary = split(body, header_length)
-    return read_tensors(header, "outputs", binary, ("FP32",))
+    return header, _read_tensors(header, "outputs", binary, ("FP32",))
 
 
 def write_message(
@@ -194,7 +194,7 @@ def _name_given_twice(text: bytes) -> str | None:
     return None
 
 
-def read_tensors(
+def _read_tensors(
     header: Mapping[str, Any], side: str, binary: memoryview, datatypes: Collection[str] = DATATYPES
 ) -> dict[str, Any]:
     """The tensors that the header lists as its `side`, with values from the JSON or the binary part.

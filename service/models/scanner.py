@@ -27,6 +27,8 @@ Fingerprint = tuple[tuple[str, int, int, int, int], ...]  # of every file, see `
 
 SECOND_LOOK_S = 0.5  # a folder that is replaced by another one is missing for a moment
 
+NOT_THERE = FileNotFoundError | NotADirectoryError
+
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,23 @@ class BundleVersion:
     fingerprint: Fingerprint
     reason: str = ""
     manifest: Manifest | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The folders of bundles.
+
+    Attributes:
+        bundles: by model and version; where two folders hold the same, the first wins.
+        faults: of folders that cannot be listed, or are not there.
+    """
+
+    bundles: dict[str, dict[int, Path]]
+    faults: dict[Path, OSError]
+
+    def is_uncertain(self, folder: Path) -> bool:
+        """Whether a folder is there but cannot be listed just now, so that nobody knows what it holds."""
+        return not isinstance(self.faults.get(folder), NOT_THERE | None)
 
 
 class Bundles:
@@ -73,17 +92,23 @@ class Bundles:
         Raises:
             OSError: one that was there is not; nothing has been changed.
         """
-        paths = await asyncio.to_thread(find_bundles, self._roots)
-        if self._is_any_missing(paths):
+        found = await asyncio.to_thread(_list_bundles, self._roots)
+        if self._is_any_missing(found):
             await asyncio.sleep(SECOND_LOOK_S)
-            paths = await asyncio.to_thread(find_bundles, self._roots)
-        await asyncio.to_thread(self._check_roots)
-        for model in sorted(paths.keys() | self.versions.keys()):
-            await self.check_versions(model, paths.get(model, {}))
+            found = await asyncio.to_thread(_list_bundles, self._roots)
+        self._check_roots(found)
+        for model in sorted(found.bundles.keys() | self.versions.keys()):
+            await self.check_versions(model, self._paths(model, found))
 
     async def paths(self, model: str) -> Mapping[int, Path]:
         """The folders of a model's versions as they are now; empty if there is no such model."""
-        return (await asyncio.to_thread(find_bundles, self._roots)).get(model, {})
+        return self._paths(model, await asyncio.to_thread(_list_bundles, self._roots))
+
+    def _paths(self, model: str, found: Found) -> dict[int, Path]:
+        """The folders of a model's versions, with those known in a folder that just now cannot be listed."""
+        known = self.versions.get(model, {}).items()
+        kept = {number: one.path for number, one in known if found.is_uncertain(one.path.parent)}
+        return kept | found.bundles.get(model, {})
 
     async def set_traffic(self, model: str, rule: Rule | None) -> None:
         """Write a model's rule, or remove it.
@@ -224,19 +249,16 @@ class Bundles:
             f"no bundle <model>/<version>/ in {folders}; set CAPSNET_MODELS or export one with capsnet-export"
         )
 
-    def _is_any_missing(self, paths: Mapping[str, Mapping[int, Path]]) -> bool:
-        return any(versions.keys() - paths.get(model, {}).keys() for model, versions in self.versions.items())
+    def _is_any_missing(self, found: Found) -> bool:
+        return any(self.versions[model].keys() - self._paths(model, found).keys() for model in self.versions)
 
-    def _check_roots(self) -> None:
+    def _check_roots(self, found: Found) -> None:
         """Raise if a folder is gone that was there: a volume may be away. A missing one may still appear."""
         for root in self._roots:
-            try:
-                next(root.iterdir(), None)
-            except OSError:
-                if root in self._roots_seen:
-                    raise
-            else:
+            if root not in found.faults:
                 self._roots_seen.add(root)
+            elif root in self._roots_seen:
+                raise found.faults[root]
 
 
 def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
@@ -245,14 +267,18 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
     Folders whose names are not a model name or not a positive integer are skipped: exporters write to
     temporary folders and rename them, and volumes hold `lost+found`.
     """
-    found: dict[str, dict[int, Path]] = {}
+    return _list_bundles(roots).bundles
+
+
+def _list_bundles(roots: tuple[Path, ...]) -> Found:
+    found = Found({}, {})
     for root in roots:
-        for folder in _folders(root):
+        for folder in _folders(root, found.faults):
             if not MODEL_NAME.fullmatch(folder.name):
                 continue
-            for bundle in _folders(folder):
+            for bundle in _folders(folder, found.faults):
                 if VERSION.fullmatch(bundle.name):
-                    found.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
+                    found.bundles.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
     return found
 
 
@@ -261,14 +287,15 @@ def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
     return again if bundle.reason else is_wanted and bundle.manifest is None
 
 
-def _folders(parent: Path) -> list[Path]:
+def _folders(parent: Path, faults: dict[Path, OSError]) -> list[Path]:
+    """The folders in a folder; notes why it cannot be listed."""
     try:
         # Path.is_dir raises for a link into a folder that may not be read, which costs itself alone.
         return sorted(path for path in parent.iterdir() if os.path.isdir(path))  # noqa: PTH112
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as error:
-        log.warning("skipped %s: %s", parent, error)
+        faults[parent] = error
+        if not isinstance(error, NOT_THERE):
+            log.warning("skipped %s: %s", parent, error)
         return []
 
 

@@ -11,7 +11,6 @@ from capsnet import (
     CapsnetError,
     ClassScore,
     Failed,
-    ModelVersion,
     Pair,
     Retry,
     Scored,
@@ -118,8 +117,7 @@ async def open_service(url: str, query: Query, retry_timeout_s: float) -> AsyncI
 async def _choose(client: AsyncClient, query: Query) -> ChosenModel:
     """The version with which the service would answer the query now."""
     model = query.model or await _default_model(client)
-    versions = await _versions(client, model)
-    usable_versions(model, query.version, versions)
+    usable_versions(model, query.version, [one.version for one in (await client.model(model)).versions])
     pinned = await client.pin(model, query.version)  # loads it, or raises what is wrong with it
     # Again, by its number: the service keeps a version loaded that requests name, whatever is published.
     _, version, manifest, digest = await client.pin(model, pinned.version)
@@ -134,12 +132,6 @@ async def _default_model(client: AsyncClient) -> str:
     models = await client.models()
     default = next((model.name for model in models if model.default), None)
     return default or only_model([model.name for model in models])
-
-
-async def _versions(client: AsyncClient, model: str) -> dict[int, ModelVersion]:
-    """All versions but the refused ones."""
-    versions = (await client.model(model)).versions
-    return {one.version: one for one in versions if one.state != "refused"}
 
 
 def _score_error(error: CapsnetError) -> ScoreError:

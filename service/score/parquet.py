@@ -140,11 +140,22 @@ def _picture(path: Path | str, number: int, cell: pa.Scalar, given: pa.Scalar | 
     content, inner = cell, None
     if isinstance(cell, pa.StructScalar) and cell.is_valid:
         content = cell["bytes"]
-        inner = cell["path"].as_py() if "path" in cell else None
+        inner = _text(cell["path"]) if "path" in cell else None
     name = f"{path}#{number}/{inner}" if inner else f"{path}#{number}"
     if given is not None and given.is_valid:
-        name = str(given.as_py())
+        name = _text(given) or ""
     return Picture(name, partial(_read_cell, content), source=str(path))
+
+
+def _text(cell: pa.Scalar) -> str | None:
+    """A cell as a name, None if it is empty. Bytes that are not UTF-8 are kept, as in names of files."""
+    if isinstance(cell, pa.DictionaryScalar):
+        cell = cell.value
+    if not cell.is_valid:
+        return None
+    return (
+        os.fsdecode(cell.as_buffer().to_pybytes()) if isinstance(cell, pa.BinaryScalar) else str(cell.as_py())
+    )
 
 
 def _read_cell(content: pa.Scalar, limit: int) -> bytes:

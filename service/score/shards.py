@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -127,9 +128,8 @@ def find_shards(
                 shards += [FileShard(place, shown, cut) for cut in _cut(some, size)]
                 continue
             for name in some:
-                shards += _in_row_groups(
-                    _join(place, name), _join(shown, name), size, image_column, id_column
-                )
+                in_place = _join(place, quote(name)) if ADDRESS.match(place) else _join(place, name)
+                shards += _in_row_groups(in_place, _join(shown, name), size, image_column, id_column)
     if not any(shard.rows for shard in shards):
         raise ScoreError(f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(arguments)}")
     return shards
@@ -177,17 +177,20 @@ def _in_place(place: str, shown: str) -> Iterator[tuple[str, str, str]]:
         raise ScoreError(f"{shown!r} cannot be read: {error}") from None
     if kind == FileType.NotFound:
         raise ScoreError(f"{shown!r}: no such file or folder")
-    name = shown.rpartition("/")[2]
+    name = path.rpartition("/")[2]  # in an address, blanks and others are written as %20
     if name.lower().endswith(CONTAINER_SUFFIXES) and not _is_parquet(name):
         raise ScoreError(
             f"{shown}: --ray reads pictures, folders and Parquet files; unpack the archive, or use --local"
         )
-    address, mark, options = place.partition("?") if ADDRESS.match(place) else (place, "", "")
-    yield (
-        f"{address.removesuffix('/' + name)}{mark}{options}",
-        shown.removesuffix(name).rstrip("/") or ".",
-        name,
-    )
+    yield _parent(place), _folder(shown.rstrip("/")), name
+
+
+def _parent(place: str) -> str:
+    """The folder of a file; the options of an address stay at its end."""
+    if not ADDRESS.match(place):
+        return str(Path(place).parent)
+    address, mark, options = place.partition("?")
+    return f"{address.rstrip('/').rpartition('/')[0]}{mark}{options}"
 
 
 def _folder(name: str) -> str:

@@ -827,6 +827,18 @@ def test_a_bundle_that_is_replaced_ends_infer(connect, raw):
         connect(url, request_bytes=1).infer(pixels, model="tiny", version=2)
 
 
+def test_outputs_that_are_no_floats_are_not_understood(connect):
+    tensors = [
+        {"name": name, "shape": [1], "datatype": "UINT8", "data": [1]} for name in ("probabilities", "poses")
+    ]
+    answer = {"model_version": "2", "parameters": {"digest": "0"}, "outputs": tensors}
+    with (
+        server((200, {}, json.dumps(answer).encode())) as (url, _),
+        pytest.raises(CapsnetError, match="datatype must be FP32, got 'UINT8'"),
+    ):
+        connect(url).infer(pixels_of(1), model="tiny", version=2)
+
+
 @pytest.mark.parametrize("key", ["secret\n", "two words", "schlüssel", ""])
 def test_a_key_that_no_header_can_hold_is_refused_at_once_and_not_shown(key):
     with pytest.raises(ValueError, match="printable ASCII") as refused:

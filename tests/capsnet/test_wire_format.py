@@ -68,7 +68,9 @@ def test_binary_requests_come_back_bit_by_bit(inputs: dict[str, np.ndarray]) -> 
 def test_json_answers_come_back_bit_by_bit(array: np.ndarray) -> None:
     message = write_message({"model_name": "m"}, "outputs", {"y": array}, binary=set())
     assert message.header_length is None
-    read = read_response(message.body, None)["y"]
+    header, outputs = read_response(message.body, None)
+    assert header["model_name"] == "m"
+    read = outputs["y"]
     assert read.tobytes() == array.tobytes()
     assert read.shape == array.shape
 
@@ -370,7 +372,7 @@ def test_texts_are_written_in_both_forms() -> None:
 def test_an_answer_may_mix_both_forms() -> None:
     outputs = {"a": pixels(1), "b": pixels(2), "c": pixels(3)}
     message = write_message({}, "outputs", outputs, binary={"a", "c"})
-    read = read_response(message.body, str(message.header_length))
+    _, read = read_response(message.body, str(message.header_length))
     assert all(np.array_equal(read[name], array) for name, array in outputs.items())
 
 

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -235,4 +237,29 @@ def test_a_folder_of_models_that_is_away_for_a_while_keeps_what_was_loaded_from_
             await repository.scan()
             assert repository.ready() == before
 
+    run(scenario())
+
+
+def test_a_folder_that_cannot_be_listed_for_a_while_loses_nothing(tmp_path, monkeypatch):
+    def iterdir_but_one(path: Path) -> Iterator[Path]:
+        if path.name == "tiny":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return iterdir(path)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            before = repository.ready()
+            with monkeypatch.context() as faulty:
+                faulty.setattr(Path, "iterdir", iterdir_but_one)
+                write_bundle(tmp_path / "other" / "1")
+                await repository.scan()
+                await repository.load("tiny")
+            assert repository.ready() == before
+            assert states(repository, "other") == {1: "available"}
+            shutil.rmtree(tmp_path / "tiny")
+            await repository.scan()
+            assert "tiny/1" not in loaded(repository)
+
+    iterdir = Path.iterdir
     run(scenario())

@@ -500,11 +500,18 @@ def test_in_process_the_newest_version_that_can_be_used_answers(newest_broken, d
 
 
 def test_a_broken_version_that_is_asked_for_is_not_replaced_by_another(newest_broken, digits, capsys):
-    assert score(digits, "--local", "--models", newest_broken, "--version", 3) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
-    assert line.startswith("capsnet-score: tiny/3 cannot be used: ")
-    assert captured.out == ""
+    with live_service(settings_for(newest_broken)) as service:
+        places = {
+            "tiny/3 cannot be used: ": ["--local", "--models", newest_broken],
+            "the service answered ": ["--url", service.base_url],
+        }
+        for start, place in places.items():
+            assert score(digits, *place, "--version", 3) == 2
+            captured = capsys.readouterr()
+            (line,) = captured.err.splitlines()
+            assert line.startswith(f"capsnet-score: {start}")
+            assert "encoder.onnx" in line
+            assert captured.out == ""
 
 
 # Bad files

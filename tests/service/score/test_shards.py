@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -133,6 +134,17 @@ def test_addresses_are_read_and_name_their_rows(folder, tmp_path):
     assert named[0] == (f"file://{folder}/a.jpg", b"a.jpg", f"file://{folder}")
     assert named[7] == (f"file://{folder}/b.png", b"b.png", f"file://{folder}")
     assert [name for name, *_ in named[8:]] == [f"file://{tmp_path}/set.parquet#{n}" for n in range(3)]
+
+
+def test_names_in_addresses_may_hold_what_addresses_do_not(tmp_path):
+    folder = tmp_path / "my set"
+    write_parquet(folder / "100 %.parquet", 2, 2)
+    (folder / "a%20b?#.png").write_bytes(b"0")
+    address = f"file://{quote(str(folder))}"
+    shown = [f"{address}/a%20b?#.png", *(f"{address}/100 %.parquet#{n}" for n in range(2))]
+    assert sorted(name for name, *_ in read(pictures(shards(address)))) == sorted(shown)
+    named = [f"{address}/{quote(name)}" for name in ("a%20b?#.png", "100 %.parquet")]
+    assert [name for name, *_ in read(pictures(shards(*named)))] == shown
 
 
 def test_the_options_of_an_address_are_not_shown():

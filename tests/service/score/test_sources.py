@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -287,6 +288,24 @@ def test_hugging_faces_struct_of_bytes_and_path_is_read(tmp_path):
 def test_an_id_column_names_the_rows(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", key=[17, None, 4], image=[b"0", b"1", b"2"])
     assert names_in(path, id_column="key") == ["17", f"{path}#1", "4"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_names_of_rows_may_hold_bytes_that_are_no_text(tmp_path, kind):
+    bytewise = pa.array([b"\xe9.png", b"8.png"])
+    names = bytewise.cast(options=pc.CastOptions(kind, allow_invalid_utf8=True))
+    pq.write_table(pa.table({"key": names, "image": [b"0", b"1"]}), tmp_path / "set.parquet")
+    assert names_in(tmp_path / "set.parquet", image_column="image", id_column="key") == [
+        "\udce9.png",
+        "8.png",
+    ]
+
+
+def test_names_of_rows_may_be_categories(tmp_path):
+    names = pa.array(["a", "b", None, "a"]).dictionary_encode()
+    pq.write_table(pa.table({"key": names, "image": [b"0"] * 4}), tmp_path / "set.parquet")
+    path = tmp_path / "set.parquet"
+    assert names_in(path, id_column="key") == ["a", "b", f"{path}#2", "a"]
 
 
 def test_of_several_binary_columns_one_must_be_chosen(tmp_path):
