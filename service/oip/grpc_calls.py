@@ -91,7 +91,7 @@ class Method:
     """A method of the protocol.
 
     Attributes:
-        request: the class of its messages; None where it answers with an error before one is read.
+        request: the class of its messages; None where none is read: probes and errors need no turn.
         answer: gives the message that answers.
         is_probe: needs no key, and is logged at debug.
         is_administration: needs the admin key.

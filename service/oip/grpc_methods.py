@@ -122,8 +122,8 @@ async def no_shared_memory(_: Service, __: Any, ___: Call) -> bytes:
 
 
 METHODS = (
-    Method("ServerLive", oip.ServerLiveRequest, server_live, is_probe=True),
-    Method("ServerReady", oip.ServerReadyRequest, server_ready, is_probe=True),
+    Method("ServerLive", None, server_live, is_probe=True),
+    Method("ServerReady", None, server_ready, is_probe=True),
     Method("ModelReady", oip.ModelReadyRequest, model_ready),
     Method("ServerMetadata", oip.ServerMetadataRequest, server_metadata),
     Method("ModelMetadata", oip.ModelMetadataRequest, model_metadata),

@@ -276,7 +276,8 @@ def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | 
 
     Raises:
         FileNotFoundError, ValueError: as `load_images`.
-        ValueError: a class has no image left to train on, or `epoch_images` is smaller than the training set.
+        ValueError: a class has no image left to train on, `epoch_images` is smaller than the training set, or
+            the network does not take such images.
     """
     train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
@@ -287,8 +288,32 @@ def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | 
             )
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
-    held_out = make_batches(config.data, classes, validation) if len(validation) else None
-    return make_batches(config.data, classes, train), held_out
+    shown = make_batches(config.data, classes, train)
+    _refuse_what_the_network_does_not_take(config, shown)
+    return shown, make_batches(config.data, classes, validation) if len(validation) else None
+
+
+def _refuse_what_the_network_does_not_take(config: RunConfig, shown: Batches) -> None:
+    model, data = config.model, config.data
+    if len(data.labels) != model.classes:
+        raise ValueError(
+            f"model.classes: the network has {model.classes}, the data set {data.name} {len(data.labels)}"
+        )
+    if data.crop_pixels is not None and data.crop_pixels > shown.size:
+        raise ValueError(
+            f"data.crop_pixels: no crop of {data.crop_pixels} pixels fits into images of {shown.size}"
+        )
+    _, channels, size, _ = next(shown.fixed(1)).pixels.shape
+    if channels != model.image_channels:
+        raise ValueError(
+            f"model.image_channels: the network takes {model.image_channels}, images of {data.name} have "
+            f"{channels}"
+        )
+    if size != model.image_size:
+        raise ValueError(
+            f"model.image_size: the network takes {model.image_size} pixels, but is shown {size}; of [data], "
+            "max_shift_pixels of pairs, resize_pixels and crop_pixels change the size"
+        )
 
 
 def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:

@@ -87,10 +87,3 @@ class DatasetSpec:
     def without_effect(self) -> tuple[str, ...]:
         """Options of a DataConfig that would change nothing."""
         return WITHOUT_EFFECT[self.composition]
-
-    @property
-    def command(self) -> str:
-        """The arguments of capsnet-train that bring the data set's files; "" if no command does."""
-        if self.made:
-            return f"make {self.name}"
-        return f"download {self.source.name}" if self.source else ""

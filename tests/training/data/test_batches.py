@@ -12,6 +12,7 @@ from training.config import (
     MatrixCapsNetConfig,
     RunConfig,
     WarpConfig,
+    from_dict,
     load_preset,
 )
 from training.data.batches import Batch, evaluation_batches, make_batches, training_batches
@@ -272,3 +273,23 @@ def test_a_part_of_a_batch_is_a_batch():
     assert isinstance(part, Batch)
     assert len(part) == 3
     assert torch.equal(part.objects, batch.objects[2:5])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"model": {"classes": 5}}, "model.classes: the network has 5, the data set mnist 10"),
+        ({"model": {"image_size": 36}}, "model.image_size: the network takes 36 pixels, but is shown 28"),
+        (
+            {"model": {"image_channels": 3}},
+            "image_channels: the network takes 3, images of mnist have 1",
+        ),
+        ({"data": {"crop_pixels": 40}}, "data.crop_pixels: no crop of 40 pixels fits into images of 28"),
+        ({"data": {"crop_pixels": 24}}, "the network takes 28 pixels, but is shown 24"),
+        ({"data": {"name": "multimnist"}}, "the network takes 28 pixels, but is shown 32"),
+    ],
+)
+def test_images_that_the_network_does_not_take_are_refused(drawn_mnist_root, values, told):
+    values = {**values, "data": {"validation_images": 0, **values.get("data", {})}}
+    with pytest.raises(ValueError, match=told):
+        training_batches(from_dict(values), drawn_mnist_root)

@@ -9,7 +9,7 @@ from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
 from training.config import DataConfig, RunConfig, load_preset
 from training.data.batches import training_batches
 from training.data.datasets import load_split
-from training.data.readers.smallnorb import ToySplit
+from training.data.readers.smallnorb import SIZE, ToySplit
 from training.runs.run_config import _held_out
 
 HELD_OUT = 5 * 32  # there are one or two pairs more
@@ -36,7 +36,8 @@ def toy_of(root) -> dict[bytes, tuple[int, int]]:
 
 def holding_out(count, seed=0, **changes) -> RunConfig:
     data = DataConfig(name="toys", held_out="toys", validation_images=count, **changes)
-    return replace(load_preset("toys-cnn"), data=data, seed=seed)
+    preset = load_preset("toys-cnn")
+    return replace(preset, model=replace(preset.model, image_size=SIZE), data=data, seed=seed)
 
 
 def toys(some, toy_of) -> set[tuple[int, int]]:
