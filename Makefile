@@ -40,7 +40,7 @@ docs: $(VENV)/.dev ## build the documentation in build/site; fails on a broken l
 site: docs ## build it with the playground that needs no server, for any static host (needs npm)
 	$(VENV)/bin/python -m browser.build
 
-dev: $(VENV)/.dev ## install everything that tests, benchmarks and experiments import
+dev: $(VENV)/.dev ## install all that tests and experiments import
 
 experiments-quick: $(VENV)/.dev ## run the quick form of every experiment whose data is there, then write one report
 	@test -e "$${CAPSNET_DATA:-data}/toys" || $(VENV)/bin/capsnet-train make toys

@@ -92,7 +92,8 @@ class Settings(BaseSettings):
         max_pixels: largest picture, in pixels, checked before it is decoded; at most 178 million.
         max_request_pixels: maximum pixels of all pictures of one request; no less than `max_pixels`.
         max_images_per_request: maximum images in one request.
-        max_reconstructions: maximum pictures that one sweep, or one request to /segment, may ask for.
+        max_reconstructions: maximum pictures that one sweep, one request to /segment, or the PNG of
+            /explain may have.
         threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
         workers: processes that serve on one port, with one more that has the models. Decoding threads, the

@@ -15,7 +15,7 @@ DESCRIPTION = "Train capsule networks, measure them, and reproduce the tables an
 EXAMPLES = """examples:
   capsnet-train download mnist                                  download MNIST into data/mnist
   capsnet-train make toys                                       render the toys into data/toys, no download
-  capsnet-train fit --preset mnist --out runs/mnist             the paper's network with the paper's schedule
+  capsnet-train fit --preset mnist --out runs/mnist             the paper's network, 300 epochs
   capsnet-train fit --preset mnist-short --out runs/short       the same network in 4 epochs, for a CPU
   capsnet-train fit --images pictures --out runs/own            your own: pictures/cat/1.jpg, pictures/dog/...
   capsnet-train fit --out runs/mnist --resume                   continue an interrupted run
@@ -223,8 +223,8 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="medium",
-        help="hours of a CPU, for table1, norb-ablation and attack: the networks of the full form, trained "
-        "for fewer epochs",
+        help="hours of a CPU (table1: two days), for table1, norb-ablation and attack: the networks of the "
+        "full form, trained for fewer epochs",
     )
     command.add_argument(
         "--on",

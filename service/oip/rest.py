@@ -161,7 +161,7 @@ async def get_model_ready(request: Request) -> Response:
 
 @routes.post(
     f"{MODEL}/infer",
-    summary="Run a graph of the newest version",
+    summary="Run a graph of the version that answers: the newest, or that of the traffic rule",
     responses={200: {"model": InferAnswer, "content": JSON_OR_BINARY}, **PROBLEMS},
     openapi_extra=infer_operation(MODEL_IN_PATH),
 )
