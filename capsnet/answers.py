@@ -239,7 +239,7 @@ def read_json(response: httpx.Response, parse: Callable[[Any], T]) -> T:
     """
     try:
         return parse(orjson.loads(response.content))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise invalid_response(response, f"{type(error).__name__}: {error}") from error
 
 
@@ -297,7 +297,7 @@ def read_png(file: bytes) -> Levels:
     """
     try:
         levels = np.array(Image.open(BytesIO(file), formats=["PNG"]))
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # a broken chunk is a SyntaxError
         raise ValueError(f"the picture is no PNG file: {error}") from error
     return levels[:, :, None] if levels.ndim == 2 else levels
 

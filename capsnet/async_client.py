@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -85,7 +85,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         preprocess: Preprocess = "auto",
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncGenerator[Outcome, None]:
         """Classify a stream of pictures; see `Client.classify_many`.
 
         `pictures` is iterated in a thread. To stop early, use `contextlib.aclosing`: it cancels the requests

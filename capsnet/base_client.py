@@ -74,7 +74,8 @@ def _http_options(
     """The options of both clients for httpx.
 
     Raises:
-        ValueError: no http or https URL, a time of 0 or less, or a key with other than printable ASCII.
+        ValueError: no http or https URL, a time of 0 or less, a key with other than printable ASCII, or
+            one beside a name or password in the URL: both would take the same header.
     """
     try:
         checked = httpx.URL(url)
@@ -86,6 +87,8 @@ def _http_options(
         raise ValueError(f"timeouts must be above 0 s, got {timeout_s} and {connect_timeout_s}")
     if api_key is not None and not KEY.fullmatch(api_key):  # the error does not show it
         raise ValueError("api_key must be printable ASCII without blanks or line breaks")
+    if api_key is not None and checked.userinfo:
+        raise ValueError("url has a name or password, which would be sent in place of api_key: give one")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
     return {"base_url": checked, "headers": headers, "timeout": timeout}

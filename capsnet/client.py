@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -121,7 +121,7 @@ class Client(BaseClient[httpx.Client]):
         preprocess: Preprocess = "auto",
         batch: int = BATCH,
         concurrency: int = CONCURRENCY,
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """Classify a stream of pictures; yields one outcome for each, in order.
 
         A picture that cannot be read, sent or classified yields a `Failed`, and the stream goes on. A service
@@ -154,7 +154,7 @@ class Client(BaseClient[httpx.Client]):
         bundle: picture_requests.SameBundle,
         batch: int,
         concurrency: int,
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         stop = threading.Event()
         running: deque[Future[list[Outcome]]] = deque()
         with ThreadPoolExecutor(concurrency, thread_name_prefix="capsnet-client") as threads:

@@ -89,7 +89,7 @@ def retry_after_s(header: str, now: datetime) -> float:
         return float(header)
     try:
         date = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0
     # Dates in HTTP are in GMT; -0000 makes one without a zone.
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
@@ -98,22 +98,26 @@ def retry_after_s(header: str, now: datetime) -> float:
 
 def unreachable(error: httpx.RequestError) -> UnreachableError:
     """The error of a request without a response."""
-    where = error.request.url.copy_with(query=None)
     reason = str(error) or type(error).__name__
-    kind = ConnectError if isinstance(error, httpx.ConnectError) else UnreachableError
-    return kind(None, NO_TYPE, "The service cannot be reached", f"{where}: {reason}")
+    is_connecting = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    kind = ConnectError if is_connecting else UnreachableError
+    return kind(None, NO_TYPE, "The service cannot be reached", f"{_shown(error.request.url)}: {reason}")
 
 
 def invalid_response(response: httpx.Response, reason: str) -> CapsnetError:
     """The error of a response with status 200 that does not hold what was asked for."""
-    where = response.url.copy_with(query=None)
     return CapsnetError(
         response.status_code,
         NO_TYPE,
         "Invalid response from the server",
-        f"{where}: {reason}; is it a capsnet service?",
+        f"{_shown(response.url)}: {reason}; is it a capsnet service?",
         request_id(response),
     )
+
+
+def _shown(url: httpx.URL) -> httpx.URL:
+    """A URL without its query, and without a name and a password for a proxy."""
+    return url.copy_with(query=None, username="", password="")
 
 
 def wrong_views(response: httpx.Response, detail: str) -> CapsnetError:

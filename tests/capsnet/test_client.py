@@ -38,6 +38,7 @@ from capsnet import (
     Sweep,
     UnreachableError,
 )
+from capsnet.answers import read_png
 from capsnet.errors import retry_after_s, unreachable
 from capsnet.retries import Contact, tenacity_options
 from capsnet.uploads import REQUEST_IMAGES
@@ -699,6 +700,30 @@ def test_that_nothing_listens_is_said_at_once(connect):
             connect(f"http://127.0.0.1:{free.getsockname()[1]}", retry=patient).models()
 
 
+@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ConnectTimeout])
+def test_an_address_that_cannot_be_connected_to_is_not_tried_again(kind):
+    pauses: list[float] = []
+    retrying = tenacity.Retrying(sleep=pauses.append, **tenacity_options(Retry(), Contact()))
+
+    def send() -> None:
+        raise unreachable(kind("no", request=REQUEST))
+
+    with pytest.raises(ConnectError):
+        retrying(send)
+    assert not pauses
+
+
+def test_a_password_in_the_url_is_not_shown_and_takes_no_keys_place(connect):
+    url = "http://bob:hidden@127.0.0.1:1"
+    with pytest.raises(ConnectError) as nobody:
+        connect(url, retry=QUICK).models()
+    assert "http://127.0.0.1:1/models" in str(nobody.value)
+    assert "bob" not in str(nobody.value)
+    with pytest.raises(ValueError, match="would be sent in place of api_key") as refused:
+        Client(url, api_key="KEY")
+    assert "hidden" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("retry", "contact"),
     [(Retry(until_started=True), Contact()), (Retry(), Contact(made=True))],
@@ -771,6 +796,28 @@ def test_more_or_fewer_results_than_pictures_are_not_understood(connect):
         pytest.raises(CapsnetError, match="Invalid response from the server"),
     ):
         connect(url).classify(random_png())
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"null", b'"text"', b"1", b'{"versions": ["1"], "name": "", "default": true}']
+)
+def test_json_of_another_kind_is_not_understood(connect, body):
+    with server((200, {}, body)) as (url, _):
+        client = connect(url)
+        for ask in (
+            lambda: client.reconstruct(random_png(), model="tiny"),
+            lambda: client.explain(random_png(), model="tiny"),
+            lambda: client.model("tiny"),
+        ):
+            with pytest.raises(CapsnetError, match="Invalid response from the server"):
+                ask()
+
+
+def test_a_damaged_png_is_a_value_error():
+    file = bytearray(random_png())
+    file[file.index(b"IDAT") - 1] -= 6  # the length of the chunk
+    with pytest.raises(ValueError, match="no PNG file"):
+        read_png(bytes(file))
 
 
 def test_the_version_that_begins_answers_for_all(connect, url, raw):
@@ -872,6 +919,7 @@ def test_a_service_with_keys_opens_to_the_key_and_names_the_request_it_refuses(c
         ("-5", 0),
         ("soon", 0),
         ("٣", 0),
+        ("Mon, 01 Jan 2024 00:00:00 +9999999999999999", 0),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header, seconds):
