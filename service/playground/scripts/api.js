@@ -5,12 +5,12 @@ import { request } from "./transport.js";
 
 /** The models: [{name, default, versions: [{version, state}]}]. */
 export async function models() {
-  return (await json("models")).models;
+  return (await request("models")).models;
 }
 
 /** The versions of a model with their manifests, newest first. */
 export async function versions(name) {
-  return (await json(`models/${encodeURIComponent(name)}`)).versions;
+  return (await request(`models/${encodeURIComponent(name)}`)).versions;
 }
 
 /**
@@ -21,17 +21,17 @@ export async function versions(name) {
  * @param {AbortSignal} [signal]
  */
 export function classify(files, query, signal) {
-  return json(`classify?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+  return request(`classify?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
 }
 
 /** The answer of /segment: objects that lie over one another, taken apart. */
 export function segment(files, query, signal) {
-  return json(`segment?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+  return request(`segment?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
 }
 
 /** The answer of /explain: how routing arrives at its answer, iteration by iteration. */
 export function explain(files, query, signal) {
-  return json(`explain?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+  return request(`explain?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
 }
 
 /**
@@ -44,11 +44,7 @@ export function explain(files, query, signal) {
 export async function sweep(body, signal) {
   const headers = { "Content-Type": "application/json", Accept: "image/png" };
   const options = { method: "POST", body: JSON.stringify(body), headers, signal };
-  return (await request("reconstruct", options)).blob();
-}
-
-async function json(path, options) {
-  return (await request(path, options)).json();
+  return request("reconstruct", options, "blob");
 }
 
 function form(field, files) {

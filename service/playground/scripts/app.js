@@ -13,6 +13,10 @@ import { prepareTakeaway } from "./takeaway.js";
 import { Tour } from "./tour.js";
 
 watchConnection();
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address keeps what it has
+  byId("main").focus();
+});
 prepareSheet();
 const [explore, score] = [new Explore(), new Score()];
 prepareTakeaway(explore);

@@ -58,11 +58,15 @@ export class Capsule {
     this.#showChosen(isFinal);
   }
 
-  /** Show another class's capsule in place of the chosen one: its sliders at once, its picture when it has come. */
-  async choose({ label, probability, pose }) {
+  /**
+   * Show another class's capsule in place of the chosen one, or of the one at a place: its sliders at once, its
+   * picture when it has come.
+   */
+  async choose({ label, probability, pose }, place = this.#chosen) {
     const known = this.#objects.findIndex((object) => object.label === label);
-    if (known < 0) this.#objects[this.#chosen] = this.#object({ label, probability, pose });
-    else this.#chosen = known;
+    if (known < 0 && !this.#objects[place]) return;
+    this.#chosen = known < 0 ? place : known;
+    if (known < 0) this.#objects[place] = this.#object({ label, probability, pose });
     this.#showObjects();
     this.#showChosen(true);
     if (known < 0) await this.#decode(this.#one);
@@ -117,8 +121,9 @@ export class Capsule {
     object.moves[dimension] = move;
     this.sliders.update(dimension, object.sweeps.pose[dimension], move);
     this.#numbers();
-    const strip = object.sweeps.ready(dimension, object.moves) ?? (await object.sweeps.ahead(dimension, object.moves));
-    if (object !== this.#one || object.moves[dimension] !== move) return; // a later move is shown instead
+    const moves = [...object.moves];
+    const strip = object.sweeps.ready(dimension, moves) ?? (await object.sweeps.ahead(dimension, moves));
+    if (object !== this.#one || !isSame(moves, object.moves)) return; // a later move is shown instead
     draw(object, strip, move + object.sweeps.range.steps);
     this.#paint();
     this.#endsLater();
@@ -184,11 +189,12 @@ export class Capsule {
       const object = this.#one;
       const moves = [...object.moves];
       const strips = await object.sweeps.ends(moves);
-      if (object === this.#one && moves.every((move, index) => move === object.moves[index]))
-        this.sliders.showEnds(strips);
+      if (object === this.#one && isSame(moves, object.moves)) this.sliders.showEnds(strips);
     }, ENDS_AFTER_MS);
   }
 }
+
+const isSame = (moves, others) => moves.every((move, index) => move === others[index]);
 
 /** Draw one picture of a strip as an object's; returns the strip. */
 function draw(object, strip, column) {

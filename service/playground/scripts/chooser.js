@@ -2,12 +2,14 @@
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
+import { ServiceError } from "./transport.js";
 
 const CARDS = 6; // beyond that, a list
 const SERVED = new Set(["loaded", "available", "loading"]);
 
 export class Chooser {
   #models = [];
+  #chosen = null; // the name
   #onChoose;
   #turn = 0;
 
@@ -32,11 +34,14 @@ export class Chooser {
   /** Choose a model, and a version if it is not the one that answers requests that name none. */
   async choose(name, version) {
     const turn = ++this.#turn;
-    const all = (await api.versions(name)).filter(({ state }) => SERVED.has(state));
-    const one = all.find((each) => each.version === version) ?? defaultOf(all);
+    const all = await served(name).catch((error) => {
+      if (turn === this.#turn) mark(this.#chosen);
+      throw error;
+    });
     if (turn !== this.#turn) return; // another one was chosen meanwhile
-    const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
-    if (input) input.checked = true;
+    const one = all.find((each) => each.version === version) ?? defaultOf(all);
+    this.#chosen = name;
+    mark(name);
     this.#showVersions(name, all, one.version);
     await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
@@ -66,26 +71,44 @@ export class Chooser {
 
   #list(chosen) {
     const options = this.#models.map(({ name }) => element("option", { value: name, selected: name === chosen }, name));
-    const list = element("select", { "aria-label": "Model" }, ...options);
+    const list = element("select", { id: "model-list", "aria-label": "Model" }, ...options);
     list.addEventListener("change", () => this.choose(list.value));
     return list;
   }
 
   #showVersions(name, all, chosen) {
-    byId("models").querySelector("#versions")?.remove();
-    if (all.length < 2) return;
+    const before = byId("models").querySelector("#versions");
+    if (all.length < 2) return before?.remove();
     const options = all.map(({ version }) =>
       element("option", { value: version, selected: version === chosen }, `version ${version}`),
     );
-    const list = element("select", { id: "versions", "aria-label": `Version of ${name}` }, ...options);
-    list.addEventListener("change", () => this.choose(name, Number(list.value)));
+    const list = before ?? element("select", { id: "versions" }); // the same one keeps the focus
+    list.setAttribute("aria-label", `Version of ${name}`);
+    list.replaceChildren(...options);
+    if (before) return;
+    list.addEventListener("change", () => this.choose(this.#chosen, Number(list.value)));
     byId("models").append(list);
   }
 }
 
 async function described(model) {
-  const served = defaultOf((await api.versions(model.name)).filter(({ state }) => SERVED.has(state)));
-  return { name: model.name, version: served?.version, manifest: served?.manifest, isDefault: model.default };
+  const one = defaultOf((await api.versions(model.name)).filter(({ state }) => SERVED.has(state)));
+  return { name: model.name, version: one?.version, manifest: one?.manifest, isDefault: model.default };
+}
+
+/** The versions of a model that are served. */
+async function served(name) {
+  const all = (await api.versions(name)).filter(({ state }) => SERVED.has(state));
+  if (!all.length) throw new ServiceError(404, { title: `No version of ${name} is served any more` });
+  return all;
+}
+
+/** Show which model is chosen. */
+function mark(name) {
+  const input = name !== null && byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
+  if (input) input.checked = true;
+  const list = byId("models").querySelector("#model-list");
+  if (list && name !== null) list.value = name;
 }
 
 /** The version that answers requests that name none, else the newest; undefined of no versions. */

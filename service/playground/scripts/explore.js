@@ -56,7 +56,7 @@ export class Explore {
     if (manifest.views === 2) await this.pair.start();
     if (model !== this.model) return; // another one was chosen meanwhile
     this.look(true);
-    const samples = await samplesFor(manifest);
+    const samples = await samplesFor(manifest).catch(() => []); // the page works without
     if (model === this.model) showSamples(byId("samples"), samples, (strokes) => this.pad.setStrokes(strokes));
   }
 
@@ -89,10 +89,10 @@ export class Explore {
     return this.#input === this.pair ? this.pair.setFiles(files) : this.pad.setImage(files[0]);
   }
 
-  /** Show the capsule of another class. */
-  async chooseClass(label) {
+  /** Show the capsule of another class, in the place of the chosen one or of another. */
+  async chooseClass(label, place) {
     const found = this.#answer?.result.classes.find((one) => one.label === label);
-    if (found && this.model.manifest.graphs.decoder) await this.capsule.choose(found);
+    if (found && this.model.manifest.graphs.decoder) await this.capsule.choose(found, place);
   }
 
   /** The pen is lifted: what was asked last is the final question, and need not be asked again. */

@@ -51,6 +51,7 @@ export class Pad {
 
   /** Show these strokes. */
   setStrokes(strokes) {
+    this.#drawing = null;
     this.#replace({ strokes, image: null, bitmap: null }, true);
   }
 
@@ -58,17 +59,22 @@ export class Pad {
   async setImage(file) {
     const change = ++this.#changes;
     const bitmap = await createImageBitmap(file).catch(() => null);
-    if (change === this.#changes) this.#replace({ strokes: [], image: file, bitmap }, true);
+    if (change !== this.#changes) return;
+    this.#drawing = null;
+    this.#replace({ strokes: [], image: file, bitmap }, true);
   }
 
   undo() {
     if (!this.#history.length) return;
+    this.#drawing = null;
     this.#content = this.#history.pop();
     this.#changed(true);
   }
 
   clear() {
-    if (!this.isEmpty) this.#replace({ strokes: [], image: null, bitmap: null }, true);
+    if (this.isEmpty) return;
+    this.#drawing = null;
+    this.#replace({ strokes: [], image: null, bitmap: null }, true);
   }
 
   #replace(content, isFinal) {
@@ -125,9 +131,10 @@ export class Pad {
   }
 
   #key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own, such as Alt and an arrow
     const arrow = ARROWS[event.key];
     if (arrow) this.#walk(arrow);
-    else if (event.key === " ") this.#toggle();
+    else if (event.key === " ") event.repeat || this.#toggle();
     else if (event.key === "Backspace") this.undo();
     else if (event.key === "Delete") this.clear();
     else return;
@@ -167,7 +174,7 @@ export class Pad {
     drawing.clearRect(0, 0, side, side);
     const { bitmap, image, strokes } = this.#content;
     if (bitmap) paintInside(drawing, bitmap, side);
-    else if (image) write(drawing, image.name, side, style);
+    else if (image) write(drawing, image.name ?? "", side, style);
     ink(drawing, strokes, { side, color: style.color });
     if (this.#cursor) this.#paintCursor(drawing, side, style);
   }

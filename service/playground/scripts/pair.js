@@ -112,9 +112,10 @@ export class Pair {
       const across = Math.round((event.clientX - from.x) / DRAG_PIXELS);
       const down = Math.round((event.clientY - from.y) / (2 * DRAG_PIXELS));
       const azimuth = (((from.azimuth - across) % AZIMUTHS) + AZIMUTHS) % AZIMUTHS;
-      byId("elevation").value = from.elevation + down;
-      if (Number(byId("azimuth").value) === azimuth && !down) return;
+      const elevation = Math.min(ELEVATIONS.length - 1, Math.max(0, from.elevation + down));
+      if (Number(byId("azimuth").value) === azimuth && Number(byId("elevation").value) === elevation) return;
       byId("azimuth").value = azimuth;
+      byId("elevation").value = elevation;
       this.#turned(false);
     });
     for (const end of ["pointerup", "pointercancel"])

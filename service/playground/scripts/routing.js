@@ -26,7 +26,10 @@ export class Routing {
     byId("explain-play").addEventListener("click", () => this.#play());
     byId("explain-layer").addEventListener("change", () => this.#show());
     byId("explain-class").addEventListener("change", () => this.#paint());
-    byId("explain-steps").addEventListener("change", (event) => this.#step(Number(event.target.value)));
+    byId("explain-steps").addEventListener("change", (event) => {
+      this.#stop();
+      this.#step(Number(event.target.value));
+    });
   }
 
   /** Explain this model's answers; models without the graph get no panel. */
@@ -45,6 +48,8 @@ export class Routing {
 
   /** Explain the answer to these files, once somebody opens the panel. */
   show(files) {
+    this.#stop();
+    this.#asking.cancel();
     this.#files = files;
     this.#answer = null;
     byId("explain").hidden = false;
@@ -56,7 +61,7 @@ export class Routing {
     this.#asking.ask(async (signal) => {
       const { name, version } = this.model;
       try {
-        await this.#take(await api.explain(this.#files, { model: name, version }, signal));
+        await this.#take(await api.explain(this.#files, { model: name, version }, signal), signal);
       } catch (error) {
         if (!(error instanceof ServiceError)) throw error;
         byId("explain-note").textContent = error.message; // such as the command that adds the graph
@@ -65,9 +70,10 @@ export class Routing {
     }, true);
   }
 
-  async #take(answer) {
-    this.input = await fromBase64(answer.model_input);
-    this.#answer = answer;
+  async #take(answer, signal) {
+    const input = await fromBase64(answer.model_input);
+    if (signal.aborted) return;
+    [this.#answer, this.input] = [answer, input];
     byId("explain-body").hidden = false;
     byId("explain-note").textContent =
       answer.routing === "em"

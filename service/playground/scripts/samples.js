@@ -2,6 +2,7 @@
 
 import { element } from "./dom.js";
 import { ink, unpackStrokes } from "./strokes.js";
+import { ServiceError } from "./transport.js";
 
 const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
 const SIZE_IN_PAIR = 0.82;
@@ -11,7 +12,10 @@ let digits = null;
 
 /** The strokes of the ten digits. */
 export async function digitStrokes() {
-  digits ??= fetch(new URL("../samples/digits.json", import.meta.url)).then((answer) => answer.json());
+  digits ??= load().catch((error) => {
+    digits = null; // to be tried again
+    throw error;
+  });
   return (await digits).map(unpackStrokes);
 }
 
@@ -41,6 +45,12 @@ function button({ name, strokes }, onChoose) {
     ink(canvas.getContext("2d"), strokes, { side: 72, color: getComputedStyle(made).color }),
   );
   return made;
+}
+
+async function load() {
+  const answer = await fetch(new URL("../samples/digits.json", import.meta.url)).catch(() => ({ ok: false, status: 0 }));
+  if (!answer.ok) throw new ServiceError(answer.status, { title: "The sample digits cannot be loaded" });
+  return answer.json();
 }
 
 function moved(strokes, by) {

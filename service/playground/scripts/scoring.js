@@ -5,7 +5,7 @@ import { ServiceError } from "./transport.js";
 
 const BATCH = 32; // images in a request
 const AT_ONCE = 2; // requests
-const ABOUT_A_FILE = new Set([413, 415, 422]);
+const ABOUT_A_FILE = new Set([0, 413, 415, 422]); // 0: it cannot be read
 
 /**
  * Classify items, each of one file or of a pair.

@@ -42,16 +42,16 @@ export async function restore(explore, { image, objects, chosen }) {
   else if (image.toy) explore.pair.setPosition(image);
   else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
   if (!(await explore.settled())) return;
-  if (objects.length === 1) await explore.chooseClass(objects[0].label);
+  for (const [place, { label }] of objects.entries()) await explore.chooseClass(label, place);
   await explore.capsule.restore({ objects, chosen });
 }
 
-/** The model's input as files: one, or the left and the right half of two views. */
+/** The model's input as files, which have no names: one, or the left and the right half of two views. */
 export async function filesOf(seen, views) {
-  const file = new File([bytes(seen)], "image.png", { type: "image/png" });
+  const file = new Blob([bytes(seen)], { type: "image/png" });
   if (views < 2) return [file];
   const both = await createImageBitmap(file);
-  return Promise.all(["left", "right"].map((name, index) => half(both, index, name)));
+  return Promise.all([0, 1].map((index) => half(both, index)));
 }
 
 function imageOf(explore, { result }) {
@@ -60,10 +60,10 @@ function imageOf(explore, { result }) {
   return pad.image ? { seen: result.model_input } : { strokes: packStrokes(pad.strokes) };
 }
 
-async function half(both, index, name) {
+async function half(both, index) {
   const canvas = new OffscreenCanvas(both.width / 2, both.height);
   canvas.getContext("2d").drawImage(both, (-index * both.width) / 2, 0);
-  return new File([await canvas.convertToBlob({ type: "image/png" })], `${name}.png`, { type: "image/png" });
+  return canvas.convertToBlob({ type: "image/png" });
 }
 
 function pack(value) {

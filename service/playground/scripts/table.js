@@ -5,6 +5,8 @@ import { byId, element } from "./dom.js";
 const SHOWN = 200; // rows; the CSV file has all
 const THUMBNAIL = 40;
 
+let reading = Promise.resolve();
+
 const COLUMNS = {
   name: (row) => row.name,
   label: (row) => row.label ?? "",
@@ -57,8 +59,7 @@ export function doubt(row) {
 }
 
 function line(row) {
-  const canvas = element("canvas", { width: THUMBNAIL, height: THUMBNAIL, "aria-hidden": "true" });
-  thumbnail(canvas, row.files[0]);
+  const canvas = (row.canvas ??= thumbnail(row.files[0]));
   const name = element("td", { class: "file" }, row.name);
   if (row.error) return element("tr", {}, element("td", {}, canvas), name, element("td", { colSpan: 3, class: "error" }, row.error));
   const isWrong = row.truth !== null && row.truth !== row.label;
@@ -74,7 +75,14 @@ function line(row) {
   );
 }
 
-async function thumbnail(canvas, file) {
+/** A canvas that shows the file once it is read: one after the other, as a photograph takes much memory. */
+function thumbnail(file) {
+  const canvas = element("canvas", { width: THUMBNAIL, height: THUMBNAIL, "aria-hidden": "true" });
+  reading = reading.then(() => draw(canvas, file));
+  return canvas;
+}
+
+async function draw(canvas, file) {
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return;
   const scale = Math.min(THUMBNAIL / bitmap.width, THUMBNAIL / bitmap.height);

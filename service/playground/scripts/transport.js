@@ -20,6 +20,7 @@ export class ServiceError extends Error {
 export const connection = new EventTarget();
 
 let awaitedKey = null;
+let open = 0; // requests that have not ended
 
 const presentKey = () => sessionStorage.getItem(KEY);
 
@@ -37,16 +38,27 @@ export function useKey(key) {
 }
 
 /**
- * The answer to a request; waits while the service is busy or away, and for a key if it wants one.
+ * The body of the answer to a request; waits while the service is busy or away, and for a key if it wants one.
  *
  * @param {string} path relative to the page, such as "classify?top_k=2"
  * @param {RequestInit} options of fetch; a signal ends the waiting
- * @throws {ServiceError} the service refuses the request
+ * @param {"json" | "blob"} kind of the body
+ * @throws {ServiceError} the service refuses the request, or (status 0) a file cannot be read
  */
-export async function request(path, options = {}) {
+export async function request(path, options = {}, kind = "json") {
+  open++;
+  try {
+    return await bodyOf(path, options, kind);
+  } finally {
+    open--;
+    if (!open && options.signal?.aborted) say("well"); // nobody waits any more
+  }
+}
+
+async function bodyOf(path, options, kind) {
   for (let tries = 1; ; tries++) {
     const key = presentKey();
-    const answer = await send(path, options, key);
+    const answer = await send(path, options, key, kind);
     if (answer === null) await pause(LOST_WAIT_MS, options.signal);
     else if (answer.status === 401) await keyAfter(key, options);
     else if (answer.status === 503 || answer.status === 429) {
@@ -54,19 +66,21 @@ export async function request(path, options = {}) {
       await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
     } else {
       say("well");
-      if (answer.ok) return answer;
-      throw new ServiceError(answer.status, await problemOf(answer));
+      if (answer.ok) return answer.body;
+      throw new ServiceError(answer.status, answer.body);
     }
   }
 }
 
-async function send(path, options, key) {
+/** The answer with its body, read; null if there is none, or only a part of it. */
+async function send(path, options, key, kind) {
   const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
   const slow = setTimeout(() => say("slow"), SLOW_MS);
   try {
-    return await fetch(path, { ...options, headers });
+    return await read(await fetch(path, { ...options, headers }), kind);
   } catch (error) {
-    if (options.signal?.aborted) throw error;
+    if (options.signal?.aborted || error instanceof ServiceError) throw error;
+    await checkFiles(options.body);
     say("lost");
     return null;
   } finally {
@@ -90,12 +104,23 @@ function say(state) {
   connection.dispatchEvent(new CustomEvent(state));
 }
 
-async function problemOf(answer) {
-  try {
-    return await answer.json();
-  } catch {
-    return {};
-  }
+async function read(answer, kind) {
+  const { ok, status, headers } = answer;
+  const body = ok ? await answer[kind]().catch(notJson) : await answer.json().catch(() => ({}));
+  return { ok, status, headers, body };
+}
+
+/** An answer of something else than the service; asking again would not help. */
+function notJson(error) {
+  throw error instanceof SyntaxError ? new ServiceError(0, { title: "The answer cannot be read", detail: error.message }) : error;
+}
+
+/** Throws if a file of a form cannot be read any more: nothing can be sent then, which looks like a lost connection. */
+async function checkFiles(body) {
+  for (const file of body instanceof FormData ? body.values() : [])
+    await file.slice(0, 1).arrayBuffer().catch(() => {
+      throw new ServiceError(0, { title: "A file cannot be read", detail: `${file.name} has changed or is gone: open it again` });
+    });
 }
 
 function pause(ms, signal) {

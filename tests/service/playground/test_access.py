@@ -98,3 +98,33 @@ def test_a_screen_reader_hears_the_answer_and_what_a_slider_stands_for(page):
     assert slider.get_attribute("aria-valuetext").endswith("moved by 0.01")
     bar = page.get_by_role("radio", name="3: 0.9")
     assert bar.is_checked()
+
+
+def test_the_skip_link_keeps_the_address(open_page, address):
+    page = open_page(f"{address}/#tab=score", wait_for=".skip")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert focused(page) == "main"
+    assert page.url.endswith("#tab=score")
+
+
+def test_keys_draw_a_new_stroke_after_undo_and_leave_the_browsers_own_alone(page):
+    tab_to(page, "pad")
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Backspace")
+    expect(page.locator("#undo")).to_be_disabled()
+    page.keyboard.press("Space")
+    for _ in range(8):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator("#undo")).to_be_enabled()
+    page.keyboard.press("Control+Backspace")
+    expect(page.locator("#undo")).to_be_enabled()
+    page.keyboard.press("Space")
+    page.keyboard.down("Space")
+    page.keyboard.down("Space")  # a key that is held repeats
+    page.keyboard.up("Space")
+    page.keyboard.press("Space")
+    for _ in range(2):
+        page.click("#undo")
+    expect(page.locator("#undo")).to_be_disabled()

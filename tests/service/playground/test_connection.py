@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.service.playground.test_explore import answer
+from tests.service.playground.test_explore import Held, answer, choose_model
 from tests.support.live_service import free_port, live_service, settings_for
+from tests.support.pen import draw
 from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import write_bundle
 
@@ -159,3 +160,76 @@ def test_a_drawing_whose_last_question_failed_is_asked_again_when_the_pen_is_lif
     page.unroute("**/classify*")
     page.mouse.up()
     assert answer(page) == "1"
+
+
+def test_a_file_that_has_changed_on_the_disk_is_told_apart_from_a_lost_connection(page, tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(to_png(np.eye(28, dtype=np.uint8) * 255))
+    devtools = page.context.new_cdp_session(page)  # Playwright itself would give the page a copy
+    root = devtools.send("DOM.getDocument")["root"]["nodeId"]
+    node = devtools.send("DOM.querySelector", {"nodeId": root, "selector": "#file"})["nodeId"]
+    devtools.send("DOM.setFileInputFiles", {"nodeId": node, "files": [str(file)]})
+    answer(page)
+    file.write_bytes(to_png(np.eye(40, dtype=np.uint8) * 255))
+    choose_model(page, "capsnet-mnist")
+    expect(page.locator("#notice")).to_contain_text("a.png has changed or is gone: open it again")
+
+
+def test_what_is_said_of_a_slow_answer_goes_with_the_question(page):
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_contain_text("Waiting for the service")
+    page.click("#clear")
+    expect(page.locator("#notice")).to_be_hidden()
+    held.release()
+
+
+def test_an_answer_that_is_cut_short_is_asked_for_again(open_page, tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    with live_service(settings_for(tmp_path)) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/", may_complain=True)
+        whole = "async () => { const {request} = await import('/playground/scripts/transport.js'); "
+        script = (
+            whole
+            + """
+            const [fetched, asked] = [window.fetch, []];
+            window.fetch = async (...given) => {
+                asked.push(given);
+                const answer = await fetched(...given);
+                if (asked.length === 1) answer.json = () => Promise.reject(new TypeError("network error"));
+                return answer;
+            };
+            return [(await request("models")).models.length, asked.length];
+        }"""
+        )
+        assert page.evaluate(script) == [1, 2]
+
+
+def test_a_model_that_is_gone_is_not_shown_as_chosen(page):
+    gone = {
+        "type": "/problems/unknown-model",
+        "title": "Unknown model",
+        "status": 404,
+        "detail": "It is gone.",
+    }
+    page.route("**/models/capsnet-mnist", lambda route: route.fulfill(status=404, json=gone))
+    page.locator('input[value="capsnet-mnist"]').click()
+    expect(page.locator("#notice")).to_contain_text("It is gone.")
+    expect(page.locator('input[value="capsnet-digits"]')).to_be_checked()
+
+
+def test_without_the_sample_digits_the_page_works_and_the_tour_once_they_come(open_page, address):
+    missing = []
+
+    def fail_once(route: Route) -> None:
+        missing.append(route)
+        route.abort() if len(missing) == 1 else route.continue_()
+
+    page = open_page(
+        f"{address}/", may_complain=True, prepare=lambda page: page.route("**/digits.json", fail_once)
+    )
+    draw(page, 1)
+    assert answer(page) == "1"
+    page.click("#tab-tour")
+    expect(page.locator("#tour-figure canvas").first).to_be_visible()

@@ -328,3 +328,37 @@ def test_a_drawing_is_sent_as_a_bmp_file_that_others_read(page):
     with Image.open(io.BytesIO(bytes(content))) as read:
         found = np.asarray(read.convert("L"), int)
     assert np.abs(found - levels).max() <= 8
+
+
+def test_of_two_numbers_moved_quickly_the_picture_shows_both(page):
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    held = Held("**/reconstruct*")
+    held.hold(page)
+    for dimension in (3, 5):
+        slider = page.get_by_label(f"Dimension {dimension}", exact=True)
+        slider.fill("20")
+    before = picture(page, "#decoded")
+    held.release()  # the answer to the first move comes last
+    page.wait_for_function(CHANGED, arg=["#decoded", before])
+    page.wait_for_load_state("networkidle")
+    shown = picture(page, "#decoded")
+    for value in ("19", "20"):
+        slider.fill(value)
+    page.wait_for_load_state("networkidle")
+    assert picture(page, "#decoded") == shown
+
+
+def test_a_toy_that_is_dragged_down_and_back_is_shown_as_the_sliders_say(page):
+    choose_model(page, "matrix-capsnet-toys")
+    answer(page)
+    before, value = picture(page, "#left"), page.input_value("#elevation")
+    box = page.locator("#pair .views").bounding_box()
+    [x, y] = [box["x"] + 40, box["y"] + 40]
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y + 40)
+    page.mouse.move(x, y)
+    page.mouse.up()
+    assert page.input_value("#elevation") == value
+    assert picture(page, "#left") == before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture
+from tests.service.playground.test_explore import CHANGED, Held, answer, choose_model, picture
 from tests.support.accessibility import serious_findings
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import write_bundle
@@ -121,3 +121,29 @@ def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(open_page, 
     page.click("#explain summary")
     expect(page.locator("#explain-note")).to_contain_text("capsnet-export explain")
     expect(page.locator("#explain-body")).to_be_hidden()
+
+
+def test_an_iteration_that_is_chosen_or_another_image_ends_the_playing(page):
+    explain_a_four(page)
+    page.click("#explain-play")
+    page.locator("#explain-steps input").nth(2).check()
+    page.wait_for_timeout(2.5 * PLAY_MS)  # nothing goes wrong, see `open_page`
+    assert page.locator("#explain-steps input").nth(2).is_checked()
+    page.click("#explain-play")
+    page.click('[aria-label="Sample: 7"]')
+    page.wait_for_timeout(2.5 * PLAY_MS)
+    expect(page.locator("#explain-class")).to_have_value("7")
+
+
+def test_an_explanation_that_comes_late_is_not_that_of_another_image(page):
+    page.click('[aria-label="Sample: 4"]')
+    answer(page)
+    held = Held("**/explain*")
+    held.hold(page)
+    page.click("#explain summary")
+    page.click("#explain summary")
+    page.click('[aria-label="Sample: 7"]')
+    expect(page.locator("#best")).to_have_text("7")
+    held.release()
+    page.click("#explain summary")
+    expect(page.locator("#explain-class")).to_have_value("7")

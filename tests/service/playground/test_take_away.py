@@ -284,3 +284,24 @@ def test_unusual_names_of_classes_and_files_are_shown_and_copied_as_they_are(ope
             Image.open(tmp_path / "capsule.png").verify()
             program = copied(page, "#copy-python")
             subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+def test_a_link_brings_back_a_class_that_was_chosen_among_several_objects(copying, open_page):
+    choose_model(copying, "capsnet-multimnist")
+    copying.click('[aria-label="Sample: 3 and 8"]')
+    answer(copying)
+    other = next(name for name in "0125" if name not in copying.inner_text("#best"))
+    copying.check(f'#bars input[value="{other}"]')
+    move(copying, 2, 5)
+    labels = copying.locator("#objects .object").all_inner_texts()
+    restored = open_page(copied(copying, "#share"))
+    expect(restored.locator(".slider.moved")).to_have_count(1)
+    assert restored.locator("#objects .object").all_inner_texts() == labels
+
+
+def test_a_command_for_a_links_image_brings_the_image(copying, open_page, tmp_path):
+    copying.set_input_files("#file", "docs/seven.jpg")
+    answer(copying)
+    restored = open_page(copied(copying, "#share"), permissions=CLIPBOARD)
+    assert answer(restored) == "7"
+    assert '"label":"7"' in run_shell(copied(restored, "#copy-curl"), tmp_path)
