@@ -2,6 +2,8 @@
 
 # N samples, J classes, D class pose, C channels, H and W height and width
 
+import errno
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,7 +72,7 @@ class Exported:
         model: its network.
         graphs: made of the network.
         crop_share: the fraction of a picture's side that the network was shown, 0 to 1.
-        parity_error: largest difference between network and graphs on images that were held out.
+        parity_error: largest difference between network and graphs on images, held out if any are.
         confidence: the probability from which its answers are confident; None if nothing was held out.
         test: errors of the encoder's graph on the test images.
         times_measured: how often the run had been measured on the test images before.
@@ -104,17 +106,21 @@ def publish(
         ExplainError: the explain graph gives another answer than the encoder; nothing is published.
         ValueError: `out` is not a model name, or the run is not one.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
+        PermissionError: the run, which counts its measurements, or `out` cannot be written.
     """
     name = model_name(out.resolve().name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
+    for folder in (run, next(one for one in (out, *out.absolute().parents) if one.exists())):
+        if folder.exists() and not os.access(folder, os.W_OK):  # before anything is measured, which counts
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     exported = _export(run, name, root, images)
 
     def write(folder: Path) -> None:
         _write_graphs_and_samples(folder, exported)
         manifest = _manifest(folder, name, exported, len(versions(out)), remark)
-        (folder / CARD_FILE).write_text(model_card(manifest))
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+        (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
@@ -208,7 +214,7 @@ def _manifest(
             tolerance=parity.TOLERANCE[architecture],
             batch_sizes=parity.BATCH_SIZES,
             routing_iterations=parity.iterations_compared(model),
-            images=f"{config.data.name}, held out",
+            images=f"{config.data.name}, {'held out' if config.data.validation_images else 'trained on'}",
         ),
         metrics=_metrics(exported.test, config.data, name),
         confidence=exported.confidence,

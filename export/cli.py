@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
 
 from export.contract.manifest import newest_version
@@ -12,6 +13,8 @@ from export.contract.package_version import package_version
 
 if TYPE_CHECKING:
     from training.evaluate.metrics import Errors
+
+MAX_THREADS = 1024
 
 EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
@@ -44,6 +47,7 @@ model's folders is written anew.
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors of the user's end with one line and status 2."""
     options = _parser().parse_args(arguments)
+    signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))  # so that what is half written is removed
     try:
         options.run_command(options)
     except ModuleNotFoundError as error:
@@ -60,6 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError) as error:
         _fail(one_line(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + SIGINT)
 
 
 def _fail(message: str) -> None:
@@ -248,15 +254,26 @@ def _as_text(test: "Errors") -> str:
 
 
 def _optimize(options: argparse.Namespace) -> None:
-    from export.optimize.report import as_table, optimize_bundle
+    from export.contract.manifest import read_manifest
+    from export.optimize.half_precision import check_architecture
+    from export.optimize.report import NothingFasterError, as_table, optimize_bundle
 
-    if options.threads < 0:
-        raise ValueError(f"--threads must be at least 0 (0: one per CPU), got {options.threads}")
+    if not 0 <= options.threads <= MAX_THREADS:
+        raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
     bundle = newest_version(options.bundle)
-    report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
-    print(*as_table(report), sep="\n")
-    print(f"the fastest: {report.choice}")
-    print(f"wrote {', '.join(str(found.file) for name, found in report.variants.items() if name != 'plain')}")
+    if options.half:
+        check_architecture(read_manifest(bundle).architecture)
+    try:
+        report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
+    except NothingFasterError as error:
+        if not options.half:
+            raise
+        print(error)
+    else:
+        print(*as_table(report), sep="\n")
+        print(f"the fastest: {report.choice}")
+        files = [str(found.file) for name, found in report.variants.items() if name != "plain"]
+        print(f"wrote {', '.join(files)}")
     if options.half:
         _write_half(bundle, options)
 
@@ -268,17 +285,17 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     from export.contract.manifest import read_manifest
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_gate import check_half
-    from export.optimize.half_precision import check_architecture, half_precision
+    from export.optimize.half_precision import half_precision
     from training.data.download import data_root
     from training.data.own_pictures import find_again
 
     manifest = read_manifest(bundle)
-    check_architecture(manifest.architecture)
     config = find_again(run_config(manifest), options.images, bundle)
     test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
     found = check_half(model, half, np.concatenate(list(test)), manifest.objects_per_image)
+    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "half.onnx"
     onnx.save_model(half, file)
     print(

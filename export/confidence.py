@@ -2,16 +2,15 @@
 
 # B batch, J classes
 
-import shutil
 from pathlib import Path
 
 import torch
 
 from export.contract.confidence import threshold_of, weakest_named
-from export.contract.manifest import MANIFEST_FILE, Confidence, read_checked, read_manifest
+from export.contract.manifest import MANIFEST_FILE, VERSION, Confidence, read_checked, read_manifest
 from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
-from export.next_version import publish_next
+from export.next_version import publish_next, versions
 from training.config import DataConfig
 from training.data.batches import Batches, training_batches
 from training.data.own_pictures import find_again
@@ -80,16 +79,28 @@ def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
 
     Returns:
         The folder of the new version.
+
+    Raises:
+        BundleError: a file is not what the manifest says.
+        ValueError: the folder is not `<model>/<version>`.
     """
-    manifest = read_manifest(bundle).model_copy(update={"confidence": confidence})
+    manifest = read_manifest(bundle)
+    place = bundle.absolute()  # not where a link leads: the next version is its neighbor
+    if not VERSION.fullmatch(place.name) or place.parent.name != manifest.model:
+        raise ValueError(f"{bundle} is no folder {manifest.model}/VERSION: there is no next version of it")
+    training = manifest.training
+    if "times_measured" in training:  # when the version before was made, and then once
+        counts = {"times_measured": training["times_measured"] + 1}
+        training = training | counts | {"earlier_versions": len(versions(place.parent))}
+    manifest = manifest.model_copy(update={"confidence": confidence, "training": training})
 
     def write(folder: Path) -> None:
         for file in (*manifest.graphs.values(), manifest.samples):
-            shutil.copyfile(bundle / file.file, folder / file.file)
-        (folder / CARD_FILE).write_text(model_card(manifest))
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+            (folder / file.file).write_bytes(read_checked(bundle, file))
+        (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
-    return publish_next(bundle.resolve().parent, write)
+    return publish_next(place.parent, write)
 
 
 def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:

@@ -69,8 +69,10 @@ def run_config(manifest: Manifest) -> RunConfig:
     """The configuration of the run that a bundle comes from.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: there is none, or it is not valid.
     """
+    if "config" not in manifest.training:
+        raise ValueError(f"the manifest of {manifest.model} has no training.config: how was it trained?")
     return from_dict(manifest.training["config"])
 
 

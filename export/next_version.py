@@ -18,6 +18,9 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
 
     Returns:
         The version's folder.
+
+    Raises:
+        ValueError: the newest version has the largest number that there is.
     """
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
@@ -39,6 +42,8 @@ def _rename_to_next_version(aside: Path, out: Path) -> Path:
     """Give the finished folder its number; the next one if another publisher was faster."""
     version = 1 + max(versions(out), default=0)
     while True:
+        if not VERSION.fullmatch(str(version)):
+            raise ValueError(f"{out}: no version after {version - 1}")
         try:
             published = aside.rename(out / str(version))
         except OSError:  # a version's folder is never empty, so rename cannot replace one

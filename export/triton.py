@@ -52,6 +52,7 @@ from export.triton_config import (
     shared_part,
 )
 
+MAX_INT32 = 2**31 - 1
 CONFIG = "config.pbtxt"
 GRAPH = "model.onnx"  # the file of a version that the backend looks for
 NAMES = {
@@ -109,8 +110,8 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
         BundleError: the bundle is not what its manifest says.
         ValueError: `bundle` is no version's folder, or `out` holds something else of the same name.
     """
-    if max_batch < 1:
-        raise ValueError(f"max batch must be at least 1 image, got {max_batch}")
+    if not 1 <= max_batch <= MAX_INT32:
+        raise ValueError(f"max batch must be 1 to {MAX_INT32} images, got {max_batch}")
     out = out.resolve()
     checked = read_bundle(bundle)
     _check_repository(out)

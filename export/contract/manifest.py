@@ -223,6 +223,10 @@ class Manifest(_Fact):
             raise ValueError("graphs must hold an encoder")
         if len(set(self.class_names)) != len(self.class_names):
             raise ValueError(f"class names must differ, got {self.class_names}")
+        if self.objects_per_image > len(self.class_names):
+            raise ValueError(
+                f"objects_per_image is {self.objects_per_image}, of {len(self.class_names)} different classes"
+            )
         return self
 
     @model_validator(mode="after")

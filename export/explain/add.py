@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import (
     MANIFEST_FILE,
+    BundleError,
     Graph,
     Tensor,
     read_checked,
@@ -63,8 +64,12 @@ def add_explain(bundle: Path) -> Added:
     manifest = read_manifest(bundle)
     lent = manifest.graphs["encoder"]
     encoder = read_checked(bundle, lent)
-    made = explain_graph(onnx.load_model_from_string(encoder), manifest)
-    pixels = _sample_pixels(read_checked(bundle, manifest.samples))
+    samples = read_checked(bundle, manifest.samples)
+    try:
+        made = explain_graph(onnx.load_model_from_string(encoder), manifest)
+        pixels = _sample_pixels(samples)
+    except Exception as fault:  # whatever is wrong with the files, of whoever made them
+        raise BundleError(f"{bundle} cannot be explained: {type(fault).__name__}: {fault}") from fault
     error = check_last_iteration(encoder, made.SerializeToString(), pixels)
     content = share_weights(made, encoder, lent.file).SerializeToString()
     _replace(bundle / FILE, content)

@@ -57,6 +57,8 @@ def derive(
         OSError: the folder cannot be written.
         google.protobuf.message.DecodeError: this is no graph.
     """
+    if (found := read_plan(folder)) and not again:  # of another user, maybe, whose folder we cannot write
+        return found
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(folder.parent):
         found = read_plan(folder)
@@ -88,6 +90,7 @@ def _derive(
         plan = plan.model_copy(update={"sha256": digests})
         (aside / FILE).write_text(plan.model_dump_json(indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)  # it holds no plan, or one that is damaged or replaced
+        aside.chmod(0o755)  # mkdtemp makes it private
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

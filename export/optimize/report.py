@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 
 from export.contract.architecture import capsnet_architecture
-from export.contract.manifest import read_checked, read_manifest
+from export.contract.manifest import BundleError, read_checked, read_manifest
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
 from export.optimize.measure import measure
 from export.optimize.plan import Choice, Variant
 from export.optimize.rewrite import rewritten
 
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+class NothingFasterError(ValueError):
+    """No faster variant of an encoder is known."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,19 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
 
     Raises:
         BundleError: the bundle is not what its manifest says.
-        ValueError: no faster variant of this encoder is known.
+        NothingFasterError: no faster variant of this encoder is known.
     """
     manifest = read_manifest(bundle)
-    model = onnx.load_model_from_string(read_checked(bundle, manifest.graphs["encoder"]))
-    variants = rewritten(model, capsnet_architecture(manifest))
+    try:
+        model = onnx.load_model_from_string(read_checked(bundle, manifest.graphs["encoder"]))
+    except DecodeError as error:
+        raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
+    architecture = capsnet_architecture(manifest)
+    if architecture is None:
+        raise NothingFasterError(f"{manifest.model}: faster graphs for CPUs are known of CapsNets alone")
+    variants = rewritten(model, architecture)
     if not variants:
-        raise ValueError(f"{manifest.model}: its convolutions are too small to gain from a transform")
+        raise NothingFasterError(f"{manifest.model}: no convolution is large enough to gain from a transform")
     out.mkdir(parents=True, exist_ok=True)
     files: dict[Variant, Path] = {"plain": bundle / manifest.graphs["encoder"].file}
     for variant, rewriting in variants.items():

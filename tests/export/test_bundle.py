@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ import onnxruntime as ort
 import pytest
 
 from export import bundle, next_version, parity
+from export.bundle import publish
 from export.cli import main
-from export.contract.manifest import BundleError, read_checked, read_manifest
+from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
+from export.next_version import publish_next
 from training.config import to_dict
 from training.runs import checkpoint
 from training.runs.result import note_measurement, times_measured
@@ -98,6 +101,27 @@ def test_nothing_is_left_when_publishing_breaks_off(tiny_run, tmp_path, monkeypa
     assert list((tmp_path / "model").iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["run", "out"])
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    tiny_run, tmp_path, monkeypatch, place
+):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    before = sorted(path.name for path in run.iterdir())
+    locked = run if place == "run" else tmp_path
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
+    with pytest.raises(PermissionError, match=str(locked)):
+        publish(run, tmp_path / "capsnet-drawn", Path("data"))
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert not (tmp_path / "capsnet-drawn").exists()
+
+
+def test_after_the_largest_version_there_is_no_next_one(tmp_path):
+    (tmp_path / "999999999").mkdir()
+    with pytest.raises(ValueError, match="no version after 999999999"):
+        publish_next(tmp_path, lambda folder: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["999999999"]
+
+
 def test_changed_bytes_are_refused(trained_bundle, tmp_path):
     copy = shutil.copytree(trained_bundle, tmp_path / "1")
     manifest = read_manifest(copy)
@@ -173,3 +197,9 @@ def test_a_name_that_no_model_can_have_is_refused(tiny_run, tmp_path):
     with pytest.raises(ValueError, match="model name 'My Model' must match"):
         bundle.publish(tiny_run, tmp_path / "My Model", Path("data"))
     assert not (tmp_path / "My Model").exists()
+
+
+def test_no_image_shows_more_objects_than_there_are_classes(trained_bundle):
+    facts = json.loads((trained_bundle / "manifest.json").read_text())
+    with pytest.raises(ValueError, match="objects_per_image is 11, of 10 different classes"):
+        Manifest.model_validate(facts | {"objects_per_image": 11})

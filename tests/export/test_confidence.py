@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from export.cli import main
+from export.confidence import publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
-from export.contract.manifest import read_manifest
+from export.contract.manifest import BundleError, read_manifest
 from export.evaluate import answers, run_config
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
 from training.data.batches import training_batches
@@ -90,7 +91,31 @@ def test_a_published_bundle_gets_its_threshold_as_the_next_version_with_the_same
     assert read_manifest(second).confidence == measured.model_copy(
         update={"command": "capsnet-export threshold models/capsnet-drawn"}
     )
-    assert f"as probable as {measured.min_probability:g}" in (second / "MODEL_CARD.md").read_text()
+    card = (second / "MODEL_CARD.md").read_text()
+    assert f"as probable as {measured.min_probability:g}" in card
+    times = read_manifest(first).training["times_measured"] + 1
+    assert f"measured {times} times on this run before this version was made; 1 earlier version" in card
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "samples.npz"])
+def test_a_bundle_with_a_damaged_file_is_not_published_again(trained_bundle, tmp_path, name):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    with (first / name).open("r+b") as file:
+        file.write(b"x")
+    with pytest.raises(BundleError, match=name):
+        publish_with_threshold(first, read_manifest(first).confidence)
+    assert [path.name for path in first.parent.iterdir()] == ["1"]
+
+
+def test_the_next_version_is_a_neighbor_of_a_link_and_only_of_a_version(trained_bundle, tmp_path):
+    stored = shutil.copytree(trained_bundle, tmp_path / "store" / "abc")
+    link = tmp_path / "models" / "capsnet-drawn" / "1"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(stored)
+    found = read_manifest(stored).confidence
+    assert publish_with_threshold(link, found) == link.parent / "2"
+    with pytest.raises(ValueError, match="is no folder capsnet-drawn/VERSION"):
+        publish_with_threshold(stored, found)
 
 
 def test_the_command_of_a_card_prints_the_threshold_again_and_publishes_nothing(

@@ -386,9 +386,12 @@ def test_a_models_folder_stands_for_its_newest_version(bundle: Path, tmp_path: P
     assert version_names(tmp_path / "triton" / "tiny") == ["12"]
 
 
-def test_no_image_per_batch_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["triton", str(bundle), "--out", str(tmp_path / "triton"), "--max-batch", "0"]
-    assert "at least 1 image, got 0" in fails_with(arguments, capsys)
+@pytest.mark.parametrize("images", ["0", "2147483648"])
+def test_a_batch_that_triton_cannot_have_is_refused(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], images: str
+):
+    arguments = ["triton", str(bundle), "--out", str(tmp_path / "triton"), "--max-batch", images]
+    assert f"max batch must be 1 to 2147483647 images, got {images}" in fails_with(arguments, capsys)
 
 
 def test_the_command_runs_without_torch(bundle: Path, tmp_path: Path):

@@ -2,7 +2,9 @@ import onnx
 import pytest
 
 from export.cli import main
+from export.contract.manifest import read_manifest, sha256_of
 from tests.support.places import ROOT
+from tests.support.tiny_bundle import rewrite_manifest, write_bundle
 
 SHIPPED = ROOT / "models" / "capsnet-mnist"
 
@@ -29,13 +31,45 @@ def test_optimize_writes_both_variants_and_says_how_fast_and_how_exact_they_are(
 
 def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
     said = failure(capsys, str(trained_bundle), "--out", str(tmp_path))
-    assert "capsnet-drawn: its convolutions are too small to gain from a transform" in said
+    assert "capsnet-drawn: no convolution is large enough to gain from a transform" in said
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
     assert "none is not a folder" in failure(capsys, str(tmp_path / "none"))
 
 
-def test_a_number_of_threads_below_0_is_refused(capsys):
-    said = failure(capsys, str(SHIPPED), "--threads", "-1")
-    assert "--threads must be at least 0 (0: one per CPU), got -1" in said
+@pytest.mark.parametrize("threads", ["-1", "99999999999"])
+def test_a_number_of_threads_that_cannot_be_is_refused(tmp_path, capsys, threads):
+    said = failure(capsys, str(SHIPPED), "--threads", threads, "--out", str(tmp_path / "out"))
+    assert f"--threads must be 0 (one per CPU) to 1024, got {threads}" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_precision_needs_no_faster_graph(trained_bundle, tmp_path, capsys):
+    main(["optimize", str(trained_bundle), "--half", "--out", str(tmp_path / "out")])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("capsnet-drawn: no convolution is large enough")
+    assert second.startswith(f"wrote {tmp_path / 'out' / 'half.onnx'}: of ")
+
+
+def test_matrix_capsules_are_told_why_they_have_neither(capsys):
+    toys = str(ROOT / "models" / "matrix-capsnet-toys")
+    assert "faster graphs for CPUs are known of CapsNets alone" in failure(capsys, toys)
+    assert "EM routing divides by variances near 0" in failure(capsys, toys, "--half")
+
+
+def test_bytes_that_are_no_graph_are_told_in_one_line(tmp_path, capsys):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    (bundle / "encoder.onnx").write_bytes(b"no graph")
+    encoder = read_manifest(bundle).graphs["encoder"]
+    changed = encoder.model_copy(update={"sha256": sha256_of(bundle / "encoder.onnx")})
+    rewrite_manifest(bundle, graphs={**read_manifest(bundle).graphs, "encoder": changed})
+    assert "the encoder is no ONNX graph" in failure(capsys, str(bundle))
+    for command, told in (
+        ("explain", "cannot be explained: DecodeError"),
+        ("evaluate", "no training.config"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(bundle)])
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err

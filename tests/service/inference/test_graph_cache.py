@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from export.contract.manifest import Graph, Tensor
+from export.optimize import derive as graphs
 from export.optimize.choice import MAX_ERROR
 from export.optimize.derive import derive
 from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
@@ -99,6 +100,13 @@ def test_a_plan_that_another_process_has_just_made_is_taken(encoder, cache):
     made = (folder / FILE).stat().st_mtime_ns
     assert derive(encoder, b"", folder, ONE_CORE, ARCHITECTURE) == read_plan(folder)
     assert (folder / FILE).stat().st_mtime_ns == made
+
+
+def test_a_plan_of_another_user_is_read_and_needs_no_lock(encoder, cache, monkeypatch):
+    folder = plan_file(encoder, cache).parent
+    assert folder.stat().st_mode & 0o777 == 0o755
+    monkeypatch.setattr(graphs, "_one_at_a_time", lambda folder: pytest.fail("not ours to write"))
+    assert derive(encoder, b"", folder, ONE_CORE, ARCHITECTURE) == read_plan(folder)
 
 
 def test_a_plan_that_was_measured_under_load_is_taken_at_the_start(encoder, cache):
