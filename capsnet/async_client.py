@@ -192,7 +192,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         return await self._do(model_requests.models())
 
     async def model(self, name: str) -> Model:
-        """One model; its versions include their manifests, unless they are refused."""
+        """One model; versions that are served include their manifests."""
         return await self._do(model_requests.model(name))
 
     async def pin(self, model: str | None = None, version: int | None = None) -> Pinned:

@@ -294,7 +294,7 @@ class Client(BaseClient[httpx.Client]):
         return self._do(model_requests.models())
 
     def model(self, name: str) -> Model:
-        """One model; its versions include their manifests, unless they are refused."""
+        """One model; versions that are served include their manifests."""
         return self._do(model_requests.model(name))
 
     def pin(self, model: str | None = None, version: int | None = None) -> Pinned:

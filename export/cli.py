@@ -225,10 +225,12 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _threshold(options: argparse.Namespace) -> None:
-    from export.confidence import measure_again, publish_with_threshold
+    from export.confidence import check_publishable, measure_again, publish_with_threshold
     from training.data.download import data_root
 
     bundle = newest_version(options.bundle)
+    if options.publish:
+        check_publishable(bundle)  # before minutes of measuring
     found = measure_again(bundle, data_root(options.data), options.images)
     print(
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "

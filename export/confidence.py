@@ -2,6 +2,8 @@
 
 # B batch, J classes
 
+import errno
+import os
 from pathlib import Path
 
 import torch
@@ -70,6 +72,22 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
     return confidence
 
 
+def check_publishable(bundle: Path) -> Path:
+    """The model's folder, in which a bundle's next version can be published.
+
+    Raises:
+        ValueError: the bundle's folder is not `<model>/<version>`.
+        PermissionError: the model's folder cannot be written.
+    """
+    model = read_manifest(bundle).model
+    place = bundle.absolute()  # not where a link leads: the next version is its neighbor
+    if not VERSION.fullmatch(place.name) or place.parent.name != model:
+        raise ValueError(f"{bundle} is no folder {model}/VERSION: there is no next version of it")
+    if not os.access(place.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place.parent))
+    return place.parent
+
+
 def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
     """Publish a bundle anew, as the next version of its model, with a threshold.
 
@@ -82,16 +100,13 @@ def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
 
     Raises:
         BundleError: a file is not what the manifest says.
-        ValueError: the folder is not `<model>/<version>`.
+        ValueError, PermissionError: as `check_publishable`.
     """
     manifest = read_manifest(bundle)
-    place = bundle.absolute()  # not where a link leads: the next version is its neighbor
-    if not VERSION.fullmatch(place.name) or place.parent.name != manifest.model:
-        raise ValueError(f"{bundle} is no folder {manifest.model}/VERSION: there is no next version of it")
+    out = check_publishable(bundle)
     training = manifest.training
-    if "times_measured" in training:  # when the version before was made, and then once
-        counts = {"times_measured": training["times_measured"] + 1}
-        training = training | counts | {"earlier_versions": len(versions(place.parent))}
+    if "earlier_versions" in training:
+        training = training | {"earlier_versions": len(versions(out))}
     manifest = manifest.model_copy(update={"confidence": confidence, "training": training})
 
     def write(folder: Path) -> None:
@@ -100,7 +115,7 @@ def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
         (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
-    return publish_next(place.parent, write)
+    return publish_next(out, write)
 
 
 def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import os
+import stat
 from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -54,15 +54,16 @@ class Found:
 
     Attributes:
         bundles: by model and version; where two folders hold the same, the first wins.
-        faults: of folders that cannot be listed, or are not there.
+        faults: of folders that cannot be listed or are not there, and of entries that cannot be looked at.
     """
 
     bundles: dict[str, dict[int, Path]]
     faults: dict[Path, OSError]
 
-    def is_uncertain(self, folder: Path) -> bool:
-        """Whether a folder is there but cannot be listed just now, so that nobody knows what it holds."""
-        return not isinstance(self.faults.get(folder), NOT_THERE | None)
+    def is_uncertain(self, bundle: Path) -> bool:
+        """Whether a bundle may be there, though it or a folder above it cannot be looked at just now."""
+        places = (bundle, bundle.parent, bundle.parent.parent)
+        return any(not isinstance(self.faults.get(place), NOT_THERE | None) for place in places)
 
 
 class Bundles:
@@ -107,8 +108,8 @@ class Bundles:
     def _paths(self, model: str, found: Found) -> dict[int, Path]:
         """The folders of a model's versions, with those known in a folder that just now cannot be listed."""
         known = self.versions.get(model, {}).items()
-        kept = {number: one.path for number, one in known if found.is_uncertain(one.path.parent)}
-        return kept | found.bundles.get(model, {})
+        kept = {number: one.path for number, one in known if found.is_uncertain(one.path)}
+        return found.bundles.get(model, {}) | kept
 
     async def set_traffic(self, model: str, rule: Rule | None) -> None:
         """Write a model's rule, or remove it.
@@ -290,13 +291,21 @@ def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
 def _folders(parent: Path, faults: dict[Path, OSError]) -> list[Path]:
     """The folders in a folder; notes why it cannot be listed."""
     try:
-        # Path.is_dir raises for a link into a folder that may not be read, which costs itself alone.
-        return sorted(path for path in parent.iterdir() if os.path.isdir(path))  # noqa: PTH112
+        return sorted(path for path in parent.iterdir() if _is_folder(path, faults))
     except OSError as error:
         faults[parent] = error
         if not isinstance(error, NOT_THERE):
             log.warning("skipped %s: %s", parent, error)
         return []
+
+
+def _is_folder(path: Path, faults: dict[Path, OSError]) -> bool:
+    """Whether this is a folder; notes why it cannot be looked at, which costs itself alone."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        faults[path] = error
+        return False
 
 
 def _fingerprint(bundle: Path) -> Fingerprint:

@@ -62,11 +62,13 @@ export class Capsule {
    * Show another class's capsule in place of the chosen one, or of the one at a place: its sliders at once, its
    * picture when it has come.
    */
-  async choose({ label, probability, pose }, place = this.#chosen) {
-    const known = this.#objects.findIndex((object) => object.label === label);
-    if (known < 0 && !this.#objects[place]) return;
-    this.#chosen = known < 0 ? place : known;
-    if (known < 0) this.#objects[place] = this.#object({ label, probability, pose });
+  async choose({ label, probability, pose }, place) {
+    const objects = this.#objects;
+    const known = objects.findIndex((object) => object.label === label);
+    this.#chosen = place ?? (known < 0 ? this.#chosen : known);
+    if (!this.#one) return;
+    if (known < 0) objects[this.#chosen] = this.#object({ label, probability, pose });
+    else [objects[known], objects[this.#chosen]] = [objects[this.#chosen], objects[known]];
     this.#showObjects();
     this.#showChosen(true);
     if (known < 0) await this.#decode(this.#one);

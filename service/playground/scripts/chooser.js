@@ -9,7 +9,7 @@ const SERVED = new Set(["loaded", "available", "loading"]);
 
 export class Chooser {
   #models = [];
-  #chosen = null; // the name
+  #chosen = null; // {name, version}
   #onChoose;
   #turn = 0;
 
@@ -35,14 +35,14 @@ export class Chooser {
   async choose(name, version) {
     const turn = ++this.#turn;
     const all = await served(name).catch((error) => {
-      if (turn === this.#turn) mark(this.#chosen);
+      if (turn === this.#turn && this.#chosen) mark(this.#chosen);
       throw error;
     });
     if (turn !== this.#turn) return; // another one was chosen meanwhile
     const one = all.find((each) => each.version === version) ?? defaultOf(all);
-    this.#chosen = name;
-    mark(name);
+    this.#chosen = { name, version: one.version };
     this.#showVersions(name, all, one.version);
+    mark(this.#chosen);
     await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
 
@@ -86,7 +86,7 @@ export class Chooser {
     list.setAttribute("aria-label", `Version of ${name}`);
     list.replaceChildren(...options);
     if (before) return;
-    list.addEventListener("change", () => this.choose(this.#chosen, Number(list.value)));
+    list.addEventListener("change", () => this.choose(this.#chosen.name, Number(list.value)));
     byId("models").append(list);
   }
 }
@@ -103,12 +103,14 @@ async function served(name) {
   return all;
 }
 
-/** Show which model is chosen. */
-function mark(name) {
-  const input = name !== null && byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
+/** Show which model and version are chosen. */
+function mark({ name, version }) {
+  const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
   if (input) input.checked = true;
-  const list = byId("models").querySelector("#model-list");
-  if (list && name !== null) list.value = name;
+  for (const [id, value] of [["#model-list", name], ["#versions", version]]) {
+    const list = byId("models").querySelector(id);
+    if (list) list.value = value;
+  }
 }
 
 /** The version that answers requests that name none, else the newest; undefined of no versions. */

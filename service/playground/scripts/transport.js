@@ -4,6 +4,7 @@ const KEY = "capsnet-api-key"; // in sessionStorage: for this tab only
 const LOST_WAIT_MS = 1000;
 const SLOW_MS = 1500; // until the page says that it waits
 const BUSY_SAID_AFTER = 3; // tries
+const CALM_MS = 100;
 
 /** An error of the service, in its own words (RFC 9457). */
 export class ServiceError extends Error {
@@ -43,7 +44,7 @@ export function useKey(key) {
  * @param {string} path relative to the page, such as "classify?top_k=2"
  * @param {RequestInit} options of fetch; a signal ends the waiting
  * @param {"json" | "blob"} kind of the body
- * @throws {ServiceError} the service refuses the request, or (status 0) a file cannot be read
+ * @throws {ServiceError} the service refuses the request, something else answers, or (status 0) a file cannot be read
  */
 export async function request(path, options = {}, kind = "json") {
   open++;
@@ -51,7 +52,8 @@ export async function request(path, options = {}, kind = "json") {
     return await bodyOf(path, options, kind);
   } finally {
     open--;
-    if (!open && options.signal?.aborted) say("well"); // nobody waits any more
+    // Nobody waits any more, unless another question takes the place of this one.
+    if (options.signal?.aborted) setTimeout(() => open || say("well"), CALM_MS);
   }
 }
 
@@ -106,13 +108,13 @@ function say(state) {
 
 async function read(answer, kind) {
   const { ok, status, headers } = answer;
-  const body = ok ? await answer[kind]().catch(notJson) : await answer.json().catch(() => ({}));
-  return { ok, status, headers, body };
-}
-
-/** An answer of something else than the service; asking again would not help. */
-function notJson(error) {
-  throw error instanceof SyntaxError ? new ServiceError(0, { title: "The answer cannot be read", detail: error.message }) : error;
+  if (!ok) return { ok, status, headers, body: await answer.json().catch(() => ({})) };
+  try {
+    return { ok, status, headers, body: await answer[kind]() };
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new ServiceError(status, { title: "The answer is not the service's", detail: error.message }); // but a proxy's, maybe
+  }
 }
 
 /** Throws if a file of a form cannot be read any more: nothing can be sent then, which looks like a lost connection. */

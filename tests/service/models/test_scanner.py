@@ -240,18 +240,19 @@ def test_a_folder_of_models_that_is_away_for_a_while_keeps_what_was_loaded_from_
     run(scenario())
 
 
-def test_a_folder_that_cannot_be_listed_for_a_while_loses_nothing(tmp_path, monkeypatch):
-    def iterdir_but_one(path: Path) -> Iterator[Path]:
+@pytest.mark.parametrize("call", ["iterdir", "stat"])
+def test_a_folder_that_cannot_be_read_for_a_while_loses_nothing(tmp_path, monkeypatch, call):
+    def fail_for_one(path: Path, **options: bool) -> object:
         if path.name == "tiny":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return iterdir(path)
+        return working(path, **options)
 
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             before = repository.ready()
             with monkeypatch.context() as faulty:
-                faulty.setattr(Path, "iterdir", iterdir_but_one)
+                faulty.setattr(Path, call, fail_for_one)
                 write_bundle(tmp_path / "other" / "1")
                 await repository.scan()
                 await repository.load("tiny")
@@ -261,5 +262,23 @@ def test_a_folder_that_cannot_be_listed_for_a_while_loses_nothing(tmp_path, monk
             await repository.scan()
             assert "tiny/1" not in loaded(repository)
 
-    iterdir = Path.iterdir
+    working = getattr(Path, call)
+    run(scenario())
+
+
+def test_a_model_that_is_loaded_while_the_folder_of_models_cannot_be_listed_stays(tmp_path, monkeypatch):
+    def fail_for_one(path: Path) -> Iterator[Path]:
+        if path == tmp_path:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return working(path)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            before = repository.ready()
+            monkeypatch.setattr(Path, "iterdir", fail_for_one)
+            await repository.load("tiny")
+            assert repository.ready() == before
+
+    working = Path.iterdir
     run(scenario())

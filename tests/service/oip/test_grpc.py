@@ -458,13 +458,25 @@ def test_messages_that_do_not_come_make_way_for_others(models, monkeypatch):
         there.cancel()
 
 
-def test_a_probe_needs_no_turn(models):
+def waiting_for_a_turn(service: Live) -> Any:
+    """A call that is not answered, as others have all turns."""
+    while True:
+        call = service.call("ModelInfer", asking())
+        try:
+            call.result(timeout=0.5)
+        except grpc.FutureTimeoutError:
+            return call
+
+
+def test_a_probe_needs_no_turn(models, monkeypatch):
+    monkeypatch.setattr(grpc_arrival, "GIVES_WAY_S", 60.0)
     few = {"uploads_bytes": 2 * 2**20, "max_body_bytes": 2**20, "receive_ms": 60_000}
     settings = settings_for(models, default_model="tiny", grpc_port=0, **few)
     with live(settings) as service, never_sent(service) as first, never_sent(service) as second:
+        third = waiting_for_a_turn(service)
         assert service.client.is_server_live()
         assert service.client.is_server_ready()
-        for call in (first, second):
+        for call in (first, second, third):
             assert not call.done()
             call.cancel()
 

@@ -339,9 +339,13 @@ def test_of_two_numbers_moved_quickly_the_picture_shows_both(page):
         slider = page.get_by_label(f"Dimension {dimension}", exact=True)
         slider.fill("20")
     before = picture(page, "#decoded")
+    came = []
+    page.on("requestfinished", lambda request: came.append(request))
     held.release()  # the answer to the first move comes last
     page.wait_for_function(CHANGED, arg=["#decoded", before])
-    page.wait_for_load_state("networkidle")
+    while sum("reconstruct" in request.url for request in came) < 2:
+        page.wait_for_timeout(50)
+    page.wait_for_timeout(200)  # until both are decoded
     shown = picture(page, "#decoded")
     for value in ("19", "20"):
         slider.fill(value)
