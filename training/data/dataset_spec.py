@@ -87,3 +87,10 @@ class DatasetSpec:
     def without_effect(self) -> tuple[str, ...]:
         """Options of a DataConfig that would change nothing."""
         return WITHOUT_EFFECT[self.composition]
+
+    @property
+    def command(self) -> str:
+        """What brings the files, for `docker/`: arguments of capsnet-train; "" if nothing does."""
+        if self.made:
+            return f"make {self.name}"
+        return f"download {self.source.name}" if self.source else ""

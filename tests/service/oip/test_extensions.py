@@ -101,7 +101,7 @@ def test_a_request_that_finds_no_room_counts_as_failed(tmp_path):
 
 def test_a_request_that_has_waited_too_long_counts_as_failed(tmp_path):
     write_slow_bundle(tmp_path / "tiny" / "2")
-    with live_service(settings_for(tmp_path, **{**LIMITS, "deadline_ms": 500})) as http:
+    with live_service(settings_for(tmp_path, **{**LIMITS, "deadline_ms": 100})) as http:
         assert classify(http, 64).status_code == 504
         wait_until(lambda: statistics(http)["inference_stats"]["fail"]["count"] == 1)
 

@@ -22,8 +22,7 @@ from training.data.split import Split
 
 
 def test_what_is_composed_of_a_data_sets_images_is_downloaded_with_it():
-    folders = {DATASETS[name].folder for name in ("mnist", "multimnist", "shifted-mnist")}
-    assert folders == {"mnist"} <= sources().keys()
+    assert DATASETS["multimnist"].command == DATASETS["shifted-mnist"].command == "download mnist"
     assert sources().keys() <= DATASETS.keys()
 
 
@@ -77,6 +76,7 @@ def test_a_data_set_is_added_by_one_entry(tmp_path, monkeypatch, capsys):
     assert config.data.labels == ("rows", "columns")
     assert from_dict(to_dict(config)) == config
 
+    assert STRIPES.command == "download stripes"
     with pytest.raises(SystemExit, match="0"):
         main(["download", "--help"])
     assert "stripes" in capsys.readouterr().out
