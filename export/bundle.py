@@ -2,8 +2,6 @@
 
 # N samples, J classes, D class pose, C channels, H and W height and width
 
-import errno
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,7 +30,7 @@ from export.explain.add import add_explain
 from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
-from export.next_version import publish_next, versions
+from export.next_version import check_writable, publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches, training_batches
@@ -111,9 +109,8 @@ def publish(
     name = model_name(out.resolve().name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
-    for folder in (run, next(one for one in (out, *out.absolute().parents) if one.exists())):
-        if folder.exists() and not os.access(folder, os.W_OK):  # before anything is measured, which counts
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    for folder in (out, *([run] if run.exists() else [])):
+        check_writable(folder)  # before anything is measured, which counts
     exported = _export(run, name, root, images)
 
     def write(folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 # B batch, J classes
 
-import errno
-import os
 from pathlib import Path
 
 import torch
@@ -12,7 +10,7 @@ from export.contract.confidence import threshold_of, weakest_named
 from export.contract.manifest import MANIFEST_FILE, VERSION, Confidence, read_checked, read_manifest
 from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
-from export.next_version import publish_next, versions
+from export.next_version import check_writable, publish_next, versions
 from training.config import DataConfig
 from training.data.batches import Batches, training_batches
 from training.data.own_pictures import find_again
@@ -83,8 +81,7 @@ def check_publishable(bundle: Path) -> Path:
     place = bundle.absolute()  # not where a link leads: the next version is its neighbor
     if not VERSION.fullmatch(place.name) or place.parent.name != model:
         raise ValueError(f"{bundle} is no folder {model}/VERSION: there is no next version of it")
-    if not os.access(place.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place.parent))
+    check_writable(place.parent)
     return place.parent
 
 

@@ -1,5 +1,7 @@
 """A model's next version in its folder: all of its files at once, or none."""
 
+import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -31,6 +33,17 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
         return _rename_to_next_version(aside, out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder, or the one in which it would be made, can be written, before hours of work for it.
+
+    Raises:
+        PermissionError: it cannot.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def versions(out: Path) -> list[int]:

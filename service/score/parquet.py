@@ -153,9 +153,9 @@ def _text(cell: pa.Scalar) -> str | None:
         cell = cell.value
     if not cell.is_valid:
         return None
-    return (
-        os.fsdecode(cell.as_buffer().to_pybytes()) if isinstance(cell, pa.BinaryScalar) else str(cell.as_py())
-    )
+    if isinstance(cell, pa.BinaryScalar):  # which strings are, too
+        return os.fsdecode(cell.as_buffer().to_pybytes())
+    return str(cell.as_py())
 
 
 def _read_cell(content: pa.Scalar, limit: int) -> bytes:

@@ -1,8 +1,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 
 import numpy as np
 import onnx
@@ -15,6 +18,7 @@ from export.cli import main
 from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
 from export.next_version import publish_next
+from tests.support.places import ROOT
 from training.config import to_dict
 from training.runs import checkpoint
 from training.runs.result import note_measurement, times_measured
@@ -203,3 +207,28 @@ def test_no_image_shows_more_objects_than_there_are_classes(trained_bundle):
     facts = json.loads((trained_bundle / "manifest.json").read_text())
     with pytest.raises(ValueError, match="objects_per_image is 11, of 10 different classes"):
         Manifest.model_validate(facts | {"objects_per_image": 11})
+
+
+def test_where_nothing_was_held_out_parity_is_said_to_be_of_images_trained_on(tiny_run, tmp_path):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["validation_images"] = 0
+    (run / "config.json").write_text(json.dumps(config))
+    published = publish(run, tmp_path / "capsnet-drawn", Path("data"))
+    assert read_manifest(published.path).parity.images == "drawn, trained on"
+
+
+@pytest.mark.parametrize(("signal", "status"), [(SIGINT, 130), (SIGTERM, 143)])
+def test_a_command_that_is_interrupted_leaves_nothing_and_no_traceback(tiny_run, tmp_path, signal, status):
+    program = """if True:
+        import os, sys
+        from export import bundle
+        from export.cli import main
+        bundle.add_explain = lambda folder: os.kill(os.getpid(), int(sys.argv[1]))
+        main(["bundle", *sys.argv[2:]])"""
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    out = tmp_path / "capsnet-drawn"
+    command = [sys.executable, "-c", program, str(int(signal)), str(run), "--out", str(out)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, "")
+    assert list(out.iterdir()) == []

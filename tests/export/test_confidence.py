@@ -1,7 +1,10 @@
 """From which probability on an answer is confident: measured at export, carried by the manifest, judged."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from export.confidence import publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
 from export.contract.manifest import BundleError, read_manifest
 from export.evaluate import answers, run_config
+from tests.support.places import ROOT
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
 from training.data.batches import training_batches
 
@@ -160,3 +164,18 @@ def test_the_digest_is_the_same_for_the_same_answers_and_another_for_others(tmp_
     manifest = read_manifest(first)
     assert len({digest, *(manifest.model_copy(update=change).digest for change in changes)}) == 4
     assert manifest.model_copy(update={"source_commit": "f" * 40}).digest == digest
+
+
+def test_names_of_classes_are_published_as_utf8_whatever_the_locale(trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    names = ("Kätzchen", *read_manifest(first).class_names[1:])
+    rewrite_manifest(first, class_names=names)
+    program = (
+        "import sys; from pathlib import Path; from export.contract.manifest import read_manifest; "
+        "from export.confidence import publish_with_threshold as publish; "
+        "bundle = Path(sys.argv[1]); publish(bundle, read_manifest(bundle).confidence)"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, str(first)], env=os.environ | plain, cwd=ROOT, check=True)
+    assert read_manifest(first.parent / "2").class_names[0] == "Kätzchen"
+    assert "Kätzchen" in (first.parent / "2" / "MODEL_CARD.md").read_text(encoding="utf-8")

@@ -34,14 +34,14 @@ export class Chooser {
   /** Choose a model, and a version if it is not the one that answers requests that name none. */
   async choose(name, version) {
     const turn = ++this.#turn;
-    const all = await served(name).catch((error) => {
+    const all = await someServed(name).catch((error) => {
       if (turn === this.#turn && this.#chosen) mark(this.#chosen);
       throw error;
     });
     if (turn !== this.#turn) return; // another one was chosen meanwhile
     const one = all.find((each) => each.version === version) ?? defaultOf(all);
     this.#chosen = { name, version: one.version };
-    this.#showVersions(name, all, one.version);
+    this.#showVersions(name, all);
     mark(this.#chosen);
     await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
@@ -76,12 +76,10 @@ export class Chooser {
     return list;
   }
 
-  #showVersions(name, all, chosen) {
+  #showVersions(name, all) {
     const before = byId("models").querySelector("#versions");
     if (all.length < 2) return before?.remove();
-    const options = all.map(({ version }) =>
-      element("option", { value: version, selected: version === chosen }, `version ${version}`),
-    );
+    const options = all.map(({ version }) => element("option", { value: version }, `version ${version}`));
     const list = before ?? element("select", { id: "versions" }); // the same one keeps the focus
     list.setAttribute("aria-label", `Version of ${name}`);
     list.replaceChildren(...options);
@@ -92,13 +90,18 @@ export class Chooser {
 }
 
 async function described(model) {
-  const one = defaultOf((await api.versions(model.name)).filter(({ state }) => SERVED.has(state)));
+  const one = defaultOf(await served(model.name));
   return { name: model.name, version: one?.version, manifest: one?.manifest, isDefault: model.default };
 }
 
 /** The versions of a model that are served. */
 async function served(name) {
-  const all = (await api.versions(name)).filter(({ state }) => SERVED.has(state));
+  return (await api.versions(name)).filter(({ state }) => SERVED.has(state));
+}
+
+/** The same, at least one. */
+async function someServed(name) {
+  const all = await served(name);
   if (!all.length) throw new ServiceError(404, { title: `No version of ${name} is served any more` });
   return all;
 }

@@ -51,7 +51,6 @@ export class Pad {
 
   /** Show these strokes. */
   setStrokes(strokes) {
-    this.#drawing = null;
     this.#replace({ strokes, image: null, bitmap: null }, true);
   }
 
@@ -59,9 +58,7 @@ export class Pad {
   async setImage(file) {
     const change = ++this.#changes;
     const bitmap = await createImageBitmap(file).catch(() => null);
-    if (change !== this.#changes) return;
-    this.#drawing = null;
-    this.#replace({ strokes: [], image: file, bitmap }, true);
+    if (change === this.#changes) this.#replace({ strokes: [], image: file, bitmap }, true);
   }
 
   undo() {
@@ -72,12 +69,11 @@ export class Pad {
   }
 
   clear() {
-    if (this.isEmpty) return;
-    this.#drawing = null;
-    this.#replace({ strokes: [], image: null, bitmap: null }, true);
+    if (!this.isEmpty) this.#replace({ strokes: [], image: null, bitmap: null }, true);
   }
 
-  #replace(content, isFinal) {
+  #replace(content, isFinal, drawing = null) {
+    this.#drawing = drawing;
     this.#history.push(this.#content);
     this.#content = content;
     this.#changed(isFinal);
@@ -100,8 +96,8 @@ export class Pad {
   }
 
   #begin(point) {
-    this.#drawing = [point];
-    this.#replace({ strokes: [...this.#content.strokes, this.#drawing], image: null, bitmap: null }, false);
+    const stroke = [point];
+    this.#replace({ strokes: [...this.#content.strokes, stroke], image: null, bitmap: null }, false, stroke);
   }
 
   #move(event) {

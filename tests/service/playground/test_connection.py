@@ -233,3 +233,20 @@ def test_without_the_sample_digits_the_page_works_and_the_tour_once_they_come(op
     assert answer(page) == "1"
     page.click("#tab-tour")
     expect(page.locator("#tour-figure canvas").first).to_be_visible()
+
+
+def test_the_list_of_versions_keeps_the_focus_and_shows_the_one_in_use(open_page, tmp_path):
+    for version in (1, 2):
+        write_bundle(tmp_path / "tiny" / str(version), seed=version)
+    with live_service(settings_for(tmp_path)) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/", may_complain=True)
+        versions = page.locator("#versions")
+        expect(versions).to_have_value("2")
+        versions.focus()
+        versions.select_option("1")
+        expect(versions).to_have_value("1")
+        expect(versions).to_be_focused()
+        page.route("**/models/tiny", lambda route: route.fulfill(status=404, json={"detail": "It is gone."}))
+        versions.select_option("2")
+        expect(page.locator("#notice")).to_contain_text("It is gone.")
+        expect(versions).to_have_value("1")

@@ -160,3 +160,34 @@ def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):
     with page.expect_download() as download:
         page.click("#score-csv")
     assert download.value.suggested_filename == "capsnet-digits-scores.csv"
+
+
+def test_an_answer_that_is_not_the_services_ends_the_scoring_and_is_told_once(page, files):
+    asked = []
+
+    def foreign(route: Route) -> None:
+        asked.append(route)
+        route.fulfill(status=200, content_type="text/html", body="<html>Please log in</html>")
+
+    page.route("**/classify*", foreign)
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files)
+    expect(page.locator("#score-said")).to_contain_text("The answer is not the service's")
+    assert len(asked) <= 2, "no file is to blame"
+    expect(page.locator("#scores-body tr")).to_have_count(0)
+
+
+def test_the_picture_of_a_scored_file_is_read_once(page, files):
+    page.evaluate("""() => {
+        const read = window.createImageBitmap;
+        window.reads = 0;
+        window.createImageBitmap = (...given) => { window.reads += 1; return read(...given); };
+    }""")
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files)
+    expect(page.locator("#score-said")).to_contain_text("51 of 51 files")
+    for _ in range(2):
+        page.click('[data-sort="name"]')
+    page.wait_for_function("() => window.reads >= 51")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.reads") == 51
