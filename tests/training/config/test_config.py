@@ -8,6 +8,7 @@ from training.config import (
     CapsNetConfig,
     DataConfig,
     LossConfig,
+    MatrixCapsNetConfig,
     OptimizerConfig,
     RunConfig,
     from_dict,
@@ -18,6 +19,7 @@ from training.config import (
 from training.data.batches import make_batches
 from training.data.images import Images
 from training.fit.loop import learning_rate
+from training.loss.losses import spread_margin
 from training.models.build import build
 
 # Sizes of the images as they are read, [C, H, W]; those of a folder are brought to the network's.
@@ -66,6 +68,24 @@ def test_the_official_preset_differs_from_the_papers_in_flags_loss_and_length_al
         loss=LossConfig(margin_weight=0.05),
         optimizer=dataclasses.replace(paper.optimizer, epochs=700),
     )
+
+
+def test_the_official_matrix_capsules_differ_from_the_papers_in_routing_loss_light_and_rate_alone():
+    """The official code (capsule_em): a spread loss of the mean over 5 classes, 0.01 without a floor."""
+    paper, official = load_preset("matrix-smallnorb"), load_preset("matrix-smallnorb-official")
+    light = {"max_brightness": 0.0, "contrast": (1.0, 1.0), "light": "pixels"}
+    assert official == dataclasses.replace(
+        paper,
+        preset="matrix-smallnorb-official",
+        model=MatrixCapsNetConfig(architecture="matrix-capsnet", official_routing=True),
+        loss=LossConfig("spread", margin_weight=0.2, spread_margins=(0.2, 0.99), spread_schedule="official"),
+        data=dataclasses.replace(paper.data, **light),
+        optimizer=dataclasses.replace(
+            paper.optimizer, epochs=2300, learning_rate=0.01, min_learning_rate=0.0
+        ),
+    )
+    steps = official.optimizer.epochs * (24300 - 4860) // 64
+    assert spread_margin(official.loss, steps, steps) > 0.98
 
 
 def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay():

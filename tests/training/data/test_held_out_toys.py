@@ -103,6 +103,7 @@ def test_a_run_that_held_out_pictures_did_not_hold_out_toys():
         "smallnorb",
         "smallnorb-cnn",
         "matrix-smallnorb",
+        "matrix-smallnorb-official",
         "matrix-smallnorb-small",
     ],
 )
