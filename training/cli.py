@@ -118,7 +118,7 @@ def _finished(options: argparse.Namespace, progress: "Progress") -> str:
     """A finished run's validation error; the test set stays untouched."""
     found = f"finished at step {progress.step}: "
     if progress.best_error_percent is None:
-        found += "no images were held out, so the last weights are the result"
+        found += "no validation error is known, so the last weights are the result"
     else:
         found += f"validation error {progress.best_error_percent:.2f} % at step {progress.best_step}"
     command = shlex.join(["capsnet-train", "evaluate", str(options.out), *_where(options)])

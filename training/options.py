@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from export.contract.package_version import package_version
-from training.config import presets
+from training.config import SEEDS, presets
 from training.data.datasets import DATASETS, sources
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
 
@@ -34,12 +34,13 @@ def with_current_names(arguments: list[str]) -> list[str]:
     return [EARLIER_NAMES.get(name, name) + equals + value for name, equals, value in split]
 
 
-def whole(minimum: int) -> Callable[[str], int]:
-    """A type for whole numbers from `minimum` on, of at most 63 bits."""
+def whole(minimum: int, below: int = 2**63) -> Callable[[str], int]:
+    """A type for whole numbers from `minimum` on."""
 
     def whole_number(text: str) -> int:
-        if not text.isdecimal() or not minimum <= int(text) < 2**63:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum}, got {text}")
+        if not text.isdecimal() or not minimum <= int(text) < below:
+            up_to = "" if below == 2**63 else f" to {below - 1}"
+            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum}{up_to}, got {text}")
         return int(text)
 
     return whole_number
@@ -64,9 +65,12 @@ def any_folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("must be a folder, got an empty text")
     path = Path(text)
-    for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
-            raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {place} is a file")
+    try:
+        file = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+        raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {error.strerror}") from None
+    if file is not None:
+        raise argparse.ArgumentTypeError(f"must be a folder, got {text}: {file} is a file")
     return path
 
 
@@ -122,9 +126,9 @@ def _fit(command: argparse.ArgumentParser) -> None:
     what = command.add_argument_group("what to train")
     what.add_argument(
         "--preset",
-        metavar="NAME",
-        help="network, data and schedule (default: mnist; with --images: images). "
-        f"One of: {', '.join(presets())}",
+        metavar="NAME|FILE",
+        help="network, data and schedule: a file NAME.toml of your own, or (default: mnist; with --images: "
+        f"images) one of: {', '.join(presets())}",
     )
     what.add_argument(
         "--images",
@@ -140,7 +144,10 @@ def _fit(command: argparse.ArgumentParser) -> None:
         "CapsNet bundle's (models/NAME)",
     )
     what.add_argument(
-        "--seed", type=whole(0), metavar="N", help="random seed of weights, order and shifts (default: 0)"
+        "--seed",
+        type=whole(0, SEEDS),
+        metavar="N",
+        help="random seed of weights, order and shifts (default: 0)",
     )
     what.add_argument(
         "--epochs", type=whole(1), metavar="N", help="passes over the training images (default: the preset's)"

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from export.bundle import parity_pixels
 from export.cli import main as export
 from export.contract.manifest import read_manifest
-from export.parity import BATCH_SIZES, ROUTING_ITERATIONS
+from export.parity import BATCH_SIZES
 from tests.support.live_service import live_service, settings_for
 from training.cli import main as train
 from training.config import load_preset
@@ -68,9 +68,7 @@ def run(tmp_path_factory):
 def bundle(run, tmp_path_factory):
     """That run as a user publishes it: models/discs-and-bars/1."""
     out = tmp_path_factory.mktemp("models") / "discs-and-bars"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
-        export(["bundle", str(run), "--out", str(out)])
+    export(["bundle", str(run), "--out", str(out)])
     return out / "1"
 
 
@@ -97,6 +95,15 @@ def test_the_bundle_knows_the_classes_and_how_pictures_were_prepared(bundle):
 def test_the_bundle_is_as_good_as_the_run(bundle, run):
     [error] = read_manifest(bundle).metrics
     assert error.value == json.loads((run / "result.json").read_text())["error_percent"]
+
+
+@pytest.mark.parametrize("inside", ["", "run", "disc/run"])
+def test_a_run_among_the_pictures_is_refused_before_it_begins(inside, tmp_path, capsys):
+    for name in CLASSES:
+        (tmp_path / name).mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        train(["fit", "--images", str(tmp_path), "--out", str(tmp_path / inside)])
+    assert "lies among the pictures in" in capsys.readouterr().err
 
 
 def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):

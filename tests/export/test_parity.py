@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +45,17 @@ def pixels(count=32):
     return np.random.default_rng(0).random((count, 28, 28, 1), dtype=np.float32)
 
 
+def test_a_network_that_standardizes_passes_on_pale_pictures():
+    """Their deviation is a hundredth of their mean, whose rounding differs from one library to the other."""
+    torch.manual_seed(0)
+    config = replace(TINY, image_size=32, image_channels=3, standardize_per_image=True)
+    model = CapsNet(config).eval()
+    with torch.no_grad():
+        model.class_caps.weight *= 30
+    noise = np.random.default_rng(0).standard_normal((32, 32, 32, 3), np.float32)
+    assert parity.check_parity(model, trace(model), 0.8 + 0.01 * noise) < 5e-6
+
+
 def test_the_gate_looks_at_batches_that_were_not_traced_and_at_several_iterations(model, graphs, monkeypatch):
     seen = []
     differences = parity._differences
@@ -68,6 +80,29 @@ def test_a_weight_that_differs_by_a_thousandth_fails_the_gate(model, graphs, mon
             tensor.CopyFrom(onnx.numpy_helper.from_array(off, tensor.name))
     with pytest.raises(parity.ParityError, match="with 3 routing iterations; at most 1e-05 is allowed"):
         parity.check_parity(model, Graphs(encoder, graphs.decoder), pixels())
+
+
+@pytest.mark.parametrize(
+    ("iterations", "told"),
+    [
+        (1, "with 1 routing iteration (the network has 3); at most"),
+        (2, "with 2 routing iterations (the network has 3); at most"),
+    ],
+)
+def test_a_difference_at_other_iterations_than_the_networks_own_says_so(
+    model, graphs, monkeypatch, iterations, told
+):
+    monkeypatch.setattr(parity, "ROUTING_ITERATIONS", {"capsnet": (iterations,)})
+    monkeypatch.setattr(parity, "TOLERANCE", {"capsnet": -1.0})  # which no difference is below
+    with pytest.raises(parity.ParityError, match=re.escape(told)):
+        parity.check_parity(model, graphs, pixels())
+
+
+def test_a_network_of_one_iteration_differs_with_1_routing_iteration(monkeypatch):
+    monkeypatch.setattr(parity, "TOLERANCE", {"capsnet": -1.0})
+    model = CapsNet(replace(TINY, routing_iterations=1)).eval()
+    with pytest.raises(parity.ParityError, match="with 1 routing iteration; at most"):
+        parity.check_parity(model, trace(model), pixels())
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,17 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.places import ROOT
 from tests.support.smallnorb_files import store
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.data.batches import training_batches
+from training.data.own_pictures import configure
 from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.options import EARLIER_NAMES, with_current_names
@@ -272,6 +275,8 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
         (["make", "toys", "--data", ""], "must be a folder, got an empty text"),
         (["make", "toys", "--data", __file__], f"must be a folder, got {__file__}: {__file__} is a file"),
         (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
+        (["fit", "--out", 300 * "a"], "must be a folder, got aaa"),
+        (["fit", "--out", "new", "--seed", str(2**32)], "whole number from 0 to 4294967295, got 4294967296"),
         (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
         (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),
         (["fit", "--out", "new", "--ema-decay", "1"], "must be a number from 0 to below 1, got 1"),
@@ -325,6 +330,20 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["images"] == 12
     assert {of["layer"] for of in found["activity"]} >= {"conv_caps.0", "class_caps"}
+
+
+def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
+    for label in "ab":
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for index in range(3):
+            pixels = np.random.default_rng(index).integers(0, 256, (20, 20), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{index}.png")
+    config = configure(load_preset("matrix-mnist"), tmp_path / "pictures")
+    run, model = tmp_path / "run", build(config.model)
+    checkpoint.write_config(run, config)
+    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1))
+    assert status("inspect", run, "--device", "cpu") == 2
+    assert f"{run}: its run held out one image, at least two are needed" in capsys.readouterr().err
 
 
 def test_inspect_says_what_it_is_for(tmp_path, capsys):

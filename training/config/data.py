@@ -2,14 +2,22 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from training.config.strict import STRICT
 from training.data.dataset_spec import DatasetSpec
 from training.data.datasets import DATASETS, listed, trainable
 
+
+def _refuse_the_wrong_order(factors: tuple[float, float]) -> tuple[float, float]:
+    if factors[0] > factors[1]:
+        raise ValueError(f"the smallest factor comes first, got {factors[0]:g} and {factors[1]:g}")
+    return factors
+
+
 Factor = Annotated[float, Field(gt=0)]
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(_refuse_the_wrong_order)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -26,17 +34,10 @@ class WarpConfig:
     """
 
     rotation_degrees: float = Field(default=0.0, ge=0, le=180)
-    scales: tuple[Factor, Factor] = (1.0, 1.0)
+    scales: Factors = (1.0, 1.0)
     shear: float = Field(default=0.0, ge=0, le=1)
     elastic_pixels: float = Field(default=0.0, ge=0, le=16)
     thickness: float = Field(default=0.0, ge=0, le=1)
-
-    @field_validator("scales")
-    @classmethod
-    def _refuse_scales_in_the_wrong_order(cls, scales: tuple[float, float]) -> tuple[float, float]:
-        if scales[0] > scales[1]:
-            raise ValueError(f"the smallest factor comes first, got {scales[0]:g} and {scales[1]:g}")
-        return scales
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -65,7 +66,7 @@ class DataConfig:
         held_out: what the validation images are chosen from. `images`: the whole training set. `toys`, for
             `smallnorb` and `toys`: one toy of each category, a fifth of the training set, no image of which
             is trained on.
-        training_images: how many of the others are trained on; None takes all.
+        training_images: at most so many of the others are trained on; None takes all.
         epoch_images: images in an epoch; fewer training images are repeated. None shows each once.
         blank_fraction: of the training images are shown blank, with no class present (0 in the paper). A
             network that was never shown an empty image may classify one with confidence.
@@ -74,7 +75,7 @@ class DataConfig:
         familiar: for `smallnorb` and `toys`: train on a third of the azimuths, or of the elevations, and
             measure on the others (Sec. 5.1, Hinton et al. 2018). The paper stops networks when they are
             equally good on familiar viewpoints of the test set's toys, so the `validation_images` are those;
-            nothing is held out of the training set.
+            nothing is held out of the training set, whatever `held_out` says.
     """
 
     name: str = "mnist"
@@ -87,7 +88,7 @@ class DataConfig:
     flip: bool = False
     warp: WarpConfig | None = None
     max_brightness: float = Field(default=0.0, ge=0, le=1)
-    contrast: tuple[Factor, Factor] = (1.0, 1.0)
+    contrast: Factors = (1.0, 1.0)
     light: Literal["pixels", "standardized"] = "pixels"
     validation_images: int = Field(default=5000, ge=0)
     held_out: Literal["images", "toys"] = "images"

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 from training.config.data import DataConfig
 from training.config.loss import LossConfig
@@ -12,6 +13,8 @@ from training.config.model import CapsNetConfig, ModelConfig
 from training.config.optimizer import OptimizerConfig
 from training.config.renamed import with_current_names, with_original_names
 from training.config.strict import STRICT
+
+SEEDS = 2**32  # how many torch tells apart on a CPU
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -26,7 +29,7 @@ class RunConfig:
     """
 
     preset: str = "mnist"
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
     model: ModelConfig = field(default_factory=CapsNetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -83,8 +86,15 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
         current = with_current_names(values) if isinstance(values, dict) else values
         return _ADAPTER.validate_python(current)
     except ValidationError as error:
-        faults = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(f"{_place(e['loc'])}: {_fault(e)}" for e in error.errors())
         raise ValueError(f"configuration: {faults}") from None
+
+
+def _fault(error: ErrorDetails) -> str:
+    """What is wrong in the words of the configuration, where pydantic's are about its own parts."""
+    if error["type"] == "union_tag_invalid":
+        return f"expected a table whose architecture is one of {error['ctx']['expected_tags']}"
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _place(location: tuple[int | str, ...]) -> str:

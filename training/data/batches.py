@@ -276,8 +276,8 @@ def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | 
 
     Raises:
         FileNotFoundError, ValueError: as `load_images`.
-        ValueError: a class has no image left to train on, `epoch_images` is smaller than the training set, or
-            the network does not take such images.
+        ValueError: a class has no image left to train on, there are not as many to validate on,
+            `epoch_images` is smaller than the training set, or the network does not take such images.
     """
     train, validation = _parted(config, root)
     for label, name in enumerate(config.data.class_names):
@@ -321,6 +321,10 @@ def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
     data = config.data
     if data.familiar is not None:
         known = _from_viewpoints(data, "test", root, familiar=True)
+        if data.validation_images > len(known):
+            raise ValueError(
+                f"validation_images is {data.validation_images}; there are {len(known)} familiar viewpoints"
+            )
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
         return load_images(config, "train", root), known[order[: data.validation_images]]
     if data.held_out == "toys" and data.validation_images:

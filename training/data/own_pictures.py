@@ -1,10 +1,19 @@
 """Runs on the user's own pictures: how they are configured, and where the pictures are now."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from training.config import RunConfig
-from training.data.readers.folder import channels_of, digest_of_names, in_split, pictures_by_class
+from training.data.readers.folder import (
+    channels_of,
+    describe_copies,
+    digest_of_names,
+    in_split,
+    pictures_by_class,
+)
+
+logger = logging.getLogger(__name__)
 
 VALIDATION_FRACTION = 0.1  # of the training images, unless a preset asks for fewer
 
@@ -24,6 +33,9 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         FileNotFoundError, ValueError: as `read_folder`.
     """
     found = pictures_by_class(folder)
+    channels = channels_of(folder)
+    for doubt in describe_copies(found):
+        logger.warning("%s", doubt)
     train_images = sum(len(in_split(paths, "train")) for paths in found.values())
     held_out = max(1, int(VALIDATION_FRACTION * train_images))
     data = replace(
@@ -38,7 +50,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         familiar=None,
         validation_images=min(preset.data.validation_images, held_out),
     )
-    model = replace(preset.model, classes=len(found), image_channels=channels_of(folder))
+    model = replace(preset.model, classes=len(found), image_channels=channels)
     return replace(preset, data=data, model=model)
 
 

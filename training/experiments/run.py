@@ -126,9 +126,10 @@ def write_report(out: Path) -> Path:
         text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
         if rows:
             _experiment(claim.experiment).plot(rows, out / FIGURE)
-    except KeyError as missing:
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"without {error}" if isinstance(error, KeyError) else f"that cannot be used ({error})"
         raise ValueError(
-            f"{out / ROWS} has a row without {missing}, perhaps of an earlier version; remove the file "
+            f"{out / ROWS} has a row {what}, perhaps of an earlier version; remove the file "
             f"and run {claim.experiment} again: networks are kept"
         ) from None
     checkpoint.write_atomically(out / "report.md", text)

@@ -5,6 +5,7 @@ no generator state, and a resumed run makes the same choices as one that was nev
 """
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.inspection import sample
 from training.runs.log import Log
+from training.runs.weights import DECODER, start_with
 
 INSPECTED = 32  # validation images that the activations of matrix capsules are measured on while training
 LOG_EVERY = 50  # steps; in between, losses stay on the device, so that nothing waits for a GPU
@@ -110,10 +112,10 @@ class Trainer:
         if newest:
             checkpoint.load_trained_weights(self.model, newest)
         elif start_weights:
-            checkpoint.start_with(self.model, start_weights)
+            start_with(self.model, start_weights)
         if config.optimizer.trained_part == "decoder":
             for name, parameter in self.model.named_parameters():
-                if not name.startswith(checkpoint.DECODER):
+                if not name.startswith(DECODER):
                     parameter.requires_grad_(False)
         self._learn = Step(
             self.model,
@@ -293,7 +295,7 @@ class Trainer:
             reconstruction_loss=reconstruction,
             learning_rate=rate,
         )
-        bar.set_postfix(loss=f"{total:.4f}")
+        bar.set_postfix(loss=f"{total:.4f}", refresh=False)
 
     def _diverged(self, what: str) -> TrainingDivergedError:
         good = checkpoint.newest_checkpoint(self.run)
@@ -341,6 +343,7 @@ class Trainer:
     def _bar(self, last: int) -> "tqdm[Any]":
         """Progress in images, with rate and remaining time."""
         size = self.config.optimizer.batch_size
+        seconds = 0.1 if sys.stderr.isatty() else 30  # a file keeps every line
         return tqdm(
             total=last * size,
             initial=self.progress.step * size,
@@ -348,19 +351,27 @@ class Trainer:
             unit_scale=True,
             smoothing=0.05,
             disable=not self.processes.first,
+            mininterval=seconds,
+            maxinterval=max(10, seconds),
         )
 
 
 @contextmanager
 def _stop_on_signal() -> Iterator[list[int]]:
-    """A list that is empty until SIGINT or SIGTERM arrives; a second one interrupts at once."""
+    """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives; a second one interrupts at once.
+
+    SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
+    """
     received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
         signal.signal(number, previous[signal.Signals(number)])
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        heeded.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield received
     finally:

@@ -24,20 +24,19 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
 from training.runs.lock import lock_folder
+from training.runs.weights import REMEDY, Shapes, difference, load_tensors, refuse_other_weights, shapes
 
 CONFIG = "config.json"
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 FORMER_OPTIMIZER = "optimiser.safetensors"  # its name in checkpoints of earlier versions
-REMEDY = "remove the folder of this checkpoint to go on from the one before"
-DECODER = "decoder."  # how its weights' names begin
 KEPT = 2  # newest checkpoints, besides the one with the lowest validation error
 
 
@@ -186,20 +185,29 @@ def checkpoints(run: Path) -> list[Path]:
 
 def checkpoint_at(run: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
-    return run / "checkpoints" / f"step-{step:08d}"
+    return run / "checkpoints" / _name_at(step)
+
+
+def _name_at(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def best_checkpoint(run: Path) -> Path:
-    """The checkpoint with the lowest validation error; the newest when none has been validated.
+    """The checkpoint with the lowest validation error; the newest when there is none of which one is known.
 
     Raises:
         FileNotFoundError: the run has no checkpoint yet.
+        ValueError: how far it has come cannot be read.
     """
     newest = newest_checkpoint(run)
     if newest is None:
         raise FileNotFoundError(f"{run} has no checkpoint yet")
-    progress = read_progress(newest)
-    return checkpoint_at(run, progress.best_step) if progress.best_step else newest
+    best_step = read_progress(newest).best_step
+    if best_step:
+        return checkpoint_at(run, best_step)
+    if newest_checkpoint(run) != newest:  # a training has just written a better one, and removed the best
+        return best_checkpoint(run)
+    return newest
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -227,6 +235,7 @@ def save(
 
     Raises:
         NotFiniteError: a weight is not finite; nothing is written.
+        OSError: it cannot be written, on a full disk for example; what there was of it is removed.
     """
     weights = _weights(model if average is None else average)
     broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
@@ -237,15 +246,19 @@ def save(
         shutil.rmtree(left, ignore_errors=True)
     aside = folder.with_name(f".{folder.name}.partial")
     aside.mkdir(parents=True)
-    save_file(weights, aside / MODEL)
-    if average is not None:
-        save_file(_weights(model), aside / RAW)
-    save_file(_optimizer_tensors(model, optimizer), aside / OPTIMIZER)
-    write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
-    if config is not None:
-        write_config(aside, config)
-    sync(aside)
-    aside.rename(folder)
+    try:
+        save_file(weights, aside / MODEL)
+        if average is not None:
+            save_file(_weights(model), aside / RAW)
+        save_file(_optimizer_tensors(model, optimizer), aside / OPTIMIZER)
+        write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
+        if config is not None:
+            write_config(aside, config)
+        sync(aside)
+        aside.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise OSError(f"{folder} cannot be written: {error}") from None
     sync(folder.parent)
     remove_old(run)
     return folder
@@ -267,16 +280,18 @@ def remove_old(run: Path) -> None:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the run had come at a checkpoint.
+    """How far the run had come at a checkpoint; a best one that its user has removed is not known any more.
 
     Raises:
         ValueError: the file is damaged.
     """
     path = checkpoint / "progress.json"
     try:
-        return _PROGRESS.validate_json(path.read_bytes())
+        progress = _PROGRESS.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
+    is_there = checkpoint.with_name(_name_at(progress.best_step)).exists()
+    return progress if is_there else replace(progress, best_step=0, best_error_percent=None)
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:
@@ -301,26 +316,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the file is damaged.
     """
-    return _load_tensors(checkpoint / MODEL)
-
-
-def start_with(model: Network, weights: dict[str, Tensor]) -> None:
-    """Give a model the weights of another run, or of a bundle; a decoder that these lack stays as it is.
-
-    Raises:
-        ValueError: they are those of another architecture.
-    """
-    whole = with_decoder_of(model, weights)
-    refuse_other_weights(model, whole, "what it is to start from")
-    model.load_state_dict(whole)
-
-
-def with_decoder_of(model: Network, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a network and, if they are of one without a decoder, those of the model's."""
-    if any(name.startswith(DECODER) for name in weights):
-        return weights
-    own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(DECODER)}
-    return weights | own
+    return load_tensors(checkpoint / MODEL)
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
@@ -333,9 +329,20 @@ def load_trained_weights(model: Network, checkpoint: Path) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam) -> None:
-    """Restore Adam's moments, in their parameter's memory layout, and its step counts."""
+    """Restore Adam's moments, in their parameter's memory layout, and its step counts.
+
+    Raises:
+        ValueError: they are those of other weights, or the file is damaged.
+    """
     former = checkpoint / FORMER_OPTIMIZER
-    stored = _load_tensors(former if former.exists() else checkpoint / OPTIMIZER)
+    path = former if former.exists() else checkpoint / OPTIMIZER
+    stored = load_tensors(path)
+    wanted: Shapes = {}
+    for name, parameter in _trained(model):
+        shape = tuple(parameter.shape)
+        wanted |= {f"{name}.step": (), f"{name}.exp_avg": shape, f"{name}.exp_avg_sq": shape}
+    if differs := difference(wanted, shapes(stored)):
+        raise ValueError(f"{path} holds what Adam knows of other weights: {differs}; {REMEDY}")
     for name, parameter in _trained(model):
         step = stored[f"{name}.step"].to(parameter.device)  # where fused Adam expects it
         moments = {
@@ -360,37 +367,9 @@ def _weights(model: Network) -> dict[str, Tensor]:
 
 
 def _load_weights(model: Network, path: Path) -> None:
-    weights = _load_tensors(path)
+    weights = load_tensors(path)
     refuse_other_weights(model, weights, str(path.parent))
     model.load_state_dict(weights)
-
-
-def refuse_other_weights(model: Network, weights: dict[str, Tensor], where: str) -> None:
-    """Raise unless weights have the names and shapes of a model's.
-
-    Raises:
-        ValueError: they are those of another architecture; names one that differs.
-    """
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if differing := [name for name in wanted | found if wanted.get(name) != found.get(name)]:
-        name = differing[0]
-        others = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
-        raise ValueError(
-            f"{where} holds the weights of another architecture: {name} is {_shape(found.get(name))} there, "
-            f"{_shape(wanted.get(name))} here{others}"
-        )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else str(list(shape))
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}; {REMEDY}") from None
 
 
 def _optimizer_tensors(model: Network, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -38,6 +38,8 @@ def inspect_network(
     _, validation = training_batches(config, root)
     if validation is None:
         raise ValueError(f"{path}: its run held no images out, validation_images is 0")
+    if len(validation) < 2:  # how activations vary over images is what is measured
+        raise ValueError(f"{path}: its run held out one image, at least two are needed")
     shown = sample(validation, count)
     [batch] = shown.fixed(len(shown))
     return inspect(model, batch)

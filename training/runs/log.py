@@ -1,12 +1,15 @@
 """What a run tells while it trains: `log.jsonl` and TensorBoard, in step with each other."""
 
 import json
+import logging
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
+
+logger = logging.getLogger(__name__)
 
 
 class Log:
@@ -46,7 +49,19 @@ class Log:
 
 
 def _drop_rows_after(path: Path, step: int) -> None:
+    """Rewrite the log without these, and without rows that are damaged, as losing power can leave them."""
     if path.exists():
-        whole = path.read_text().splitlines(keepends=True)
-        rows = [row for row in whole if row.endswith("\n") and json.loads(row)["step"] <= step]
-        checkpoint.write_atomically(path, "".join(rows))
+        rows = path.read_text(errors="replace").splitlines(keepends=True)
+        steps = [_step_of(row) for row in rows]
+        if damaged := steps.count(None):
+            logger.warning("%s: %d damaged rows are dropped", path, damaged)
+        kept = [row for row, of_row in zip(rows, steps, strict=True) if of_row is not None and of_row <= step]
+        checkpoint.write_atomically(path, "".join(kept))
+
+
+def _step_of(row: str) -> int | None:
+    """The step that a row is of; None if it is damaged or was cut short."""
+    try:
+        return int(json.loads(row)["step"]) if row.endswith("\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -12,6 +12,7 @@ from training.data.own_pictures import configure, find_again
 from training.models.build import build
 from training.runs import checkpoint, from_bundle
 from training.runs.result import times_measured
+from training.runs.weights import refuse_other_weights, with_decoder_of
 
 
 def begin(out: Path, **options: Any) -> RunConfig:
@@ -23,9 +24,10 @@ def begin(out: Path, **options: Any) -> RunConfig:
 
     Raises:
         FileNotFoundError: see `asked_for`.
-        ValueError: `out` holds a run; see `asked_for`.
+        ValueError: `out` holds a run, or lies among the pictures; see `asked_for`.
     """
     checkpoint.refuse_a_run(out)
+    _refuse_among_pictures(out, options.get("images"))
     return asked_for(**options)
 
 
@@ -38,8 +40,10 @@ def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
 
     Raises:
         FileNotFoundError: see `asked_for`.
-        ValueError: `out` holds a run that differs from what is asked for; see `asked_for`.
+        ValueError: `out` holds a run that differs from what is asked for, or lies among the pictures; see
+            `asked_for`.
     """
+    _refuse_among_pictures(out, options.get("images"))
     config = asked_for(**options)
     if checkpoint.newest_checkpoint(out) is None:
         return config
@@ -50,6 +54,12 @@ def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
             "continue that one with --resume, or choose another --out"
         )
     return replace(config, started_from=recorded.started_from)
+
+
+def _refuse_among_pictures(out: Path, images: Path | None) -> None:
+    """Raise if a run would be written where it is taken for a class of pictures."""
+    if images is not None and out.resolve().is_relative_to(images.resolve()):
+        raise ValueError(f"{out} lies among the pictures in {images}; choose an --out elsewhere")
 
 
 def _without_count(config: RunConfig) -> RunConfig:
@@ -131,7 +141,7 @@ def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
         weights = checkpoint.read_weights(start_from / "checkpoints" / str(config.started_from["checkpoint"]))
     with torch.device("meta"):
         network = build(config.model)
-    checkpoint.refuse_other_weights(network, checkpoint.with_decoder_of(network, weights), str(start_from))
+    refuse_other_weights(network, with_decoder_of(network, weights), str(start_from))
     return weights
 
 

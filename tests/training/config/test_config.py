@@ -213,6 +213,31 @@ def test_a_name_that_is_like_no_preset_gets_the_list_alone():
         load_preset("zzzzz")
 
 
+def test_a_file_of_ones_own_is_a_preset_by_its_path(tmp_path):
+    (tmp_path / "mine.toml").write_text("seed = 3\n[optimizer]\nepochs = 7\n")
+    config = load_preset(str(tmp_path / "mine.toml"))
+    assert (config.preset, config.seed, config.optimizer.epochs) == ("mine", 3, 7)
+    with pytest.raises(FileNotFoundError, match=r"other\.toml"):
+        load_preset(str(tmp_path / "other.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[oops", "preset mine: Expected"),
+        (
+            "[optimizer]\nepochz = 3",
+            "preset mine: configuration: optimizer.epochz: Unexpected keyword argument",
+        ),
+        ('preset = "other"', "preset mine: its name is that of the file; leave the key preset out"),
+    ],
+)
+def test_what_is_wrong_in_a_preset_is_said_with_its_name(tmp_path, text, message):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_preset(str(tmp_path / "mine.toml"))
+
+
 def test_a_misspelt_preset_is_an_error_that_names_the_nearest():
     with pytest.raises(ValueError, match=r"no preset 'nmist'; did you mean mnist\? There are .*drawn"):
         load_preset("nmist")
@@ -288,8 +313,20 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
             "scribble_fraction: of an image without an object there is no cross-entropy",
         ),
         (
+            {"data": {"contrast": [1.8, 0.2]}},
+            "data.contrast: the smallest factor comes first, got 1.8 and 0.2",
+        ),
+        (
+            {"model": [{}]},
+            "model: expected a table whose architecture is one of 'capsnet', 'matrix-capsnet', ",
+        ),
+        (
+            {"optimizer": {"learning_rate": 0.01, "min_learning_rate": 0.1}},
+            "min_learning_rate 0.1 is above learning_rate 0.01",
+        ),
+        (
             {"data": {"warp": {"scales": [1.2, 0.8]}}},
-            "scales: Value error, the smallest factor comes first, got 1.2 and 0.8",
+            "scales: the smallest factor comes first, got 1.2 and 0.8",
         ),
         (
             {

@@ -335,6 +335,13 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(damage, command, tmp_path, 
     assert file.read_bytes() == before
 
 
+def test_a_row_whose_values_are_of_another_kind_is_named(tmp_path, capsys):
+    file = stored(tmp_path, "table1") / "rows.jsonl"
+    file.write_text(json.dumps(json.loads(file.read_text().splitlines()[0]) | {"hours": "x"}) + "\n")
+    assert status("report", tmp_path) == 2
+    assert f"{file} has a row that cannot be used (" in capsys.readouterr().err
+
+
 def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
     file = stored(tmp_path, "table1") / "rows.jsonl"
     file.write_text('{"command": "capsnet-train experiment table1", "data": "mnist"}\n')

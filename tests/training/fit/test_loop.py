@@ -256,14 +256,15 @@ def wait_for_step(run, step, process):
     pytest.fail(f"the run did not reach step {step}")
 
 
-def test_sigint_ends_cleanly_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "run")],
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
     )
     wait_for_step(tmp_path / "run", 2, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(timeout=60) == 0
     progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
     assert 2 <= progress.step < 200

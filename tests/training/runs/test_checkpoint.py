@@ -1,9 +1,12 @@
 import json
+import resource
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from training.config import CapsNetConfig, RunConfig
 from training.models.capsnet import CapsNet
@@ -85,7 +88,47 @@ def test_a_write_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write_atomically", full_disk)
     with pytest.raises(OSError, match="no space"):
         checkpoint.save(tmp_path, model, optimizer, Progress(step=2))
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000001"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_an_error_that_names_the_checkpoint(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"step-00000001 cannot be written: .*too large"):
+            checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_without_its_best_checkpoint_a_run_has_its_newest_and_no_validation_error(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    for step in (10, 20):
+        checkpoint.save(tmp_path, model, optimizer, Progress(step=step, best_step=10, best_error_percent=1.0))
+    shutil.rmtree(checkpoint.checkpoint_at(tmp_path, 10))
+    newest = checkpoint.best_checkpoint(tmp_path)
+    assert (newest.name, checkpoint.read_progress(newest)) == ("step-00000020", Progress(step=20))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda state: state.pop("conv1.bias.step"), r"conv1\.bias\.step is missing there, \[\] here"),
+        (lambda state: state.update({"conv1.bias.exp_avg": torch.zeros(3)}), r"is \[3\] there, \[2\] here"),
+    ],
+)
+def test_the_state_of_other_weights_is_refused(tmp_path, change, what):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    state = load_file(saved / "optimizer.safetensors")
+    change(state)
+    save_file(state, saved / "optimizer.safetensors")
+    with pytest.raises(ValueError, match=f"knows of other weights: .*{what}; remove"):
+        checkpoint.load_optimizer(saved, model, torch.optim.Adam(model.parameters()))
 
 
 def test_what_a_killed_write_has_left_goes_at_the_next_one(tmp_path):
@@ -118,7 +161,7 @@ def test_the_optimizers_file_is_read_under_its_earlier_name(tmp_path):
 
 def test_progress_survives_json(tmp_path):
     model, optimizer = trained_once(tmp_path)
-    progress = Progress(step=3, epochs=0.5, best_step=2, best_error_percent=1.25, hardware="a CPU")
+    progress = Progress(step=3, epochs=0.5, best_step=3, best_error_percent=1.25, hardware="a CPU")
     saved = checkpoint.save(tmp_path, model, optimizer, progress)
     assert checkpoint.read_progress(saved) == progress
 

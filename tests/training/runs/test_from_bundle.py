@@ -18,6 +18,7 @@ from training.config import CapsNetConfig, RunConfig, StemConvolution, differenc
 from training.models.build import build
 from training.runs import checkpoint, from_bundle
 from training.runs.run_config import begin
+from training.runs.weights import start_with
 
 TINY = CapsNetConfig(
     image_size=17, conv_channels=4, primary_types=2, classes=3, class_dim=4, decoder_hidden=(8,)
@@ -139,12 +140,12 @@ def test_a_manifest_without_a_sound_configuration_is_named(training, message, tr
 def test_weights_of_another_architecture_are_named_in_one_line():
     narrow, wide = build(TINY), build(replace(TINY, conv_channels=5, decoder_hidden=()))
     with pytest.raises(ValueError, match="another architecture") as refused:
-        checkpoint.start_with(wide, narrow.state_dict())
+        start_with(wide, narrow.state_dict())
     said = str(refused.value)
     assert "conv1.weight is [4, 1, 9, 9] there, [5, 1, 9, 9] here and 6 others" in said
     assert "\n" not in said
     with pytest.raises(ValueError, match=r"decoder\.hidden\.0\.weight is \[8, 12\] there, missing here"):
-        checkpoint.start_with(build(replace(TINY, decoder_hidden=())), narrow.state_dict())
+        start_with(build(replace(TINY, decoder_hidden=())), narrow.state_dict())
 
 
 def test_a_graph_that_is_not_the_manifests_is_refused(trained_bundle, tmp_path):

@@ -6,7 +6,7 @@
 
 The folders' names are the classes. Pictures may be of any size, gray or color, in any format that the
 service reads; they become a network's input as a picture that is sent to the service does. Hidden files are
-passed over. Anything else is refused with its name, damaged pictures all together, because a picture that
+passed over. Anything else is refused with its name, all that is wrong together, because a picture that
 silently is not learned from is harder to find than an error.
 """
 
@@ -113,34 +113,58 @@ def pictures_by_class(folder: Path) -> dict[str, list[Path]]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one that holds a folder per class")
-    classes = _visible(folder)
-    for path in classes:
-        if not path.is_dir():
-            raise ValueError(f"{path} is not a folder; put each picture into the folder of its class")
-        if not path.name.isprintable():  # it could be written into no manifest
-            raise ValueError(
-                f"{folder} holds the folder {path.name!r}; a class's name must be printable text"
-            )
+    places = _visible(folder)
+    classes = {path.name: _visible(path) for path in places if path.is_dir()}
+    wrong = [
+        f"{path} is not a folder; put each picture into the folder of its class"
+        for path in places
+        if not path.is_dir()
+    ]
     if len(classes) < 2:
-        raise ValueError(
-            f"{folder} holds {_count(len(classes), 'folder')}; expected one per class, at least 2"
-        )
-    return {path.name: _pictures_of_class(path) for path in classes}
+        wrong.append(f"{folder} holds {_count(len(classes), 'folder')}; expected one per class, at least 2")
+    for name, paths in classes.items():
+        wrong += _faults_of_class(folder / name, paths)
+    _refuse(wrong)
+    return classes
 
 
-def _pictures_of_class(folder: Path) -> list[Path]:
-    """The files in a class's folder; there are enough of them."""
-    paths = _visible(folder)
+def _faults_of_class(folder: Path, paths: list[Path]) -> Iterator[str]:
+    """What is wrong with a class's folder, of what can be seen without opening a picture."""
+    if not folder.name.isprintable():  # it could be written into no manifest
+        yield f"{folder.parent} holds the folder {folder.name!r}; a class's name must be printable text"
     for path in paths:
         if path.is_dir():
-            raise ValueError(f"{path} is a folder; expected the pictures of {folder.name} beside it")
-        if not path.is_file():
-            raise ValueError(f"{path} is no file, nor a link to one; remove it")
+            yield f"{path} is a folder; move its pictures into {folder}, or remove it"
+        elif not path.is_file():
+            yield f"{path} is no file, nor a link to one; remove it"
     if len(paths) < 2:
-        raise ValueError(
-            f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, one of them to test with"
+        yield (
+            f"{folder} holds {_count(len(paths), 'picture')}; expected at least 2, one of them to test with: "
+            "add some, or remove the folder"
         )
-    return paths
+
+
+def describe_copies(found: dict[str, list[Path]]) -> list[str]:
+    """What is doubtful about files of the same content: they are trained and tested on, or contradict."""
+    by_content: dict[bytes, list[Path]] = {}
+    for path in (path for paths in found.values() for path in paths):
+        by_content.setdefault(hashlib.sha256(path.read_bytes()).digest(), []).append(path)
+    same = [paths for paths in by_content.values() if len(paths) > 1]
+    tested = {path for paths in found.values() for path in in_split(paths, "test")}
+    learned = [path for paths in same for path in paths if path in tested and not tested.issuperset(paths)]
+    contrary = [paths for paths in same if len({path.parent for path in paths}) > 1]
+    doubts = []
+    if learned:
+        doubts.append(
+            f"{_count(len(learned), 'picture')} to test with, such as {learned[0]}, are trained on, too, as "
+            "copies: the test error will be too low"
+        )
+    if contrary:
+        doubts.append(
+            f"{_count(len(contrary), 'picture')} are in two classes or more, such as "
+            f"{' and '.join(map(str, contrary[0][:2]))}"
+        )
+    return doubts
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -175,6 +199,11 @@ def _read(paths: Iterator[Path]) -> Iterator[Image.Image]:
             yield read_picture(path.read_bytes(), MAX_PIXELS)
         except PictureError as error:
             wrong.append(f"{path}: {error}")
+    _refuse(wrong)
+
+
+def _refuse(wrong: list[str]) -> None:
+    """Raise if there is something wrong; says what, the first few of it."""
     if wrong:
         more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
         raise ValueError("; ".join(wrong[:MAX_NAMED]) + more)

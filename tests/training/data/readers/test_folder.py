@@ -14,7 +14,7 @@ from training.config import load_preset
 from training.data.batches import evaluation_batches, training_batches
 from training.data.own_pictures import configure, find_again
 from training.data.readers import folder as folder_module
-from training.data.readers.folder import channels_of, read_folder
+from training.data.readers.folder import channels_of, in_split, pictures_by_class, read_folder
 
 CLASSES = ("cat", "dog")
 
@@ -211,13 +211,47 @@ def test_a_file_beside_the_classes_is_refused_by_name(pictures):
 
 def test_a_folder_inside_a_class_is_refused_by_name(pictures):
     (pictures / "cat" / "kittens").mkdir()
-    refused(pictures, "kittens is a folder; expected the pictures of cat")
+    refused(pictures, r"kittens is a folder; move its pictures into .*cat, or remove it")
 
 
 def test_a_class_without_a_picture_is_refused_by_name(pictures):
     (pictures / "emu").mkdir()
     (pictures / "emu" / ".DS_Store").write_bytes(b"")
     refused(pictures, "emu holds no pictures; expected at least 2")
+
+
+def test_all_that_is_wrong_with_the_folders_is_named_at_once(pictures):
+    picture(1).save(pictures / "stray.png")
+    (pictures / "emu").mkdir()
+    (pictures / "cat" / "kittens").mkdir()
+    refused(
+        pictures, r"stray\.png is not a folder; .*kittens is a folder; .*emu holds no pictures; .*or remove"
+    )
+
+
+def test_pictures_that_are_tested_and_trained_on_or_lie_in_two_classes_are_warned_of(pictures, caplog):
+    configure(load_preset("images"), pictures)
+    assert not caplog.messages
+    for index in range(4):
+        shutil.copyfile(pictures / "cat" / "0.png", pictures / "cat" / f"copy{index}.png")
+    shutil.copyfile(pictures / "dog" / "0.png", pictures / "dog" / "again.png")
+    shutil.copyfile(pictures / "dog" / "0.png", pictures / "cat" / "dog.png")
+    found = pictures_by_class(pictures)
+    groups = [[f"cat/{name}" for name in ("0", "copy0", "copy1", "copy2", "copy3")]]
+    groups += [["dog/0", "dog/again", "cat/dog"]]
+    tested = {
+        f"{path.parent.name}/{path.stem}" for paths in found.values() for path in in_split(paths, "test")
+    }
+    learned = [name for group in groups for name in group if name in tested and not tested.issuperset(group)]
+    assert learned, "of eight copies some are tested on"
+    configure(load_preset("images"), pictures)
+    first, second = caplog.messages
+    assert first.startswith(f"{len(learned)} picture")
+    assert first.endswith("trained on, too, as copies: the test error will be too low")
+    assert (
+        second
+        == f"1 picture are in two classes or more, such as {pictures}/cat/dog.png and {pictures}/dog/0.png"
+    )
 
 
 def test_a_class_with_one_picture_is_refused_by_name(pictures):
