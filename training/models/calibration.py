@@ -32,6 +32,9 @@ def calibrate(model: MatrixCapsNet, pixels: Tensor, light: Tensor | None = None)
         model: with its first weights.
         pixels: the images that the first step learns from, [N, C, H, W], 0 to 1.
         light: that they are shown in, [N, 2].
+
+    Raises:
+        ValueError: costs are the same for all images, with the first lambda or with one that they ask for.
     """
     target = model.config.activation_logit_sd
     if target is None or model.config.mixing_proportions:
@@ -39,8 +42,14 @@ def calibrate(model: MatrixCapsNet, pixels: Tensor, light: Tensor | None = None)
     children = model.primary_capsules(pixels, light)
     for layer in model.conv_caps:
         assert isinstance(layer, MatrixCapsules)
-        for _ in range(ROUNDS):
-            layer.routing.calibrate(_costs(layer, children), target)
+        for done in range(ROUNDS):
+            costs = _costs(layer, children)
+            if done and not costs.std(dim=0).median() > 0:
+                raise ValueError(
+                    "the first batch cannot calibrate EM routing: with activations that follow the costs, "
+                    "these no longer vary; try another --seed or preset"
+                )
+            layer.routing.calibrate(costs, target)
         children = layer(children)
 
 

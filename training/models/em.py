@@ -289,12 +289,7 @@ class EMRouting(nn.Module):
         """
         spread = costs.std(dim=0).median()
         if not spread > 0:
-            why = (
-                "lambda does not settle, try another --seed or preset"
-                if self.calibrated
-                else "it needs two images that differ"
-            )
-            raise ValueError(f"the first batch cannot calibrate EM routing: {why}")
+            raise ValueError("the first batch cannot calibrate EM routing: it needs two images that differ")
         self.final_inverse_temperature.copy_(deviation / spread)
         self.budget_offset.copy_(costs.mean(dim=(0, 1)))
 

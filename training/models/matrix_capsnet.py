@@ -97,7 +97,14 @@ class MatrixCapsNet(nn.Module):
                 routing.follow(activations, deviation, momentum)
 
     def primary_capsules(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
-        """The capsules that the convolutional capsule layers are given."""
+        """The capsules that the convolutional capsule layers are given.
+
+        Raises:
+            ValueError: the images have another size than the network's.
+        """
+        size = self.config.image_size
+        if pixels.shape[2:] != (size, size):  # compiled routing reads positions without a look at the bounds
+            raise ValueError(f"the network takes images of {size}x{size} pixels, got {tuple(pixels.shape)}")
         x = as_shown(pixels, self.config.standardize_per_image, light)
         features = self.conv.conv_relu(x)
         name_in_graph(x=x, features=features)

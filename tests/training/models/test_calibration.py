@@ -15,6 +15,7 @@ from training.data.batches import make_batches
 from training.data.images import Images
 from training.evaluate.inspection import activity
 from training.fit.loop import Limits, Trainer
+from training.models import calibration
 from training.models.build import build
 from training.models.calibration import calibrate
 from training.runs import checkpoint
@@ -226,3 +227,10 @@ def test_a_run_that_starts_from_another_keeps_what_that_had_measured(tmp_path):
     name = "conv_caps.0.routing.final_inverse_temperature"
     changed = first | {name: torch.tensor(0.123)}
     assert train(tmp_path / "second", configuration(), start=changed)[name] == torch.tensor(0.123)
+
+
+def test_costs_that_no_longer_vary_in_a_later_round_are_another_error(monkeypatch):
+    costs = iter([torch.tensor([[[1.0]], [[2.0]]]), torch.ones(2, 1, 1)])
+    monkeypatch.setattr(calibration, "_costs", lambda *_: next(costs))
+    with pytest.raises(ValueError, match="these no longer vary; try another --seed"):
+        network()

@@ -59,6 +59,12 @@ def test_capsules_lie_where_the_paper_has_them():
     assert model.class_caps.fields.inside.shape == (1, 16)
 
 
+@pytest.mark.parametrize("size", [(32, 34), (28, 28)])
+def test_images_of_another_size_are_refused(size):
+    with pytest.raises(ValueError, match=r"takes images of 32x32 pixels, got \(1, 2,"):
+        MatrixCapsNet(TINY)(torch.rand(1, 2, *size))
+
+
 def test_primary_capsules_stay_in_float32_under_autocast():
     torch.manual_seed(0)
     layer, features = PrimaryMatrixCapsules(8, 3), torch.rand(2, 8, 4, 4)
