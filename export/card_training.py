@@ -16,6 +16,9 @@ from training.config import (
     from_dict,
 )
 
+MINUTE_S, HOUR_S = 60, 3600
+MIN_HOURS = 0.1  # of which two decimals say enough; in hours, the shipped cards stay as they were published
+
 
 def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
     """The section on training: a table of the run's configuration and course."""
@@ -29,7 +32,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         "optimiser": f"Adam, {_rate(optimizer)}",
         "cooldown": _cooldown(optimizer),
         "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimizer.epochs} epochs, "
-        f"{training['train_seconds'] / 3600:.2f} hours",
+        f"{_time(training['train_seconds'])}",
         "validation error": f"{_percent(training['best_error_percent'])}",
         "seed": config.seed,
         "hardware": training["hardware"],
@@ -192,10 +195,19 @@ def _stage(origin: dict[str, Any]) -> str:
     """An earlier run in a line."""
     config = from_dict(origin["config"])
     return (
-        f"{origin['step']} steps, {origin['train_seconds'] / 3600:.2f} hours, "
+        f"{origin['step']} steps, {_time(origin['train_seconds'])}, "
         f"{_rate(config.optimizer)}: `{origin['command']}` at commit {origin['source_commit']}"
         f"{', published as ' + origin['bundle'] if 'bundle' in origin else ''}"
     )
+
+
+def _time(seconds: float) -> str:
+    """A time in hours, or in minutes or seconds if it is short."""
+    if seconds >= MIN_HOURS * HOUR_S:
+        return f"{seconds / HOUR_S:.2f} hours"
+    if seconds >= MINUTE_S:
+        return f"{seconds / MINUTE_S:.1f} minutes"
+    return f"{seconds:.1f} seconds"
 
 
 def _percent(value: float | None) -> str:

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     threshold.add_argument(
         "--publish",
         action="store_true",
-        help="publish the bundle with this threshold as the next version of its model",
+        help="publish the bundle with this threshold as the next version of its model, if it is another one",
     )
     _add_images(threshold)
     _add_data(threshold)
@@ -225,7 +225,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _threshold(options: argparse.Namespace) -> None:
-    from export.confidence import check_publishable, measure_again, publish_with_threshold
+    from export.confidence import check_publishable, has_threshold, measure_again, publish_with_threshold
     from training.data.download import data_root
 
     bundle = newest_version(options.bundle)
@@ -236,7 +236,9 @@ def _threshold(options: argparse.Namespace) -> None:
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "
         f"answers and {found.wrong_confident} of {found.wrong} wrong ones ({found.data})"
     )
-    if options.publish:
+    if options.publish and has_threshold(bundle, found):
+        print(f"{bundle} has this threshold already: nothing is published")
+    elif options.publish:
         print(f"published {publish_with_threshold(bundle, found)}")
 
 

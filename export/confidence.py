@@ -85,6 +85,12 @@ def check_publishable(bundle: Path) -> Path:
     return place.parent
 
 
+def has_threshold(bundle: Path, confidence: Confidence) -> bool:
+    """Whether a bundle has this threshold already: its next version would answer no differently."""
+    own = read_manifest(bundle).confidence
+    return own is not None and own.min_probability == confidence.min_probability
+
+
 def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
     """Publish a bundle anew, as the next version of its model, with a threshold.
 

@@ -57,7 +57,8 @@ def check_parity(model: CapsuleNetwork, graphs: Graphs, images: NDArray[np.float
             if not error <= tolerance:
                 raise ParityError(
                     f"{output} differs by {error:.2g} between PyTorch and ONNX Runtime at batch size {size} "
-                    f"with {iterations} routing iterations; at most {tolerance:g} is allowed"
+                    f"with {_described(iterations, model.config.routing_iterations)}; "
+                    f"at most {tolerance:g} is allowed"
                 )
             worst = max(worst, error)
     return worst
@@ -67,6 +68,12 @@ def iterations_compared(model: CapsuleNetwork) -> tuple[int, ...]:
     """The numbers of routing iterations at which the gate compares: the model's own, and maybe others."""
     config = model.config
     return tuple(sorted({*ROUTING_ITERATIONS[config.architecture], config.routing_iterations}))
+
+
+def _described(iterations: int, own: int) -> str:
+    """The iterations compared; whoever has a network of three may wonder at another number."""
+    compared = f"{iterations} routing iteration{'' if iterations == 1 else 's'}"
+    return compared if iterations == own else f"{compared} (the network has {own})"
 
 
 def with_iterations(model: CapsuleNetwork, iterations: int) -> CapsuleNetwork:

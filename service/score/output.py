@@ -116,6 +116,31 @@ def _check_length(path: Path | None, length: int, record: Path) -> None:
         )
 
 
+class WriteError(ScoreError):
+    """A file of a run cannot be written, because the disk is full for example."""
+
+
+@contextmanager
+def _writing(path: Path | None, *, can_resume: bool) -> Iterator[None]:
+    """Name the file that is written here in errors of the operating system, which do not.
+
+    Args:
+        path: the file; None is stdout.
+        can_resume: whether the run can go on with --resume.
+
+    Raises:
+        WriteError: it cannot be written.
+        BrokenPipeError: the reader of a pipe has gone, which is no fault.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        remedy = "; the rows written so far stay; continue with --resume" if can_resume else ""
+        raise WriteError(f"{path or 'stdout'}: {error.strerror or error}{remedy}") from error
+
+
 class Output:
     """The open files of a run. Use `open_output`.
 
@@ -158,29 +183,33 @@ class Output:
         if rows is not None and out is not None and rows != out:
             from service.score.parquet import write_parquet  # pyarrow is an extra
 
-            write_parquet(rows, out, self._columns)
+            with self._writing(out):
+                write_parquet(rows, out, self._columns)
             changes["rows_bytes"] = 0  # the JSON lines are removed once the record says so
         self.record = self.record.model_copy(update=changes)
 
     def commit(self) -> None:
         """Make the files safe: a resumed run will go on from here."""
-        if self._destination.record is None:
+        destination = self._destination
+        if destination.record is None:
             return
         started_s = time.monotonic()
-        for file in (self._rows, self._errors):
+        for file, path in ((self._rows, destination.rows), (self._errors, destination.errors)):
             if file is not None:
-                os.fsync(file.fileno())
-        write_record(self._destination.record, self.record)
+                with self._writing(path):
+                    os.fsync(file.fileno())
+        with self._writing(destination.record):
+            write_record(destination.record, self.record)
         ended_s = time.monotonic()
         self._next_commit_s = ended_s + (ended_s - started_s) * (1 / COMMIT_FRACTION - 1)
 
     def _append(self, rows: Sequence[Row], skipped: Sequence[Skipped], lines: bytes) -> None:
-        self._rows.write(lines)
-        self._rows.flush()
+        with self._writing(self._destination.rows):
+            _write(self._rows, lines)
         errors = error_lines(skipped)
         if self._errors is not None:
-            self._errors.write(errors)
-            self._errors.flush()
+            with self._writing(self._destination.errors):
+                _write(self._errors, errors)
         labels = Counter(self.record.labels) + Counter(row.classes[0].label for row in rows)
         self.record = self.record.model_copy(  # last, so that it never says more than the files hold
             update={
@@ -192,6 +221,17 @@ class Output:
                 "finished": False,
             }
         )
+
+    def _writing(self, path: Path | None) -> AbstractContextManager[None]:
+        return _writing(path, can_resume=self._destination.record is not None)
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    """Write all of it; a file without a buffer may take a part at a time."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+    file.flush()
 
 
 @contextmanager
@@ -209,6 +249,7 @@ def open_output(
 
     Raises:
         ScoreError: the previous run had another spec, or another process is writing.
+        WriteError: a file cannot be written.
     """
     if previous is not None:
         check_same_spec(previous.spec, spec, str(destination.out))
@@ -233,15 +274,17 @@ def open_output(
         try:
             yield output
         finally:
-            output.commit()
-            _remove_leftovers(destination, output.record)
+            # The record that is there stays true, and a full disk would not take another.
+            if not isinstance(sys.exception(), WriteError):
+                output.commit()
+                _remove_leftovers(destination, output.record)
 
 
 def _open_rows(destination: Destination) -> AbstractContextManager[BinaryIO]:
     if destination.rows is None:
         return nullcontext(sys.stdout.buffer)
     if destination.record is None:  # a pipe or a device
-        return destination.rows.open("wb")
+        return destination.rows.open("wb", buffering=0)
     file = _open_file(destination.rows)
     if not lock_descriptor(file.fileno(), blocking=False):
         file.close()
@@ -250,8 +293,11 @@ def _open_rows(destination: Destination) -> AbstractContextManager[BinaryIO]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open for writing, without truncating it."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+    """Open for writing, without truncating it.
+
+    Without a buffer: closing it would write once more what a full disk has not taken.
+    """
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
 
 
 def _check_unchanged(record: Path, previous: Record | None) -> None:
@@ -262,7 +308,8 @@ def _check_unchanged(record: Path, previous: Record | None) -> None:
 
 def _start(destination: Destination, path: Path, record: Record) -> None:
     """Write the record of a new run; what an earlier run has left no longer counts."""
-    write_record(path, record)
+    with _writing(path, can_resume=False):  # --resume would continue the earlier run
+        write_record(path, record)
     if destination.out is not None and destination.out != destination.rows:
         destination.out.unlink(missing_ok=True)
 

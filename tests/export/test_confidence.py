@@ -101,6 +101,14 @@ def test_a_published_bundle_gets_its_threshold_as_the_next_version_with_the_same
     assert "; 1 earlier version of this name" in card
 
 
+def test_a_threshold_that_the_bundle_has_already_is_not_published_again(trained_bundle, tmp_path, capsys):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    main(["threshold", str(first.parent), "--publish"])
+    printed = capsys.readouterr().out
+    assert f"{first} has this threshold already: nothing is published" in printed
+    assert [path.name for path in first.parent.iterdir()] == ["1"]
+
+
 @pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "samples.npz"])
 def test_a_bundle_with_a_damaged_file_is_not_published_again(trained_bundle, tmp_path, name):
     first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")

@@ -90,6 +90,25 @@ def test_a_stem_and_other_kernels_are_told(tiny):
     assert row(card, "optimiser") == "Adam, rate 0.003, batch 128"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (5641, "1.57 hours"),
+        (757, "0.21 hours"),
+        (204, "3.4 minutes"),
+        (61, "1.0 minutes"),
+        (9.96, "10.0 seconds"),
+    ],
+)
+def test_the_time_of_a_short_training_is_told_in_minutes_or_seconds(tiny, seconds, told):
+    progress = asdict(replace(PROGRESS, train_seconds=seconds))
+    first = {"config": to_dict(load_preset("mnist")), "source_commit": "0" * 40, **progress}
+    config = replace(load_preset("mnist"), started_from=first)
+    card = model_card(tiny.model_copy(update={"training": {"config": to_dict(config), **progress}}))
+    assert row(card, "trained").endswith(f" epochs, {told}")
+    assert row(card, "1 stage before").startswith(f"100 steps, {told}, ")
+
+
 def test_pairs_are_made_of_mnist(tiny):
     card = card_of(tiny, load_preset("multimnist"))
     assert row(card, "data").startswith("pairs of digits of the mnist training set")

@@ -48,7 +48,7 @@ export class Explore {
     const { manifest } = model;
     byId("draw").hidden = manifest.views === 2;
     byId("pair").hidden = manifest.views !== 2;
-    byId("pad-hint").textContent = hint(manifest);
+    showInput(manifest);
     this.bars.setModel(manifest);
     this.capsule.setModel(model);
     this.routing.setModel(model);
@@ -136,6 +136,7 @@ export class Explore {
     const { result, files, seen, objects } = (this.#answer = answer);
     const { isFinal } = answer.question;
     show(byId("seen"), seen);
+    byId("seen").classList.remove("empty");
     this.bars.show(result);
     if (objects) this.capsule.show(objects, isFinal);
     else this.capsule.clear();
@@ -165,6 +166,7 @@ export class Explore {
     this.capsule.clear();
     this.routing.clear();
     blank(byId("seen"));
+    byId("seen").classList.add("empty");
     byId("seen").setAttribute("aria-label", "Nothing yet");
     byId("best").textContent = "";
     byId("seen-note").textContent = "";
@@ -187,9 +189,15 @@ async function objectsOf(result, apart) {
   return Promise.all(objects.map(async (object) => ({ ...object, bitmap: await fromBase64(object.reconstruction) })));
 }
 
-function hint(manifest) {
-  if (manifest.preprocessing.placement !== "digit" && manifest.objects_per_image < 2) return "Open or drop an image";
-  return manifest.objects_per_image > 1 ? "Draw two digits over one another" : "Draw a digit here";
+/** Ask for a drawing, or for an image if the model does not look for a digit. */
+function showInput(manifest) {
+  const several = manifest.objects_per_image > 1;
+  const isDrawn = several || manifest.preprocessing.placement === "digit";
+  byId("draw").classList.toggle("image", !isDrawn);
+  byId("draw-title").textContent = isDrawn ? "You draw" : "Your image";
+  byId("pad").setAttribute("aria-label", isDrawn ? "Drawing area" : "Image area; a drawing is taken, too");
+  const drawing = several ? "Draw two digits over one another" : "Draw a digit here";
+  byId("pad-hint").textContent = isDrawn ? drawing : "Open or drop an image";
 }
 
 function seenRule({ preprocessing }) {

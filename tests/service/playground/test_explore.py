@@ -1,6 +1,8 @@
 """The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
 
 import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,10 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, Request, Route, expect
 
+from tests.support.accessibility import serious_findings
+from tests.support.live_service import live_service, settings_for
 from tests.support.pen import draw
+from tests.support.tiny_bundle import DIGITS, rewrite_manifest, write_bundle
 
 PICTURE = "canvas => canvas.toDataURL()"
 SUMS = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
@@ -366,3 +371,53 @@ def test_a_toy_that_is_dragged_down_and_back_is_shown_as_the_sliders_say(page):
     page.mouse.up()
     assert page.input_value("#elevation") == value
     assert picture(page, "#left") == before
+
+
+@pytest.fixture
+def own_images(tmp_path: Path) -> Iterator[str]:
+    """Address of a service whose model was trained on one's own images, in classes with long names.
+
+    Named before `open_page`: pages are closed before the service ends.
+    """
+    names = ("Hochgeschwindigkeitseisenbahnwagen_2023", "a bridge over a river in the morning", "cat")
+    bundle = write_bundle(tmp_path / "models" / "own" / "1", classes=names)
+    facts = DIGITS.model_copy(update={"polarity": "any", "placement": "fit"})
+    rewrite_manifest(bundle, preprocessing=facts)
+    with live_service(settings_for(tmp_path / "models", optimize=False)) as client:
+        yield str(client.base_url).rstrip("/")
+
+
+def test_a_model_of_ones_own_images_asks_for_an_image_and_shows_none_before(own_images, open_page):
+    page = open_page(f"{own_images}/")
+    expect(page.get_by_role("region", name="Your image")).to_be_visible()
+    expect(page.get_by_role("application", name="Image area")).to_be_visible()
+    field = page.locator("#pad").evaluate("pad => getComputedStyle(pad).backgroundColor")
+    expect(page.locator("#seen")).to_have_css("background-color", field)
+    for button in ("#undo", "#clear"):
+        expect(page.locator(button)).to_be_hidden()
+    assert not serious_findings(page)
+    page.set_input_files("#file", "docs/seven.jpg")
+    answer(page)
+    expect(page.locator("#seen")).to_have_css("background-color", "rgb(0, 0, 0)")
+    page.click("#clear")
+    expect(page.locator("#seen")).to_have_css("background-color", field)
+
+
+def test_a_model_of_digits_asks_for_a_drawing(page):
+    expect(page.get_by_role("region", name="You draw")).to_be_visible()
+    pad = page.get_by_role("application", name="Drawing area")
+    expect(pad).to_have_accessible_description(re.compile("^Arrow keys move the pen, .* Delete clears.$"))
+    expect(page.locator("#undo")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_long_names_of_classes_can_be_read_beside_their_bars(own_images, open_page, width):
+    page = open_page(f"{own_images}/", viewport={"width": width, "height": 900})
+    page.set_input_files("#file", "docs/seven.jpg")
+    answer(page)
+    tracks = [bar.locator(".track").bounding_box() for bar in page.locator("#bars .bar").all()]
+    assert len({(track["x"], track["width"]) for track in tracks}) == 1, "all on one scale"
+    assert tracks[0]["width"] > 80
+    for name in page.locator("#bars .name").all():
+        assert name.evaluate("name => name.scrollWidth <= name.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -384,6 +385,66 @@ def test_resume_needs_a_file(score, paths, capsys):
 def test_a_device_takes_rows_and_gets_no_record(score, paths):
     assert score(*paths[:3], "--out", "/dev/null", "--format", "csv") == 0
     assert not Path("/dev/null.run.json").exists()
+
+
+# Full disks
+
+
+def score_into(room: int, models: Path, out: Path, paths: list[Path]) -> subprocess.CompletedProcess[str]:
+    """Run the command where no file can grow beyond so many bytes, as on a disk that becomes full."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    command = [*PROGRAM, *map(str, paths), "--local", "--models", str(models), "--batch", "4"]
+    return subprocess.run(
+        [*command, "--out", str(out)], preexec_fn=limit, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "room", "full"),
+    [
+        ("csv", 3000, "out.csv"),
+        ("jsonl", 3000, "out.jsonl"),
+        ("parquet", 3000, "out.parquet.rows.jsonl"),
+        ("csv", 1200, "out.csv.errors.jsonl"),
+    ],
+)
+def test_a_full_disk_names_its_file_and_resume_goes_on(score, models, paths, tmp_path, suffix, room, full):
+    some = [path for n, path in enumerate(paths) if n % 7 == 3] if "errors" in full else paths
+    some = [paths[0], *some]
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    assert score(*some, "--out", whole, "--batch", 4) == 1
+    ran = score_into(room, models, out, some)
+    told = f"{tmp_path / full}: File too large; the rows written so far stay; continue with --resume"
+    assert (ran.returncode, ran.stderr) == (2, f"capsnet-score: {told}\n")
+    assert score(*some, "--out", out, "--batch", 4, "--resume") == 1
+    assert rows_of(out) == rows_of(whole)
+    assert errors_of(out) == errors_of(whole)
+
+
+def test_a_parquet_file_for_which_there_is_no_room_is_written_by_resume(score, models, paths, tmp_path):
+    out = tmp_path / "out.parquet"
+    ran = score_into(1200, models, out, paths[:3])
+    told = f"{out}: File too large; the rows written so far stay; continue with --resume"
+    assert (ran.returncode, ran.stderr) == (2, f"capsnet-score: {told}\n")
+    assert score(*paths[:3], "--out", out, "--resume") == 0
+    assert pq.read_table(out)["path"].to_pylist() == [str(path) for path in paths[:3]]
+
+
+def test_a_disk_that_is_full_at_the_start_names_the_record(models, paths, tmp_path):
+    ran = score_into(100, models, tmp_path / "out.csv", paths[:3])
+    told = f"{tmp_path / 'out.csv.run.json'}: File too large"
+    assert (ran.returncode, ran.stderr) == (2, f"capsnet-score: {told}\n")
+
+
+@pytest.mark.parametrize(("out", "told"), [("/dev/full", "/dev/full"), ("-", "stdout")])
+def test_a_full_device_is_named_and_cannot_be_resumed(models, paths, out, told):
+    command = [*PROGRAM, str(paths[0]), "--local", "--models", str(models), "--format", "csv", "--out", out]
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (2, f"capsnet-score: {told}: No space left on device\n")
 
 
 # Memory
