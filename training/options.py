@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from export.contract.package_version import package_version
-from training.config import SEEDS, presets
+from training.config import presets
 from training.data.datasets import DATASETS, sources
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
 
+SEEDS = 2**32  # how many torch tells apart on a CPU
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
 DESCRIPTION = "Train capsule networks, measure them, and reproduce the tables and figures of the papers."

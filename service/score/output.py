@@ -183,6 +183,7 @@ class Output:
         if rows is not None and out is not None and rows != out:
             from service.score.parquet import write_parquet  # pyarrow is an extra
 
+            self.commit()  # the table may not fit on the disk
             with self._writing(out):
                 write_parquet(rows, out, self._columns)
             changes["rows_bytes"] = 0  # the JSON lines are removed once the record says so

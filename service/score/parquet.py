@@ -75,14 +75,18 @@ def write_parquet(rows: Path, out: Path, columns: Columns) -> None:
     """
     schema = make_schema(columns)
     aside = out.with_name(f".{out.name}.partial")
-    with aside.open("wb") as file, rows.open("rb") as lines:
-        with pq.ParquetWriter(file, schema) as writer:
-            while group := lines.readlines(GROUP_BYTES):
-                records = [_record(json.loads(from_bytes(line)), columns) for line in group]
-                writer.write_table(pa.Table.from_pylist(records, schema))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(out)
+    try:
+        with aside.open("wb") as file, rows.open("rb") as lines:
+            with pq.ParquetWriter(file, schema) as writer:
+                while group := lines.readlines(GROUP_BYTES):
+                    records = [_record(json.loads(from_bytes(line)), columns) for line in group]
+                    writer.write_table(pa.Table.from_pylist(records, schema))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(out)
+    except OSError:  # the disk may be full
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def make_table(rows: Sequence[Row], columns: Columns) -> pa.Table:

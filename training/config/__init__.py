@@ -12,10 +12,9 @@ from training.config.model import (
 )
 from training.config.optimizer import OptimizerConfig
 from training.config.presets import load_preset, presets
-from training.config.run import SEEDS, RunConfig, differences, from_dict, to_dict
+from training.config.run import RunConfig, differences, from_dict, to_dict
 
 __all__ = [
-    "SEEDS",
     "Block",
     "CapsNetConfig",
     "CnnConfig",

@@ -1,8 +1,8 @@
 """How a network is optimized."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from training.config.strict import STRICT
@@ -44,11 +44,3 @@ class OptimizerConfig:
     patience_epochs: int | None = Field(default=None, ge=1)
     weight_decay: float = Field(default=0.0, ge=0)
     trained_part: Literal["network", "decoder"] = "network"
-
-    @model_validator(mode="after")
-    def _refuse_a_floor_above_the_rate(self) -> Self:
-        if self.min_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"min_learning_rate {self.min_learning_rate:g} is above learning_rate {self.learning_rate:g}"
-            )
-        return self

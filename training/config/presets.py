@@ -24,19 +24,27 @@ def load_preset(name: str) -> RunConfig:
         ValueError: there is no preset of that name, or a value in it is wrong.
     """
     if name.endswith(".toml"):
-        return _read(Path(name).stem, Path(name).read_text())
+        if (stem := Path(name).stem) in presets():
+            raise ValueError(f"{name}: {stem} is a preset of the package; give the file another name")
+        return _read(stem, Path(name).read_bytes())
     if name not in presets():
         near = get_close_matches(name, presets(), n=1)
         meant = f"did you mean {near[0]}? There" if near else "there"
         raise ValueError(f"no preset {name!r}; {meant} are {', '.join(presets())}, or a file NAME.toml")
-    return _read(name, (files("training") / "presets" / f"{name}.toml").read_text())
+    return _read(name, (files("training") / "presets" / f"{name}.toml").read_bytes())
 
 
-def _read(name: str, text: str) -> RunConfig:
+def _read(name: str, content: bytes) -> RunConfig:
     try:
-        config = from_dict({"preset": name, **tomllib.loads(text)})
+        config = from_dict({"preset": name, **tomllib.loads(content.decode())})
     except ValueError as error:
         raise ValueError(f"preset {name}: {error}") from None
     if config.preset != name:
         raise ValueError(f"preset {name}: its name is that of the file; leave the key preset out")
+    optimizer = config.optimizer
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        raise ValueError(
+            f"preset {name}: min_learning_rate {optimizer.min_learning_rate:g} is above learning_rate "
+            f"{optimizer.learning_rate:g}"
+        )
     return config

@@ -4,6 +4,7 @@ Every random choice is a function of the seed and of the step or epoch it is mad
 no generator state, and a resumed run makes the same choices as one that was never stopped.
 """
 
+import os
 import signal
 import sys
 import time
@@ -136,7 +137,7 @@ class Trainer:
             checkpoint.load_optimizer(newest, self.model, self.optimizer)
             if self.average:
                 checkpoint.load_weights(self.average.model, newest)
-            self.before = checkpoint.read_progress(newest)
+            self.before = processes.of(checkpoint.read_progress(newest))
             self._saved_step = self.before.step
             self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
 
@@ -356,6 +357,14 @@ class Trainer:
         )
 
 
+def _print_to_nobody(descriptors: list[int]) -> None:
+    """Where a terminal was: an error of printing would end the training before its checkpoint."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nobody, descriptor)
+    os.close(nobody)
+
+
 @contextmanager
 def _stop_on_signal() -> Iterator[list[int]]:
     """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives; a second one interrupts at once.
@@ -363,10 +372,13 @@ def _stop_on_signal() -> Iterator[list[int]]:
     SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
     """
     received: list[int] = []
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
         signal.signal(number, previous[signal.Signals(number)])
+        if number == signal.SIGHUP:
+            _print_to_nobody(terminals)
 
     heeded = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -54,7 +54,7 @@ def _drop_rows_after(path: Path, step: int) -> None:
         rows = path.read_text(errors="replace").splitlines(keepends=True)
         steps = [_step_of(row) for row in rows]
         if damaged := steps.count(None):
-            logger.warning("%s: %d damaged rows are dropped", path, damaged)
+            logger.warning("%s: damaged rows dropped: %d", path, damaged)
         kept = [row for row, of_row in zip(rows, steps, strict=True) if of_row is not None and of_row <= step]
         checkpoint.write_atomically(path, "".join(kept))
 
@@ -62,6 +62,7 @@ def _drop_rows_after(path: Path, step: int) -> None:
 def _step_of(row: str) -> int | None:
     """The step that a row is of; None if it is damaged or was cut short."""
     try:
-        return int(json.loads(row)["step"]) if row.endswith("\n") else None
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(row)["step"] if row.endswith("\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    return step if isinstance(step, int) else None

@@ -429,6 +429,7 @@ def test_a_parquet_file_for_which_there_is_no_room_is_written_by_resume(score, m
     ran = score_into(1200, models, out, paths[:3])
     told = f"{out}: File too large; the rows written so far stay; continue with --resume"
     assert (ran.returncode, ran.stderr) == (2, f"capsnet-score: {told}\n")
+    assert not list(tmp_path.glob(".*.partial")), "it takes none of the room that is left"
     assert score(*paths[:3], "--out", out, "--resume") == 0
     assert pq.read_table(out)["path"].to_pylist() == [str(path) for path in paths[:3]]
 

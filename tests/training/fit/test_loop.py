@@ -1,8 +1,12 @@
+import fcntl
 import json
+import os
+import pty
 import random
 import signal
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -262,6 +266,7 @@ def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
         [sys.executable, "-c", KILLED, str(tmp_path / "run")],
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup's children ignore it
     )
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(number)
@@ -269,6 +274,36 @@ def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
     progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
     assert 2 <= progress.step < 200
     assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
+
+
+def in_a_terminal_of_its_own():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_terminal_that_is_gone_takes_no_trained_step_with_it(tmp_path):
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            KILLED.replace("epochs=40", "epochs=200, batch_size=40"),
+            str(tmp_path / "run"),
+        ],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=in_a_terminal_of_its_own,
+    )
+    os.close(terminal)
+    wait_for_step(tmp_path / "run", 2, process)
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
+    assert 2 <= progress.step < 200
+    assert log(tmp_path / "run")[-1]["step"] == progress.step
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_the_last_good_checkpoint(tmp_path):

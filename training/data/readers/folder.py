@@ -132,6 +132,7 @@ def _faults_of_class(folder: Path, paths: list[Path]) -> Iterator[str]:
     """What is wrong with a class's folder, of what can be seen without opening a picture."""
     if not folder.name.isprintable():  # it could be written into no manifest
         yield f"{folder.parent} holds the folder {folder.name!r}; a class's name must be printable text"
+        return
     for path in paths:
         if path.is_dir():
             yield f"{path} is a folder; move its pictures into {folder}, or remove it"
@@ -156,12 +157,12 @@ def describe_copies(found: dict[str, list[Path]]) -> list[str]:
     doubts = []
     if learned:
         doubts.append(
-            f"{_count(len(learned), 'picture')} to test with, such as {learned[0]}, are trained on, too, as "
-            "copies: the test error will be too low"
+            f"copies of what is learned from are tested with, {_count(len(learned), 'picture')} such as "
+            f"{learned[0]}: the test error will be too low"
         )
     if contrary:
         doubts.append(
-            f"{_count(len(contrary), 'picture')} are in two classes or more, such as "
+            f"in two classes or more: {_count(len(contrary), 'picture')}, such as "
             f"{' and '.join(map(str, contrary[0][:2]))}"
         )
     return doubts
