@@ -17,7 +17,7 @@ from training.config import (
 )
 
 MINUTE_S, HOUR_S = 60, 3600
-MIN_HOURS = 0.1  # of which two decimals say enough; in hours, the shipped cards stay as they were published
+MIN_HOURS = 0.1  # of less than this, two decimals say too little
 
 
 def training_table(manifest: Manifest, config: RunConfig) -> list[str]:

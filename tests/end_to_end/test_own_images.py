@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,11 +125,13 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
     [
         (["--preset", "images"], "the preset images is for your own pictures: add --images FOLDER"),
         (["--images", "nowhere"], "nowhere is not a folder"),
+        (["--images", "loop"], "loop is not a folder"),
         (["--images", "nowhere", "--resume"], "run is not a run of capsnet-train"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
     with pytest.raises(SystemExit) as ended:
         train(["fit", "--out", "run", *arguments])
     assert ended.value.code == 2

@@ -14,8 +14,8 @@ MIN_VARIANCE = (1 / 255) ** 2  # variance; a flat image stays flat, and has a gr
 def standardize_per_image(pixels: Tensor) -> Tensor:
     """Zero mean and unit variance per image, all channels together, [B, C, H, W]."""
     centered = pixels - pixels.mean(dim=(1, 2, 3), keepdim=True)
-    # A mean of thousands of float32 is rounded, elsewhere otherwise, and dividing by a small deviation
-    # enlarges that: in pale pictures by up to 255.
+    # Libraries round the mean of thousands of numbers differently. Dividing by the small deviation of a pale
+    # picture makes that difference larger, up to 255 times; the mean of what is left has next to none.
     centered = centered - centered.mean(dim=(1, 2, 3), keepdim=True)
     variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
     return centered / variance.clamp(min=MIN_VARIANCE).sqrt()

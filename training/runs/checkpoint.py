@@ -185,15 +185,11 @@ def checkpoints(run: Path) -> list[Path]:
 
 def checkpoint_at(run: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
-    return run / "checkpoints" / _name_at(step)
-
-
-def _name_at(step: int) -> str:
-    return f"step-{step:08d}"
+    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def best_checkpoint(run: Path) -> Path:
-    """The checkpoint with the lowest validation error; the newest when there is none of which one is known.
+    """The checkpoint with the lowest validation error; the newest if no error is known.
 
     Raises:
         FileNotFoundError: the run has no checkpoint yet.
@@ -280,7 +276,7 @@ def remove_old(run: Path) -> None:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the run had come at a checkpoint; a best one that its user has removed is not known any more.
+    """How far the run had come at a checkpoint; as if never validated, if the best one has been removed.
 
     Raises:
         ValueError: the file is damaged.
@@ -290,8 +286,10 @@ def read_progress(checkpoint: Path) -> Progress:
         progress = _PROGRESS.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
-    is_there = checkpoint.with_name(_name_at(progress.best_step)).exists()
-    return progress if is_there else replace(progress, best_step=0, best_error_percent=None)
+    run = checkpoint.parent.parent
+    if checkpoint_at(run, progress.best_step).exists():
+        return progress
+    return replace(progress, best_step=0, best_error_percent=None)
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:

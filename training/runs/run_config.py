@@ -1,5 +1,6 @@
 """What a run starts with: the configuration of a new run, or of the run to resume."""
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
 
 def _refuse_among_pictures(out: Path, images: Path | None) -> None:
     """Raise if a run would be written where it is taken for a class of pictures."""
-    if images is not None and out.resolve().is_relative_to(images.resolve()):
+    # Not Path.resolve, which ends with a RuntimeError at a link to itself.
+    if images is not None and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(images)):
         raise ValueError(f"{out} lies among the pictures in {images}; choose an --out elsewhere")
 
 

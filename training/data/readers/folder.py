@@ -146,7 +146,7 @@ def _faults_of_class(folder: Path, paths: list[Path]) -> Iterator[str]:
 
 
 def describe_copies(found: dict[str, list[Path]]) -> list[str]:
-    """What is doubtful about files of the same content: they are trained and tested on, or contradict."""
+    """What files of the same content spoil, in words: a test of what is learned, or the names of classes."""
     by_content: dict[bytes, list[Path]] = {}
     for path in (path for paths in found.values() for path in paths):
         by_content.setdefault(hashlib.sha256(path.read_bytes()).digest(), []).append(path)
@@ -157,12 +157,12 @@ def describe_copies(found: dict[str, list[Path]]) -> list[str]:
     doubts = []
     if learned:
         doubts.append(
-            f"copies of what is learned from are tested with, {_count(len(learned), 'picture')} such as "
-            f"{learned[0]}: the test error will be too low"
+            f"pictures to test with that have a copy among those to train on: {len(learned)}, such as "
+            f"{learned[0]}; the test error will be too low"
         )
     if contrary:
         doubts.append(
-            f"in two classes or more: {_count(len(contrary), 'picture')}, such as "
+            f"pictures that are in two classes or more: {len(contrary)}, such as "
             f"{' and '.join(map(str, contrary[0][:2]))}"
         )
     return doubts

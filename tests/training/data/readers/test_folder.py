@@ -246,12 +246,10 @@ def test_pictures_that_are_tested_and_trained_on_or_lie_in_two_classes_are_warne
     assert learned, "of eight copies some are tested on"
     configure(load_preset("images"), pictures)
     first, second = caplog.messages
-    assert f"tested with, {len(learned)} picture" in first
-    assert first.endswith(": the test error will be too low")
-    assert (
-        second
-        == f"in two classes or more: 1 picture, such as {pictures}/cat/dog.png and {pictures}/dog/0.png"
-    )
+    assert f"a copy among those to train on: {len(learned)}, such as" in first
+    assert first.endswith("; the test error will be too low")
+    said = "pictures that are in two classes or more: 1, such as "
+    assert second == f"{said}{pictures}/cat/dog.png and {pictures}/dog/0.png"
 
 
 def test_a_class_with_one_picture_is_refused_by_name(pictures):
