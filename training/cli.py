@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from export.contract.one_line import one_line
 from training.config import RunConfig, load_preset
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from training.data.batches import Batches
     from training.fit.copies import Copies
     from training.fit.distributed import Processes
-    from training.fit.loop import Trainer
     from training.runs.checkpoint import Progress
 
 CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # options that a new run alone takes
@@ -30,6 +29,14 @@ SHORT_PRESET = "mnist-short"  # for a CPU
 TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
 FORMER_WORKER_S = 60  # that torchrun has told to stop, or that has lost it, may take to end
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
+
+
+class Ended(NamedTuple):
+    """How a training ended: how far it is, whether that is all of it, and whether a signal stopped it."""
+
+    progress: "Progress"
+    finished: bool
+    interrupted: bool
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -79,21 +86,19 @@ def _fit(options: argparse.Namespace) -> int:
 
     device = own_device(_device(options.device))
     with together(device) as processes:
-        trainer, finished = _start_or_go_on(options, device, processes)
-    if not finished:
+        ended = _start_or_go_on(options, device, processes)
+    if not ended.finished:
         if processes.first:
             start = program() if started_by_torchrun() else ["capsnet-train"]
             command = shlex.join([*start, "fit", "--out", str(options.out), "--resume", *_where(options)])
-            print(f"stopped at step {trainer.progress.step}; continue with: {command}")
-        return STOPPED_BY_SIGNAL if trainer.interrupted else 0
+            print(f"stopped at step {ended.progress.step}; continue with: {command}")
+        return STOPPED_BY_SIGNAL if ended.interrupted else 0
     if processes.first:
-        print(_finished(options, trainer.progress))
+        print(_finished(options, ended.progress))
     return 0
 
 
-def _start_or_go_on(
-    options: argparse.Namespace, device: "torch.device", processes: "Processes"
-) -> tuple["Trainer", bool]:
+def _start_or_go_on(options: argparse.Namespace, device: "torch.device", processes: "Processes") -> Ended:
     """Train; under torchrun, which repeats its command, go on from the newest checkpoint of any machine."""
     from training.fit.copies import held_copies
     from training.fit.distributed import started_by_torchrun
@@ -145,8 +150,8 @@ def _train(
     processes: "Processes",
     new: bool = False,
     copies: "Copies | None" = None,
-) -> tuple["Trainer", bool]:
-    """Train, in one or several processes; gives the trainer and whether the run is finished."""
+) -> Ended:
+    """Train, in one or several processes."""
     from training.data.batches import training_batches
     from training.fit.loop import Limits
     from training.fit.session import training_session
@@ -163,7 +168,8 @@ def _train(
             held_out = 0 if validation is None else len(validation)
             hardware = trainer.session.hardware
             print(f"{config.preset}: {len(train)} images, {held_out} held out, on {hardware}")
-        return trainer, trainer.fit(train, validation, limits)
+        finished = trainer.fit(train, validation, limits)
+        return Ended(trainer.progress, finished, trainer.interrupted)
 
 
 def _without_preset(config: RunConfig, train: "Batches") -> str:

@@ -7,6 +7,8 @@ that with it the result is the same in distribution only. With `calibration_mome
 matrix capsules follow the first process's part of each batch, not all of it.
 """
 
+import gc
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -129,6 +131,9 @@ def started_by_torchrun() -> bool:
 def together(device: torch.device) -> Iterator[Processes]:
     """Join the processes that torchrun has started, on one or several machines.
 
+    What has averaged gradients must not outlive it. Gloo's threads end with the last reference to the group,
+    and PyTorch aborts a process (SIGABRT) in which one of them is busy while Python ends.
+
     Args:
         device: where this one trains.
 
@@ -142,6 +147,8 @@ def together(device: torch.device) -> Iterator[Processes]:
     if os.environ["WORLD_SIZE"] == "1":
         yield Processes(agent=agent)
         return
+    # Averaging would import it later: then the defaults of its functions are the group, and hold it for good.
+    importlib.import_module("torch.distributed.nn")
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         yield Processes(distributed.get_rank(), distributed.get_world_size(), agent)
@@ -152,6 +159,7 @@ def together(device: torch.device) -> Iterator[Processes]:
         raise
     # Not after an error: the others would wait for this process, and torchrun ends them when it exits.
     distributed.destroy_process_group()
+    gc.collect()
 
 
 def own_device(device: torch.device) -> torch.device:

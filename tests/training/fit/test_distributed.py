@@ -23,11 +23,17 @@ def torchrun(processes, *arguments):
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support/at_exit'}"},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def check_that_gloo_has_ended(ran):
+    """A thread of it that works while Python ends aborts the process, which is rare."""
+    assert "at exit: python" in ran.stderr
+    assert "at exit: pt_gloo_runloop" not in ran.stderr
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +42,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     ran = torchrun(2, "tests/support/distributed_process.py", str(folder))
     assert ran.returncode == 0, ran.stderr
+    check_that_gloo_has_ended(ran)
     return folder
 
 
@@ -130,6 +137,7 @@ def test_the_command_line_trains_by_torchrun_what_it_trains_alone(tmp_path):
     command = ["fit", "--images", str(tmp_path / "pictures"), "--epochs", "1", "--device", "cpu", "--out"]
     ran = torchrun(2, "-m", "training.cli", *command, str(tmp_path / "two"))
     assert ran.returncode == 0, ran.stderr
+    check_that_gloo_has_ended(ran)
     assert ran.stdout.count("finished at step") == 1, "the first process alone prints"
     assert not (tmp_path / "two" / "result.json").exists(), "the test set is measured by evaluate alone"
     with pytest.raises(SystemExit, match="0"):
