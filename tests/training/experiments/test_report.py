@@ -265,7 +265,7 @@ def test_a_smaller_form_is_called_what_it_is(form, tmp_path):
     assert ("**Medium form**: the paper's networks, trained for 10 epochs" in report) == (form == "medium")
 
 
-@pytest.mark.parametrize("name", ["table1", "norb-ablation", "attack"])
+@pytest.mark.parametrize("name", ["table1", "affnist", "norb-ablation", "attack"])
 def test_every_medium_form_says_what_is_smaller_in_it(name):
     assert run.said_of(run.Claim(name, "medium")).startswith("**Medium form**: ")
 
@@ -294,9 +294,8 @@ def test_the_medium_form_has_the_papers_networks_for_ten_epochs():
 
 def test_an_experiment_without_a_medium_form_says_which_have_one(tmp_path, drawn_mnist_root, capsys):
     assert status(*experiment(tmp_path, drawn_mnist_root, "perturb", "--medium")) == 2
-    assert (
-        "perturb has no medium form; there is one of table1, norb-ablation, attack" in capsys.readouterr().err
-    )
+    said = "perturb has no medium form; there is one of table1, affnist, norb-ablation, attack"
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "perturb-quick").exists()
     assert status("experiment", "all", "--medium") == 2
     assert "--medium goes with one experiment, not with all" in capsys.readouterr().err

@@ -66,6 +66,21 @@ FULL = Plan(
     versions=PAPERS_VERSIONS,
     affnist_stride=1,
 )
+MEDIUM_EPOCHS = 30
+MEDIUM = replace(
+    FULL,
+    networks={
+        method: replace(config, optimizer=replace(config.optimizer, epochs=MEDIUM_EPOCHS))
+        for method, config in FULL.networks.items()
+    },
+    versions=4,
+    affnist_stride=7,  # every image of a digit has its turn: they come by 32
+)
+MEDIUM_FORM = (
+    "**Medium form**: the networks of the full form, stopped at the same error, but after "
+    f"{MEDIUM_EPOCHS} epochs at the latest; measured on {MEDIUM.versions} versions of each test digit "
+    f"instead of {FULL.versions}, and on every {MEDIUM.affnist_stride}th image of affNIST where it is there."
+)
 QUICK = Plan(
     {
         CAPSNET: stopped_at(narrowed(load_preset("affnist"), 4000, 12), QUICK_STOP),

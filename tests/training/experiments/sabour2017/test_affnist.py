@@ -146,6 +146,15 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
         assert allowed == pytest.approx(100 - affnist.PAPER[SHIFTED, method], abs=0.011)
 
 
+def test_the_medium_form_measures_the_papers_networks_on_fewer_images():
+    for method, config in affnist.MEDIUM.networks.items():
+        full = affnist.FULL.networks[method]
+        assert config == replace(full, optimizer=replace(full.optimizer, epochs=30))
+    assert affnist.MEDIUM.seeds == affnist.FULL.seeds
+    assert affnist.MEDIUM.affnist_stride % 2, "32 versions of a digit follow each other"
+    assert "measured on 4 versions of each test digit instead of 32" in affnist.MEDIUM_FORM
+
+
 def test_a_run_of_the_preset_is_measured_on_transformed_digits_too(runner):
     config = PLAN.networks[CAPSNET]
     trained = runner.trained(config)
