@@ -71,6 +71,8 @@ def main(folder: Path) -> None:
     """Every run that test_distributed.py looks at."""
     with together(CPU) as processes:
         fit(folder / "whole", AVERAGED, processes)
+        names = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
+        assert any("gloo" in name for name in names), "test_distributed.py looks for its threads"
         fit(folder / "parts", AVERAGED, processes, Limits(max_minutes=1e-9))
         fit(folder / "parts", AVERAGED, processes)
         fit(folder / "stopped", STOPPED, processes)

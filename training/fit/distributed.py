@@ -131,8 +131,9 @@ def started_by_torchrun() -> bool:
 def together(device: torch.device) -> Iterator[Processes]:
     """Join the processes that torchrun has started, on one or several machines.
 
-    What has averaged gradients must not outlive it. Gloo's threads end with the last reference to the group,
-    and PyTorch aborts a process (SIGABRT) in which one of them is busy while Python ends.
+    What has averaged gradients must not outlive it: Gloo's threads end with the last reference to the group,
+    and PyTorch aborts a process (SIGABRT) in which one of them is busy while Python ends. After an error,
+    this may still take the place of the exit status.
 
     Args:
         device: where this one trains.
@@ -159,7 +160,7 @@ def together(device: torch.device) -> Iterator[Processes]:
         raise
     # Not after an error: the others would wait for this process, and torchrun ends them when it exits.
     distributed.destroy_process_group()
-    gc.collect()
+    gc.collect()  # modules refer to each other in circles
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -2,12 +2,14 @@
 
 import atexit
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
 def _name_threads() -> None:
     for thread in Path("/proc/self/task").glob("*/comm"):
-        sys.stderr.write(f"at exit: {thread.read_text().strip()}\n")
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            sys.stderr.write(f"at exit: {thread.read_text().strip()}\n")
 
 
 atexit.register(_name_threads)
