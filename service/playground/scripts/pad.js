@@ -1,7 +1,7 @@
 // The drawing area: pen strokes by mouse, touch, pen or keys, or one image; with undo.
 
 import { byId, context } from "./dom.js";
-import { ink, PEN } from "./strokes.js";
+import { ink, PEN, snapped } from "./strokes.js";
 
 const KEY_STEP = 0.04; // of the area's side
 const MIN_MOVE = 0.006;
@@ -96,7 +96,7 @@ export class Pad {
   }
 
   #begin(point) {
-    const stroke = [point];
+    const stroke = [snapped(point)];
     this.#replace({ strokes: [...this.#content.strokes, stroke], image: null, bitmap: null }, false, stroke);
   }
 
@@ -108,7 +108,7 @@ export class Pad {
 
   #extend(points) {
     const before = this.#drawing.length;
-    for (const point of points) {
+    for (const point of points.map(snapped)) {
       const [x, y] = this.#drawing.at(-1);
       if (Math.hypot(point[0] - x, point[1] - y) >= MIN_MOVE) this.#drawing.push(point);
     }

@@ -1,7 +1,7 @@
 // Samples for the drawing area: digits as pen strokes, each one a button.
 
 import { element } from "./dom.js";
-import { ink, unpackStrokes } from "./strokes.js";
+import { ink, snapped, unpackStrokes } from "./strokes.js";
 import { ServiceError } from "./transport.js";
 
 const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
@@ -55,5 +55,5 @@ async function load() {
 
 function moved(strokes, by) {
   const place = (at) => 0.5 + (at - 0.5) * SIZE_IN_PAIR + by / 2;
-  return strokes.map((stroke) => stroke.map(([x, y]) => [place(x), place(y)]));
+  return strokes.map((stroke) => stroke.map((point) => snapped(point.map(place))));
 }

@@ -3,7 +3,7 @@
 import { toBmp } from "./bmp.js";
 
 export const PEN = 0.082; // of the area's side
-const GRID = 255; // of shared strokes
+const GRID = 255; // steps along the area's side: points lie on these, so that a link has small numbers
 const SENT_PIXELS = 144; // side of the picture that is sent: more take time, and change no answer
 
 /** Draw strokes on a square part of a canvas, in its own ink. */
@@ -41,9 +41,13 @@ export function strokesToFile(strokes, margin) {
   return toBmp(canvas);
 }
 
+const steps = (at) => Math.round(at * GRID);
+
+/** The nearest point that a link can carry: of such points, it brings back the same picture. */
+export const snapped = (point) => point.map((at) => steps(at) / GRID);
+
 /** Strokes as small numbers, for a link. */
-export const packStrokes = (strokes) =>
-  strokes.map((stroke) => stroke.flat().map((at) => Math.round(Math.min(1, Math.max(0, at)) * GRID)));
+export const packStrokes = (strokes) => strokes.map((stroke) => stroke.flat().map(steps));
 
 /** The strokes of a link. */
 export const unpackStrokes = (packed) =>

@@ -88,7 +88,21 @@ def test_a_link_brings_back_model_image_and_sliders(copying, open_page, model):
     assert restored.get_by_label("Dimension 4", exact=True).input_value() == "12"
     assert restored.inner_text("#best") == copying.inner_text("#best")
     expect(restored.locator("#reset")).to_be_enabled()
-    assert sums(restored, "#decoded") == pytest.approx(sums(copying, "#decoded"), rel=0.03)
+    assert picture(restored, "#seen") == picture(copying, "#seen")
+    assert picture(restored, "#decoded") == picture(copying, "#decoded")
+
+
+def test_a_link_brings_back_a_drawing_that_leaves_the_area(copying, open_page):
+    box = copying.locator("#pad").bounding_box()
+    copying.mouse.move(box["x"] + 0.503 * box["width"], box["y"] + 0.307 * box["height"])
+    copying.mouse.down()
+    for down in (0.611, 0.857, 1.037):
+        copying.mouse.move(box["x"] + 0.487 * box["width"], box["y"] + down * box["height"])
+    copying.mouse.up()
+    assert answer(copying) == "1"
+    restored = open_page(copied(copying, "#share"))
+    assert answer(restored) == "1"
+    assert picture(restored, "#seen") == picture(copying, "#seen")
 
 
 def test_a_link_brings_back_an_opened_image_as_the_network_saw_it(copying, open_page):
