@@ -102,10 +102,12 @@ def publish(
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
         ExplainError: the explain graph gives another answer than the encoder; nothing is published.
-        ValueError: `out` is not a model name, or the run is not one.
+        ValueError: `out` is not a model name, or a version, or the run is not one.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
         PermissionError: the run, which counts its measurements, or `out` cannot be written.
     """
+    if (out / MANIFEST_FILE).exists():
+        raise ValueError(f"{out} is a published version; give its model's folder, {out.absolute().parent}")
     name = model_name(out.resolve().name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")

@@ -31,7 +31,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         "loss": _loss(config),
         "optimiser": f"Adam, {_rate(optimizer)}",
         "cooldown": _cooldown(optimizer),
-        "trained": f"{training['step']} steps, {training['epochs']:.3g} of {optimizer.epochs} epochs, "
+        "trained": f"{training['step']} steps, {_count(training['epochs'])} of {optimizer.epochs} epochs, "
         f"{_time(training['train_seconds'])}",
         "validation error": f"{_percent(training['best_error_percent'])}",
         "seed": config.seed,
@@ -48,6 +48,10 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
+
+
+def _count(epochs: float) -> str:
+    return f"{epochs:.3g}" if epochs < 1000 else f"{epochs:.0f}"
 
 
 def _times_measured(training: dict[str, Any]) -> str:

@@ -2,12 +2,20 @@
 
 # B batch, J classes
 
+import os
 from pathlib import Path
 
 import torch
 
 from export.contract.confidence import threshold_of, weakest_named
-from export.contract.manifest import MANIFEST_FILE, VERSION, Confidence, read_checked, read_manifest
+from export.contract.manifest import (
+    MANIFEST_FILE,
+    VERSION,
+    BundleError,
+    Confidence,
+    read_checked,
+    read_manifest,
+)
 from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
 from export.next_version import check_writable, publish_next, versions
@@ -74,14 +82,20 @@ def check_publishable(bundle: Path) -> Path:
     """The model's folder, in which a bundle's next version can be published.
 
     Raises:
+        BundleError: no model card can be made of the manifest.
         ValueError: the bundle's folder is not `<model>/<version>`.
         PermissionError: the model's folder cannot be written.
     """
-    model = read_manifest(bundle).model
-    place = bundle.absolute()  # not where a link leads: the next version is its neighbor
-    if not VERSION.fullmatch(place.name) or place.parent.name != model:
-        raise ValueError(f"{bundle} is no folder {model}/VERSION: there is no next version of it")
+    manifest = read_manifest(bundle)
+    # Without `..`, but not where a link leads: the next version is its neighbor.
+    place = Path(os.path.normpath(bundle.absolute()))
+    if not VERSION.fullmatch(place.name) or place.parent.name != manifest.model:
+        raise ValueError(f"{bundle} is no folder {manifest.model}/VERSION: there is no next version of it")
     check_writable(place.parent)
+    try:
+        model_card(manifest)
+    except KeyError as missing:
+        raise BundleError(f"the manifest of {bundle} says too little of the training: no {missing}") from None
     return place.parent
 
 

@@ -10,7 +10,8 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
-from export.contract.manifest import Manifest, read_checked, read_manifest
+from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
+from export.contract.one_line import first_line
 from training.config import RunConfig, from_dict
 from training.data.batches import Batch, Batches, evaluation_batches
 from training.data.own_pictures import find_again
@@ -40,10 +41,19 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
 
 
 def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Batch]]:
-    """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch."""
-    session = ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
+    """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch.
+
+    Raises:
+        BundleError: ONNX Runtime cannot run the graph on these images.
+    """
+    session = None
     for batch in batches.fixed(BATCH):
-        [found] = session.run(["probabilities"], {"pixels": _as_taken(batch)})
+        pixels = _as_taken(batch)
+        try:
+            session = session or ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
+            [found] = session.run(["probabilities"], {"pixels": pixels})
+        except Exception as fault:  # whatever is wrong with the graph, of whoever made it
+            raise BundleError(f"the encoder cannot be run: {first_line(fault)}") from fault
         yield torch.from_numpy(found), batch
 
 

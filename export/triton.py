@@ -145,6 +145,7 @@ def read_bundle(path: Path) -> Bundle:
     graphs: dict[str, bytes] = {}
     for role, graph in manifest.graphs.items():
         graphs[role] = read_checked(path, graph)
+    _check_graph(graphs["encoder"], manifest.graphs["encoder"])
     if "explain" in graphs:  # as a Triton model it stands alone
         lender = manifest.graphs["encoder"].file
         check_weights_within(

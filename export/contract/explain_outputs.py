@@ -54,6 +54,8 @@ def explain_outputs(manifest: Manifest) -> Shapes:
     types = routed.conv_caps_types or (routed.primary_types,)
     iterations, classes = routed.routing_iterations, len(manifest.class_names)
     size = list(grids.values())[-1].size
+    if len(types) != len(grids):
+        raise BundleError("manifest: parameters do not state the network's architecture")
     places = (types[-1], size, size)
     votes = (iterations, classes, *places)
     shapes: Shapes = {}

@@ -246,15 +246,19 @@ def sha256_of(path: Path) -> str:
 
 
 def newest_version(path: Path) -> Path:
-    """The bundle itself, or the newest version in a model's folder.
+    """The bundle itself, or the newest version in a model's folder that has a manifest.
 
     Raises:
         BundleError: this is no folder.
     """
     if not path.is_dir():
         raise BundleError(f"{path} is not a folder")
+    if (path / MANIFEST_FILE).exists():
+        return path
     versions = [
-        int(child.name) for child in path.iterdir() if VERSION.fullmatch(child.name) and child.is_dir()
+        int(child.name)
+        for child in path.iterdir()
+        if VERSION.fullmatch(child.name) and (child / MANIFEST_FILE).exists()
     ]
     return path / str(max(versions)) if versions else path
 

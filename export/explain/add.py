@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,8 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
+from export.contract.one_line import first_line
+from export.contract.samples import read_sample_pixels
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
 
@@ -54,27 +55,39 @@ def add_explain(bundle: Path) -> Added:
     """Write the explain graph into a bundle's folder, and then the manifest that lists it.
 
     The bundle's other files stay as they are, and so do its digest and its answers. Both files are renamed
-    into place, so that a service that looks meanwhile finds a bundle without the graph or one with it.
+    into place, so that a service that looks meanwhile finds a bundle without the graph or one with it. Of a
+    graph that is listed already, the file is written anew if it would be the same.
 
     Raises:
-        BundleError: the bundle is not what its manifest says, or its encoder cannot be explained.
+        BundleError: the bundle is not what its manifest says, its encoder cannot be explained, or it has
+            another explain graph or another file of that name.
         ExplainError: the graph does not give the encoder's answer; nothing has been written.
         OSError: a file cannot be written.
     """
     manifest = read_manifest(bundle)
     lent = manifest.graphs["encoder"]
     encoder = read_checked(bundle, lent)
-    samples = read_checked(bundle, manifest.samples)
+    pixels = read_sample_pixels(bundle, manifest.samples)
+    for role, file in (*manifest.graphs.items(), ("samples", manifest.samples)):
+        if role != "explain" and file.file == FILE:
+            raise BundleError(f"{bundle} cannot be explained: {FILE} is the file of its {role}")
     try:
         made = explain_graph(onnx.load_model_from_string(encoder), manifest)
-        pixels = _sample_pixels(samples)
     except Exception as fault:  # whatever is wrong with the files, of whoever made them
-        raise BundleError(f"{bundle} cannot be explained: {type(fault).__name__}: {fault}") from fault
+        reason = f"{type(fault).__name__}: {first_line(fault)}"
+        raise BundleError(f"{bundle} cannot be explained: {reason}") from fault
     error = check_last_iteration(encoder, made.SerializeToString(), pixels)
     content = share_weights(made, encoder, lent.file).SerializeToString()
+    described = _describe(content, made, lent)
+    if listed := manifest.graphs.get("explain"):
+        if (listed.file, listed.sha256) != (described.file, described.sha256):
+            raise BundleError(
+                f"{bundle} has an explain graph already, {listed.file}, which would not be the same today"
+            )
+        _replace(bundle / FILE, content)
+        return Added(bundle / FILE, len(content), error)
     _replace(bundle / FILE, content)
-    graphs = {**manifest.graphs, "explain": _describe(content, made, lent)}
-    changed = manifest.model_copy(update={"graphs": graphs})
+    changed = manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": described}})
     # Facts that the manifest left to their defaults stay unsaid.
     _replace(bundle / MANIFEST_FILE, (changed.model_dump_json(indent=2, exclude_unset=True) + "\n").encode())
     return Added(bundle / FILE, len(content), error)
@@ -122,12 +135,6 @@ def _last_iterations(
         yield "poses", last[1], poses
         yield "probabilities", last[2][:, -1], probabilities
         yield "poses", last[3][:, -1], poses
-
-
-def _sample_pixels(content: bytes) -> NDArray[np.float32]:
-    with np.load(BytesIO(content), allow_pickle=False) as samples:
-        pixels: NDArray[np.float32] = samples["pixels"]
-    return pixels
 
 
 def _describe(content: bytes, model: onnx.ModelProto, encoder: Graph) -> Graph:

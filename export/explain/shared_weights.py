@@ -3,6 +3,9 @@
 ONNX calls it external data: a tensor names a file in its graph's folder and where in it its values are.
 """
 
+import math
+
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -43,8 +46,9 @@ def hold_weights(content: bytes, lender: bytes) -> bytes:
     for tensor in model.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             where = {entry.key: entry.value for entry in tensor.external_data}
-            offset = int(where["offset"])
-            tensor.raw_data = lender[offset : offset + int(where["length"])]
+            offset = int(where.get("offset", 0))
+            size = np.dtype(np.float32).itemsize * math.prod(tensor.dims)  # `length` may be left out, too
+            tensor.raw_data = lender[offset : offset + size]
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     return model.SerializeToString()

@@ -1,15 +1,15 @@
 """What `capsnet-export optimize` does: write a bundle's faster graphs and compare them with its own."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
 from export.contract.architecture import capsnet_architecture
+from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, read_checked, read_manifest
+from export.contract.samples import read_sample_pixels
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
 from export.optimize.measure import measure
 from export.optimize.plan import Choice, Variant
@@ -58,8 +58,11 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         NothingFasterError: no faster variant of this encoder is known.
     """
     manifest = read_manifest(bundle)
+    encoder = read_checked(bundle, manifest.graphs["encoder"])
+    check_self_contained(encoder, manifest.graphs["encoder"].file)
+    pixels = read_sample_pixels(bundle, manifest.samples)
     try:
-        model = onnx.load_model_from_string(read_checked(bundle, manifest.graphs["encoder"]))
+        model = onnx.load_model_from_string(encoder)
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
     architecture = capsnet_architecture(manifest)
@@ -74,8 +77,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         files[variant] = out / f"{variant}.onnx"
         onnx.save_model(rewriting, files[variant])
     sessions = open_variants(files, threads)
-    with np.load(io.BytesIO(read_checked(bundle, manifest.samples))) as samples:
-        on_samples = largest_errors(sessions, samples["pixels"])
+    on_samples = largest_errors(sessions, pixels)
     on_noise = largest_errors(sessions)
     errors: dict[Variant, float] = {
         variant: max(on_samples[variant], on_noise[variant]) for variant in on_samples

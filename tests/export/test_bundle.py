@@ -15,10 +15,11 @@ import pytest
 from export import bundle, next_version, parity
 from export.bundle import publish
 from export.cli import main
-from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
+from export.contract.manifest import BundleError, Manifest, newest_version, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
 from export.next_version import publish_next
 from tests.support.places import ROOT
+from tests.support.tiny_bundle import replace_file
 from training.config import to_dict
 from training.runs import checkpoint
 from training.runs.result import note_measurement, times_measured
@@ -197,10 +198,34 @@ def test_a_users_mistake_ends_with_one_line_and_status_2(arguments, message, cap
     assert capsys.readouterr().err.startswith(f"capsnet-export: {message}")
 
 
+@pytest.mark.parametrize("content", [b"", b"no graph"])
+def test_an_encoder_that_does_not_run_is_told_in_one_line(trained_bundle, tmp_path, content):
+    damaged = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    replace_file(damaged, "encoder", content)
+    with pytest.raises(BundleError, match="the encoder cannot be run: ") as refused:
+        evaluate_bundle(damaged, Path("data"))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_name_that_no_model_can_have_is_refused(tiny_run, tmp_path):
     with pytest.raises(ValueError, match="model name 'My Model' must match"):
         bundle.publish(tiny_run, tmp_path / "My Model", Path("data"))
     assert not (tmp_path / "My Model").exists()
+
+
+def test_no_version_is_published_in_another_version(tiny_run, trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    with pytest.raises(ValueError, match=f"give its model's folder, {first.parent}"):
+        bundle.publish(tiny_run, first, Path("data"))
+    assert not (first / "1").exists()
+
+
+def test_the_newest_version_is_the_bundle_itself_or_one_with_a_manifest(trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    (tmp_path / "capsnet-drawn" / "2").mkdir()
+    assert newest_version(first.parent) == first
+    shutil.copytree(trained_bundle, first / "1")
+    assert newest_version(first) == first
 
 
 def test_no_image_shows_more_objects_than_there_are_classes(trained_bundle):

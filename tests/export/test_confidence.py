@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from export.cli import main
-from export.confidence import publish_with_threshold
+from export.confidence import check_publishable, publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
 from export.contract.manifest import BundleError, read_manifest
 from export.evaluate import answers, run_config
@@ -128,6 +128,15 @@ def test_the_next_version_is_a_neighbor_of_a_link_and_only_of_a_version(trained_
     assert publish_with_threshold(link, found) == link.parent / "2"
     with pytest.raises(ValueError, match="is no folder capsnet-drawn/VERSION"):
         publish_with_threshold(stored, found)
+    assert publish_with_threshold(link.parent / "2" / ".." / "1", found) == link.parent / "3"
+
+
+def test_a_bundle_that_says_too_little_for_a_card_is_refused_before_it_is_measured(trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    training = read_manifest(first).training
+    rewrite_manifest(first, training={"config": training["config"]})
+    with pytest.raises(BundleError, match="says too little of the training: no 'step'"):
+        check_publishable(first)
 
 
 def test_the_command_of_a_card_prints_the_threshold_again_and_publishes_nothing(

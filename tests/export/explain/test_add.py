@@ -14,7 +14,7 @@ from export.explain.shared_weights import share_weights
 from tests.support.explained import capsnet_manifest, run_named
 from tests.support.places import MODELS
 from tests.support.random_encoders import pictures, random_encoder, with_weights
-from tests.support.tiny_bundle import rewrite_manifest, write_bundle
+from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 
 
 @pytest.fixture
@@ -71,6 +71,44 @@ def test_adding_it_twice_changes_nothing(bundle):
     before = contents(bundle)
     add_explain(bundle)
     assert contents(bundle) == before
+
+
+def test_a_lost_file_of_a_graph_that_is_listed_is_written_again(bundle):
+    add_explain(bundle)
+    before = contents(bundle)
+    (bundle / "explain.onnx").unlink()
+    add_explain(bundle)
+    assert contents(bundle) == before
+
+
+def test_another_explain_graph_that_is_listed_is_not_replaced(bundle):
+    add_explain(bundle)
+    model = onnx.load(bundle / "explain.onnx", load_external_data=False)
+    model.producer_version = "an earlier one"
+    replace_file(bundle, "explain", model.SerializeToString())
+    before = contents(bundle)
+    with pytest.raises(BundleError, match="has an explain graph already"):
+        add_explain(bundle)
+    assert contents(bundle) == before
+
+
+def test_another_file_of_its_name_is_not_overwritten(bundle):
+    manifest = read_manifest(bundle)
+    (bundle / "encoder.onnx").rename(bundle / "explain.onnx")
+    encoder = manifest.graphs["encoder"].model_copy(update={"file": "explain.onnx"})
+    rewrite_manifest(bundle, graphs={**manifest.graphs, "encoder": encoder})
+    before = contents(bundle)
+    with pytest.raises(BundleError, match=r"explain\.onnx is the file of its encoder"):
+        add_explain(bundle)
+    assert contents(bundle) == before
+
+
+def test_a_manifest_that_disagrees_with_the_encoder_is_told_in_one_line(bundle):
+    manifest = read_manifest(bundle)
+    rewrite_manifest(bundle, parameters=manifest.parameters | {"primary_types": 31})
+    with pytest.raises(BundleError, match="cannot be explained: ") as refused:
+        add_explain(bundle)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_command_names_the_file_and_the_difference(bundle, capsys):

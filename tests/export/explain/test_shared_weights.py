@@ -46,6 +46,20 @@ def test_they_can_be_put_back(explain, encoder):
     assert onnx.load_model_from_string(held) == explain
 
 
+def test_where_and_how_long_they_are_may_be_left_out(explain, encoder):
+    shared = share_weights(explain, encoder, "encoder.onnx")
+    for tensor in shared.graph.initializer:
+        kept = [entry for entry in tensor.external_data if entry.key != "length"]
+        del tensor.external_data[:]
+        tensor.external_data.extend(kept)
+    assert onnx.load_model_from_string(hold_weights(shared.SerializeToString(), encoder)) == explain
+    first = next(tensor for tensor in shared.graph.initializer if tensor.external_data)
+    del first.external_data[1:]  # only the file's name
+    held = onnx.load_model_from_string(hold_weights(shared.SerializeToString(), encoder))
+    values = next(tensor.raw_data for tensor in held.graph.initializer if tensor.name == first.name)
+    assert values == encoder[: len(values)]
+
+
 def test_values_that_the_other_file_lacks_stay(explain, encoder):
     other = random_encoder("a stem").SerializeToString()
     assert share_weights(explain, other, "encoder.onnx") == explain

@@ -27,11 +27,13 @@ def scaling(factor: float, options: ort.SessionOptions | None = None) -> ort.Inf
 def test_threads_that_have_nothing_to_do_use_no_processor_time():
     """By default they spin for tens of milliseconds after a run."""
     session = scaling(2, cpu_options(2))
-    for _ in range(5):
+    used = []
+    for _ in range(5):  # something else in this process may be at work now and then
         session.run(None, {"pixels": np.ones((200_000, 2, 3, 1), np.float32)})
-    began = time.process_time()
-    time.sleep(0.1)
-    assert time.process_time() - began < 0.01
+        began = time.process_time()
+        time.sleep(0.1)
+        used.append(time.process_time() - began)
+    assert min(used) < 0.01
 
 
 def test_the_fastest_for_one_image_and_the_fastest_for_many_are_chosen():

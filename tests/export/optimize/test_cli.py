@@ -1,10 +1,12 @@
+import shutil
+
 import onnx
 import pytest
 
 from export.cli import main
 from export.contract.manifest import read_manifest, sha256_of
 from tests.support.places import ROOT
-from tests.support.tiny_bundle import rewrite_manifest, write_bundle
+from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 
 SHIPPED = ROOT / "models" / "capsnet-mnist"
 
@@ -58,13 +60,23 @@ def test_matrix_capsules_are_told_why_they_have_neither(capsys):
     assert "EM routing divides by variances near 0" in failure(capsys, toys, "--half")
 
 
+@pytest.mark.parametrize("content", [b"", b"no zip"])
+def test_samples_that_cannot_be_read_are_told_before_a_graph_is_written(
+    trained_bundle, tmp_path, capsys, content
+):
+    bundle = shutil.copytree(trained_bundle, tmp_path / "tiny" / "1")
+    replace_file(bundle, "samples", content)
+    assert "samples.npz holds no images" in failure(capsys, str(bundle), "--out", str(tmp_path / "fast"))
+    assert not (tmp_path / "fast").exists()
+
+
 def test_bytes_that_are_no_graph_are_told_in_one_line(tmp_path, capsys):
     bundle = write_bundle(tmp_path / "tiny" / "1")
     (bundle / "encoder.onnx").write_bytes(b"no graph")
     encoder = read_manifest(bundle).graphs["encoder"]
     changed = encoder.model_copy(update={"sha256": sha256_of(bundle / "encoder.onnx")})
     rewrite_manifest(bundle, graphs={**read_manifest(bundle).graphs, "encoder": changed})
-    assert "the encoder is no ONNX graph" in failure(capsys, str(bundle))
+    assert "encoder.onnx is no ONNX graph" in failure(capsys, str(bundle))
     for command, told in (
         ("explain", "cannot be explained: DecodeError"),
         ("evaluate", "no training.config"),

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture, sums
+from tests.service.playground.test_explore import CHANGED, answer, choose_model, picture
 from tests.support.live_service import live_service, settings_for
 from tests.support.pen import draw
 from tests.support.small_pictures import to_png
