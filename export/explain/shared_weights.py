@@ -5,9 +5,8 @@ ONNX calls it external data: a tensor names a file in its graph's folder and whe
 
 import math
 
-import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 MIN_BYTES = 1024  # smaller values stay in the graph
 
@@ -47,7 +46,8 @@ def hold_weights(content: bytes, lender: bytes) -> bytes:
         if tensor.data_location == TensorProto.EXTERNAL:
             where = {entry.key: entry.value for entry in tensor.external_data}
             offset = int(where.get("offset", 0))
-            size = np.dtype(np.float32).itemsize * math.prod(tensor.dims)  # `length` may be left out, too
+            number = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            size = number.itemsize * math.prod(tensor.dims)  # `length` may be left out, too
             tensor.raw_data = lender[offset : offset + size]
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
