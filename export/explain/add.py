@@ -79,14 +79,14 @@ def add_explain(bundle: Path) -> Added:
     error = check_last_iteration(encoder, made.SerializeToString(), pixels)
     content = share_weights(made, encoder, lent.file).SerializeToString()
     described = _describe(content, made, lent)
-    if listed := manifest.graphs.get("explain"):
-        if (listed.file, listed.sha256) != (described.file, described.sha256):
-            raise BundleError(
-                f"{bundle} has an explain graph already, {listed.file}, which would not be the same today"
-            )
-        _replace(bundle / FILE, content)
-        return Added(bundle / FILE, len(content), error)
+    listed = manifest.graphs.get("explain", described)
+    if (listed.file, listed.sha256) != (described.file, described.sha256):
+        raise BundleError(
+            f"{bundle} has an explain graph already, {listed.file}, which would not be the same today"
+        )
     _replace(bundle / FILE, content)
+    if "explain" in manifest.graphs:
+        return Added(bundle / FILE, len(content), error)
     changed = manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": described}})
     # Facts that the manifest left to their defaults stay unsaid.
     _replace(bundle / MANIFEST_FILE, (changed.model_dump_json(indent=2, exclude_unset=True) + "\n").encode())
