@@ -258,12 +258,14 @@ def _as_text(test: "Errors") -> str:
 
 
 def _optimize(options: argparse.Namespace) -> None:
-    from export.contract.manifest import read_manifest
+    from export.contract.manifest import MANIFEST_FILE, read_manifest
     from export.optimize.half_precision import check_architecture
     from export.optimize.report import NothingFasterError, as_table, optimize_bundle
 
     if not 0 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
+    if (options.out / MANIFEST_FILE).exists():
+        raise ValueError(f"--out {options.out} is a published version, which must not change")
     bundle = newest_version(options.bundle)
     if options.half:
         check_architecture(read_manifest(bundle).architecture)
@@ -286,6 +288,7 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     import numpy as np
     import onnx
 
+    from export.contract.atomic_file import write_atomically
     from export.contract.manifest import read_manifest
     from export.evaluate import run_config, test_pixels
     from export.optimize.half_gate import check_half
@@ -301,7 +304,7 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
     found = check_half(model, half, np.concatenate(list(test)), manifest.objects_per_image)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "half.onnx"
-    onnx.save_model(half, file)
+    write_atomically(file, half.SerializeToString())
     print(
         f"wrote {file}: of {found.images} test images {found.other_decisions} get another class; "
         f"lengths differ by at most {found.length_error:.1e}"

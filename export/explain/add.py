@@ -3,7 +3,6 @@
 # N samples, J classes, D numbers of a pose
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.contract.atomic_file import write_atomically
 from export.contract.manifest import (
     MANIFEST_FILE,
     BundleError,
@@ -84,12 +84,12 @@ def add_explain(bundle: Path) -> Added:
         raise BundleError(
             f"{bundle} has an explain graph already, {listed.file}, which would not be the same today"
         )
-    _replace(bundle / FILE, content)
+    write_atomically(bundle / FILE, content)
     if "explain" in manifest.graphs:
         return Added(bundle / FILE, len(content), error)
     changed = manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": described}})
     # Facts that the manifest left to their defaults stay unsaid.
-    _replace(bundle / MANIFEST_FILE, (changed.model_dump_json(indent=2, exclude_unset=True) + "\n").encode())
+    write_atomically(bundle / MANIFEST_FILE, changed.model_dump_json(indent=2, exclude_unset=True) + "\n")
     return Added(bundle / FILE, len(content), error)
 
 
@@ -154,16 +154,3 @@ def _describe(content: bytes, model: onnx.ModelProto, encoder: Graph) -> Graph:
         inputs=encoder.inputs,
         outputs=tuple(outputs),
     )
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file at once: whoever reads it finds what was there before, or all of this."""
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from export.contract.architecture import capsnet_architecture
+from export.contract.atomic_file import write_atomically
 from export.contract.graph_file import check_self_contained
 from export.contract.manifest import BundleError, read_checked, read_manifest
 from export.contract.samples import read_sample_pixels
@@ -75,7 +76,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     files: dict[Variant, Path] = {"plain": bundle / manifest.graphs["encoder"].file}
     for variant, rewriting in variants.items():
         files[variant] = out / f"{variant}.onnx"
-        onnx.save_model(rewriting, files[variant])
+        write_atomically(files[variant], rewriting.SerializeToString())
     sessions = open_variants(files, threads)
     on_samples = largest_errors(sessions, pixels)
     on_noise = largest_errors(sessions)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from export.contract.atomic_file import atomic_file
 from service.score.picture_stream import Picture, UnreadablePictureError, check_bytes, unreadable
 from service.score.query import Row, ScoreError
 from service.score.table import Columns, from_bytes, row_json, to_bytes
@@ -74,19 +75,15 @@ def write_parquet(rows: Path, out: Path, columns: Columns) -> None:
     so they hold the rows until the run is finished.
     """
     schema = make_schema(columns)
-    aside = out.with_name(f".{out.name}.partial")
-    try:
-        with aside.open("wb") as file, rows.open("rb") as lines:
-            with pq.ParquetWriter(file, schema) as writer:
-                while group := lines.readlines(GROUP_BYTES):
-                    records = [_record(json.loads(from_bytes(line)), columns) for line in group]
-                    writer.write_table(pa.Table.from_pylist(records, schema))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(out)
-    except OSError:  # the disk may be full
-        aside.unlink(missing_ok=True)
-        raise
+    with (
+        atomic_file(out) as aside,
+        aside.open("wb") as file,
+        rows.open("rb") as lines,
+        pq.ParquetWriter(file, schema) as writer,
+    ):
+        while group := lines.readlines(GROUP_BYTES):
+            records = [_record(json.loads(from_bytes(line)), columns) for line in group]
+            writer.write_table(pa.Table.from_pylist(records, schema))
 
 
 def make_table(rows: Sequence[Row], columns: Columns) -> pa.Table:

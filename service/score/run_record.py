@@ -5,13 +5,13 @@ a hash of their names whether they are still the same, without a million names i
 """
 
 import hashlib
-import os
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from export.contract.atomic_file import write_atomically
 from service.score.picture_stream import PictureStream, row_names
 from service.score.query import ScoreError
 from service.score.table import Format, to_bytes
@@ -100,12 +100,7 @@ def read_record(path: Path) -> Record:
 
 def write_record(path: Path, record: Record) -> None:
     """Replace the record atomically: at any time the file holds the old record or the new one."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(record.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    write_atomically(path, record.model_dump_json(indent=2) + "\n")
 
 
 def check_same_spec(previous: RunSpec, current: RunSpec, out: str) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import distributed
 
+from export.contract.atomic_file import write_atomically
 from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
 from training.experiments.form import FORMS, Form
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, data_sets, read_rows
-from training.runs import checkpoint
 from training.runs.lock import LOCK, lock_folder
 
 FIGURE = "figure.png"
@@ -132,7 +132,7 @@ def write_report(out: Path) -> Path:
             f"{out / ROWS} has a row {what}, perhaps of an earlier version; remove the file "
             f"and run {claim.experiment} again: networks are kept"
         ) from None
-    checkpoint.write_atomically(out / "report.md", text)
+    write_atomically(out / "report.md", text)
     return out / "report.md"
 
 
@@ -170,7 +170,7 @@ def write_page(folder: Path) -> Path:
     for out in sorted(found, key=_place_in_page):
         report = write_report(out).read_text()
         parts.append("#" + report.replace(f"]({FIGURE})", f"]({out.name}/{FIGURE})"))
-    checkpoint.write_atomically(folder / "report.md", "\n".join(parts))
+    write_atomically(folder / "report.md", "\n".join(parts))
     return folder / "report.md"
 
 
@@ -210,7 +210,7 @@ def _give_up(out: Path) -> None:
 
 
 def _write_claim(out: Path, claim: Claim) -> None:
-    checkpoint.write_atomically(out / "experiment.json", json.dumps(asdict(claim)) + "\n")
+    write_atomically(out / "experiment.json", json.dumps(asdict(claim)) + "\n")
 
 
 def read_claim(out: Path) -> Claim:

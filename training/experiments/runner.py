@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from export.contract.atomic_file import write_atomically
 from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimizerConfig, RunConfig, differences
 from training.data.batches import Batch, Batches, load_images, make_batches, training_batches
 from training.data.readers.files import MissingDataError
@@ -114,7 +115,7 @@ class Runner:
         rows = _without_older_plan(self.rows(), key, settings)  # as they are now: to find one takes hours
         self.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(each) + "\n" for each in [*rows, row])
-        checkpoint.write_atomically(self.out / ROWS, lines)
+        write_atomically(self.out / ROWS, lines)
         self._unfinished(key | settings).unlink(missing_ok=True)
         return row
 
@@ -148,7 +149,7 @@ class Runner:
             if time.monotonic() - written > COUNTS_KEPT_S:
                 self.out.mkdir(parents=True, exist_ok=True)
                 so_far = json.dumps({"images": seen, "counts": counts.tolist()})
-                checkpoint.write_atomically(unfinished, so_far)
+                write_atomically(unfinished, so_far)
                 written = time.monotonic()
         return counts
 

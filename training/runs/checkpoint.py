@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from export.contract.atomic_file import write_atomically
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
 from training.runs.lock import lock_folder
@@ -89,16 +90,6 @@ class Progress:
 
 
 _PROGRESS = TypeAdapter(Progress)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file atomically: a reader sees the old or the new one."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 def write_config(run: Path, config: RunConfig) -> None:

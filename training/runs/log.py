@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from training.runs import checkpoint
+from export.contract.atomic_file import write_atomically
 from training.runs.checkpoint import Progress
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def _drop_rows_after(path: Path, step: int) -> None:
         if damaged := steps.count(None):
             logger.warning("%s: damaged rows dropped: %d", path, damaged)
         kept = [row for row, of_row in zip(rows, steps, strict=True) if of_row is not None and of_row <= step]
-        checkpoint.write_atomically(path, "".join(kept))
+        write_atomically(path, "".join(kept))
 
 
 def _step_of(row: str) -> int | None:

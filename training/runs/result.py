@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from export.contract.atomic_file import write_atomically
 from training.config import RunConfig
 from training.data.batches import evaluation_batches
 from training.data.datasets import composed, listed
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import TransformedSet, evaluate_transformed
-from training.runs import checkpoint, provenance
+from training.runs import provenance
 from training.runs.open_run import open_run
 
 MEASURED = "measured.jsonl"
@@ -69,7 +70,7 @@ def measure(
         result[f"{data}_error_percent"] = transformed.error_percent
     file = run / ("result-full.json" if full else "result.json")
     note_measurement(run, best.name, found.error_percent)
-    checkpoint.write_atomically(file, json.dumps(result, indent=2) + "\n")
+    write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""
     more = f"; on {data} {_in_words(transformed)}" if transformed else ""
     return f"{best.name}: test error {_in_words(found)}{missed}{more}"

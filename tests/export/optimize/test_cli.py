@@ -36,6 +36,15 @@ def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
     assert "capsnet-drawn: no convolution is large enough to gain from a transform" in said
 
 
+def test_nothing_is_written_into_a_published_version(tmp_path, capsys):
+    published = write_bundle(tmp_path / "models")
+    before = sorted(published.iterdir())
+    assert "is a published version, which must not change" in failure(
+        capsys, str(published), "--half", "--out", str(published)
+    )
+    assert sorted(published.iterdir()) == before
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
     assert "none is not a folder" in failure(capsys, str(tmp_path / "none"))
 

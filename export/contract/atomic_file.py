@@ -1,0 +1,32 @@
+"""Files that are replaced at once: whoever reads one finds what was there before, or all that is new."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A file beside this one to write to, which takes its place at the end.
+
+    After an error nothing is left of it, and an OSError names the file that was asked for.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        if error.filename == str(aside):
+            error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file, text as UTF-8."""
+    with atomic_file(path) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
