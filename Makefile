@@ -34,7 +34,8 @@ test-all: $(VENV)/.dev ## run all tests, with the long forms of some
 fuzz: $(VENV)/.dev ## send the service more than 20,000 requests, most of them invalid (SEED=7 repeats a run)
 	$(VENV)/bin/pytest tests/fuzz --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --timeout=3600
 
-docs: $(VENV)/.dev ## build the documentation in build/site; fails on a broken link
+docs: $(VENV)/.dev ## write the tables of docs/ from the code, build the site in build/site; fails on a broken link
+	$(VENV)/bin/python -m docs.generate
 	$(VENV)/bin/python -m docs.build
 
 site: docs ## build it with the playground that needs no server, for any static host (needs npm)

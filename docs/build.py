@@ -1,8 +1,8 @@
 """Build the site in build/site, with `python -m docs.build`, and check every page of it.
 
-Tables are made from the code first (generate.py). Zensical then fails on a link to a page or a heading that
-does not exist. What it does not check is checked here: pictures, links inside generated tables, and that no
-page asks the internet for anything.
+The tables of the pages must be those that generate.py makes from the code. Zensical then fails on a link to a
+page or a heading that does not exist. What it does not check is checked here: pictures, links inside what
+pages take in, and that no page asks the internet for anything.
 """
 
 import subprocess
@@ -53,7 +53,10 @@ class Page(HTMLParser):
 
 def main() -> None:
     """Build, check, and end with status 1 if something is wrong."""
-    generate.main()
+    if outdated := generate.outdated_pages(generate.tables()):
+        names = ", ".join(str(page.relative_to(ROOT)) for page in outdated)
+        sys.exit(f"tables that the code has outgrown in {names}: python -m docs.generate writes them")
+    generate.write_taken_in()
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if status := subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(status)

@@ -1,13 +1,18 @@
-"""Write the tables of the site from the code: `make docs` does it before each build.
+"""Write the tables of the pages from the code, with `python -m docs.generate` or `make docs`.
 
-Pages take them in with a line such as `--8<-- "settings.md"`. Each fact has one home:
+A table lies between two comments of its page, `<!-- table: settings -->` and `<!-- end of table -->`. Each
+fact has one home:
 
-settings.md    service/settings.py, the docstring of `Settings`
-routes.md      the OpenAPI document of the service
-errors.md      service/errors.py, the classes
-metrics.md     what the service answers to Prometheus
-client.md      capsnet/client.py, the methods of `Client`
-presets.md     training/presets/*.toml, the first comment and the values
+settings    service/settings.py, the docstring of `Settings`
+routes      the OpenAPI document of the service
+errors      service/errors.py, the classes
+metrics     what the service answers to Prometheus
+client      capsnet/client.py, the methods of `Client`
+presets     training/presets/*.toml, the first comment and the values
+
+Two longer things are only in the built site, from files in build/tables that pages take in with a line such
+as `--8<-- "commands.md"`:
+
 commands.md    what each command prints for --help
 cards/*.md     the model cards of the newest shipped bundles
 """
@@ -21,7 +26,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +42,9 @@ from service.settings import PREFIX, Settings
 from training.config import load_preset, presets
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = ROOT / "build" / "tables"
+PAGES = ROOT / "docs"
+TAKEN_IN = ROOT / "build" / "tables"
+TABLE = re.compile(r"(?<=<!-- table: )(\w+) -->\n.*?(?=<!-- end of table -->)", re.DOTALL)
 PROGRAMS = {
     "capsnet-serve": [""],
     "capsnet-score": [""],
@@ -49,21 +56,40 @@ SENTENCE_END = re.compile(r"(?<!Sec)(?<!al)\.\s+(?=[A-Z\"])|:\s+(?=\d|[A-Z] = )|
 
 
 def main() -> None:
-    """Write the files."""
-    (TABLES / "cards").mkdir(parents=True, exist_ok=True)
+    """Write the tables of today's code into the pages."""
+    for page, text in outdated_pages(tables()).items():
+        page.write_text(text)
+
+
+def tables() -> dict[str, str]:
+    """The tables of the pages, by name."""
     document, scraped = asyncio.run(answers_of_a_service())
-    written = {
-        "settings.md": settings_table(),
-        "routes.md": routes_table(document),
-        "errors.md": errors_table(),
-        "metrics.md": metrics_table(scraped),
-        "client.md": client_table(),
-        "presets.md": presets_table(),
-        "commands.md": command_help(),
-        **{f"cards/{model.name}.md": model_card(model) for model in sorted((ROOT / "models").iterdir())},
+    return {
+        "settings": settings_table(),
+        "routes": routes_table(document),
+        "errors": errors_table(),
+        "metrics": metrics_table(scraped),
+        "client": client_table(),
+        "presets": presets_table(),
     }
-    for name, text in written.items():
-        (TABLES / name).write_text(text)
+
+
+def outdated_pages(made: Mapping[str, str], folder: Path = PAGES) -> dict[Path, str]:
+    """The pages that do not have these tables, each with the text that it should have."""
+    written = {page: page.read_text() for page in sorted(folder.rglob("*.md"))}
+    updated = {
+        page: TABLE.sub(lambda found: f"{found[1]} -->\n\n{made[found[1]]}\n", text)
+        for page, text in written.items()
+    }
+    return {page: text for page, text in updated.items() if text != written[page]}
+
+
+def write_taken_in() -> None:
+    """Write what pages take in when the site is built."""
+    (TAKEN_IN / "cards").mkdir(parents=True, exist_ok=True)
+    (TAKEN_IN / "commands.md").write_text(command_help())
+    for model in sorted((ROOT / "models").iterdir()):
+        (TAKEN_IN / "cards" / f"{model.name}.md").write_text(model_card(model))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ from tests.support.tiny_bundle import write_bundle
 
 KUBERNETES = ROOT / "docker" / "kubernetes"
 FOLDERS = ("base", "models-volume", "kserve")
-COMPONENT = "key-files"  # is put into the base
+COMPONENT = "key-files"  # is put into one of them
 # Of Kubernetes: the oldest that the page names, and the newest.
 VERSIONS = ("1.30", kubernetes_validate.latest_version().rpartition(".")[0])
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text()
@@ -205,24 +205,44 @@ def test_the_keys_of_the_page_are_those_that_the_pods_read():
     assert all(one["optional"] for one in taken)
 
 
-def with_key_files() -> Manifest:
-    """The Deployment of the base with the component."""
-    deployment, component = one("base", "Deployment"), read(f"{COMPONENT}/kustomization.yaml")
-    for patch in component["patches"]:
-        assert is_target(deployment, patch["target"])
-        apply_patch(deployment, read(f"{COMPONENT}/{patch['path']}"))
-    return deployment
+def with_key_files(folder: str) -> Manifest:
+    """What runs the pods of a folder, with the component."""
+    runs = one(folder, "InferenceService" if folder == "kserve" else "Deployment")
+    (patch,) = [
+        patch
+        for patch in read(f"{COMPONENT}/kustomization.yaml")["patches"]
+        if is_target(runs, patch["target"])
+    ]
+    apply_patch(runs, read(f"{COMPONENT}/{patch['path']}"))
+    return runs
+
+
+def pod_with_key_files(folder: str = "base") -> Manifest:
+    spec = with_key_files(folder)["spec"]
+    return spec["predictor"] if folder == "kserve" else spec["template"]["spec"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_base_with_files_of_keys_is_valid(version):
-    assert kubernetes_validate.validate(with_key_files(), version, strict=True) == version
+    assert kubernetes_validate.validate(with_key_files("base"), version, strict=True) == version
+
+
+@pytest.mark.parametrize("folder", ["models-volume", "kserve"])
+def test_files_of_keys_are_the_same_in_every_folder(folder):
+    def added(spec: Manifest) -> list[Manifest]:
+        (served,) = spec["containers"]
+        return [each for each in (*spec["volumes"], *served["volumeMounts"]) if each["name"] == COMPONENT] + [
+            each for each in served["env"] if each["name"].endswith("_FILE")
+        ]
+
+    assert added(pod_with_key_files(folder)) == added(pod_with_key_files())
+    assert len(added(pod_with_key_files())) == 4
 
 
 def test_the_files_of_keys_are_those_of_the_secret_that_the_page_makes():
     page = (ROOT / "docs" / "serving" / "kubernetes.md").read_text()
     assert "`components: [../docker/kubernetes/key-files]`" in page
-    spec = with_key_files()["spec"]["template"]["spec"]
+    spec = pod_with_key_files()
     (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "key-files"]
     made = re.findall(r"create secret generic (\S+-files)(.+)", page)
     assert {name for name, _ in made} == {volume["secret"]["secretName"]}
@@ -236,7 +256,7 @@ def test_the_files_of_keys_are_those_of_the_secret_that_the_page_makes():
 
 
 def test_the_user_of_the_image_can_read_the_files_of_keys_and_nobody_else():
-    spec = with_key_files()["spec"]["template"]["spec"]
+    spec = pod_with_key_files()
     (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "key-files"]
     assert volume["secret"]["defaultMode"] == 0o440
     assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]

@@ -233,8 +233,8 @@ def test_origins_are_parted_by_commas(monkeypatch):
 
 
 def test_the_documentation_lists_every_setting_with_its_default_and_meaning():
-    assert '--8<-- "settings.md"' in (ROOT / "docs" / "serving" / "settings.md").read_text()
     listed = settings_table()
+    assert listed in (ROOT / "docs" / "serving" / "settings.md").read_text()
     for name, field in Settings.model_fields.items():
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
         told = "(unset)" if default in (None, "") else f"`{default}`"
