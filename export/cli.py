@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "explain",
         help="add the graph that shows every iteration of routing to a bundle",
         description="Add explain.onnx to a bundle, for POST /explain: the encoder with further outputs, "
-        "which show what its routing does in every iteration. It is made of the bundle's own encoder and "
+        "which show what its routing does in every iteration. It is made from the bundle's own encoder and "
         "reads the weights from that file; the rest of the bundle stays as it is, and so do its answers. "
         "`capsnet-export bundle` writes it, too; this is for bundles that were published without it.",
     )

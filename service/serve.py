@@ -22,7 +22,7 @@ examples:
   capsnet-serve                               serve the bundles in models/ on port 8000
   capsnet-serve --models models:/srv/models   two folders of bundles, merged
   capsnet-serve --host 0.0.0.0 --port 80      for every host that can reach this machine
-  capsnet-serve --workers auto                several processes, as many as the processors can use
+  capsnet-serve --workers auto                several processes, one for three cores (from six cores on)
   CAPSNET_DEVICE=cuda capsnet-serve           on the GPU; fails if there is none
 
 Then open http://127.0.0.1:8000/docs, or

@@ -7,6 +7,7 @@ twice. It is the quick form of the paper's MNIST network, once at the paper's de
 so few steps, and once with the rate falling to 0 over the last two epochs; each with several seeds.
 """
 
+import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,9 @@ def measure(runner: Runner, config: RunConfig) -> tuple[float, float]:
 
 def main() -> None:
     """Train, measure and print."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(Path(folder), Path(folder), data_root(None), device)

@@ -20,7 +20,7 @@ from export.contract.manifest import Graph
 from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
 SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
-DERIVE_S = 300.0  # at most; on two idle cores it takes about 7
+DERIVE_S = 300.0  # at most; on two idle cores it takes about 12
 UNUSED_DAYS = 30.0  # then a plan is removed
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 

@@ -114,7 +114,7 @@ class Inventory:
         """Why a version of a loaded model does not answer, or the one that it is pinned to."""
         why = "".join(f" ({one.state}: {one.reason})" for one in self.entries(name) if one.version == version)
         loaded = ", ".join(str(loaded) for loaded in sorted(self.loaded[name]))
-        return f"{name} has no loaded version {shown(version)}{why}; there are {loaded}"
+        return f"{name} has no loaded version {shown(version)}{why}; available: {loaded}"
 
     def meant(self, name: str, version: int | None) -> int | None:
         """The version of a model that a request means, if it means one whatever is loaded."""
@@ -194,7 +194,7 @@ class Inventory:
         for version in versions:
             if version not in on_disk:
                 there = ", ".join(map(str, sorted(on_disk)))
-                raise UnknownModelError(f"{model} has no version {version}; there are {there}")
+                raise UnknownModelError(f"{model} has no version {version}; available: {there}")
             if reason := on_disk[version].reason:
                 raise RefusedModelError(f"{model}/{version}: {reason}")
 

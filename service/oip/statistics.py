@@ -30,7 +30,7 @@ async def statistics(models: Models, name: str = "", version: str = "") -> dict[
     chosen = [one for one in graphs if version in ("", str(one.version))]
     if version and not chosen:
         listed = ", ".join(str(one.version) for one in graphs) or "none"
-        raise UnknownModelError(f"{name} has no loaded version {shown(version)}; there are {listed}")
+        raise UnknownModelError(f"{name} has no loaded version {shown(version)}; available: {listed}")
     return {"model_stats": [_describe(one) for one in chosen]}
 
 

@@ -130,10 +130,10 @@ def usable_versions(
         order = order_for_many(rule, known)
         if rule and not order:
             there = ", ".join(map(str, known))
-            raise ScoreError(f"{model} is pinned to {rule}, which is not there; there are {there}")
+            raise ScoreError(f"{model} is pinned to {rule}, which is not there; available: {there}")
         return order
     if requested not in known:
-        raise ScoreError(f"{model} has no version {requested}; there are {', '.join(map(str, known))}")
+        raise ScoreError(f"{model} has no version {requested}; available: {', '.join(map(str, known))}")
     return [requested]
 
 

@@ -25,3 +25,10 @@ def test_every_file_and_module_that_a_page_names_is_there(page):
 def test_the_architecture_names_the_files_of_a_request_and_of_a_batch():
     named = PATH.findall((ROOT / "docs" / "architecture.md").read_text())
     assert {"service/inference/batcher.py", "training/data/readers", "training/fit/loop.py"} <= set(named)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_every_link_within_the_repository_leads_to_a_file(name):
+    """The builder of the site checks those of its pages."""
+    links = re.findall(r"\]\((?!\w+:)([^)#]+)", (ROOT / name).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -171,7 +171,7 @@ def test_a_model_that_is_not_served(client, name):
 
 def test_a_version_that_is_not_served(client):
     answer = client.post("/classify?version=7", content=random_png())
-    assert_problem(answer, 404, "unknown-model", "7", "there are 1")
+    assert_problem(answer, 404, "unknown-model", "7", "available: 1")
 
 
 @pytest.mark.parametrize("path", ["/models/nobody", "/models/..%2F..%2Fetc", "/etc", "/docs/..%2Fapp.py"])

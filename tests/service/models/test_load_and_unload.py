@@ -218,7 +218,7 @@ def test_versions_beyond_those_kept_are_superseded_and_say_so(tmp_path):
             assert states(repository, "other") == {2: "available", 1: "available"}
             oldest = repository.describe("tiny", manifests=False)["versions"][-1]
             assert "CAPSNET_VERSIONS_KEPT=2" in oldest["reason"]
-            with pytest.raises(UnknownModelError, match=r"superseded: .* there are 2, 4"):
+            with pytest.raises(UnknownModelError, match=r"superseded: .* available: 2, 4"):
                 async with repository.use("tiny", 1):
                     pass
 

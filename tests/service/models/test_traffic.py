@@ -316,7 +316,7 @@ def test_a_pinned_version_that_is_gone_is_an_error_and_no_other_one_answers(tmp_
             await repository.set_traffic("tiny", Traffic(pinned=1))
             (tmp_path / "tiny" / "1").rename(tmp_path / "aside")
             await repository.scan()
-            with pytest.raises(NotReadyError, match=r"pinned to version 1: .* there are 2"):
+            with pytest.raises(NotReadyError, match=r"pinned to version 1: .* available: 2"):
                 await answering(repository)
             assert await answering(repository, 2) == 2
             (tmp_path / "aside").rename(tmp_path / "tiny" / "1")
@@ -334,7 +334,7 @@ def test_a_rule_that_cannot_hold_is_refused_and_the_one_before_stays(tmp_path):
         async with opened(tmp_path, versions_kept=1) as repository:
             await repository.set_traffic("tiny", Traffic(pinned=1))
             for rule, error, why in (
-                (Traffic(pinned=9), UnknownModelError, "no version 9; there are 1, 2, 3"),
+                (Traffic(pinned=9), UnknownModelError, "no version 9; available: 1, 2, 3"),
                 (Traffic(canary=9, share=0.1), UnknownModelError, "no version 9"),
                 (Traffic(pinned=2), RefusedModelError, "samples"),
                 (Traffic(pinned=1, canary=2, share=0.1), RefusedModelError, "samples"),

@@ -98,7 +98,7 @@ def test_a_405_lists_the_methods_in_order(http: httpx.Client) -> None:
         (b'{"canary": 1, "share": 2}', 422, "share: input should be less than or equal to 1, got 2"),
         (b'{"canary": 1, "share": NaN}', 400, "NaN is no JSON number"),
         (b'{"canary": 1}', 422, "canary and share come together"),
-        (b'{"pinned": 7}', 404, "tiny has no version 7; there are 1, 2"),
+        (b'{"pinned": 7}', 404, "tiny has no version 7; available: 1, 2"),
     ],
 )
 def test_a_rule_that_is_none_is_refused(http: httpx.Client, body: bytes, status: int, why: str) -> None:

@@ -211,7 +211,7 @@ def test_a_run_uses_the_version_that_the_operators_rule_names(rule, version, dig
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ('{"pinned": 9}', "tiny is pinned to version 9, which is not there; there are 1"),
+        ('{"pinned": 9}', "tiny is pinned to version 9, which is not there; available: 1"),
         ("{", "traffic.json: Invalid JSON"),
     ],
 )
@@ -633,7 +633,7 @@ def test_a_path_without_pictures_is_named_and_overwrites_nothing(tmp_path, capsy
         (["--out", "scores.txt"], "scores.txt ends in none of .csv, .jsonl and .parquet"),
         (["--top-k", "4"], "--top-k must be 1 to 3, the classes of tiny; got 4"),
         (["--model", "nine"], "'nine'"),
-        (["--version", "9"], "tiny has no version 9; there are 1, 2"),
+        (["--version", "9"], "tiny has no version 9; available: 1, 2"),
         (["--out", "nowhere/scores.csv"], "nowhere/scores.csv"),
     ],
 )
