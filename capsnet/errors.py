@@ -7,6 +7,7 @@ import httpx
 import orjson
 
 NO_TYPE = "about:blank"  # RFC 9457: the problem is what its status says
+INTERNAL_ERROR = "/problems/internal-error"  # a bug in the service
 SHOWN = 200  # characters of a response that is no problem+json
 
 

@@ -17,7 +17,7 @@ from capsnet.answers import (
     to_classifications,
     to_segmentations,
 )
-from capsnet.errors import CapsnetError, changed_bundle, wrong_views
+from capsnet.errors import INTERNAL_ERROR, CapsnetError, changed_bundle, wrong_views
 from capsnet.exchange import Exchange, Params, Request, params
 from capsnet.uploads import (
     REQUEST_IMAGES,
@@ -44,8 +44,9 @@ Parse = Callable[[Any, Sequence[str | None]], Answer[R]]  # of a JSON body and t
 REQUEST_RECONSTRUCTIONS = 512  # a service's default limit per request
 
 # Statuses that a single picture can cause: it is too large, of another format or unreadable, or it triggers a
-# bug in the service, which must not end a long stream.
-ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
+# bug in the service (500, INTERNAL_ERROR), which must not end a long stream.
+ABOUT_A_PICTURE = frozenset({413, 415, 422})
+TOO_SLOW = 408  # the body took longer than the service waits; half of it may be fast enough
 # These problems have such a status, but are wrong queries, whatever the picture.
 ABOUT_THE_QUERY = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
 
@@ -146,9 +147,10 @@ def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exch
     try:
         response = yield from post_pictures("/classify", query, uploads)
     except CapsnetError as error:
-        if error.status not in ABOUT_A_PICTURE or error.type in ABOUT_THE_QUERY:
+        alone = len(uploads) == 1
+        if not _is_about_a_picture(error) and (alone or error.status != TOO_SLOW):
             raise
-        if len(uploads) == 1:
+        if alone:
             return [Failed(uploads[0].picture, error)]
         half = len(uploads) // 2
         first = yield from _halve(uploads[:half], query, bundle)
@@ -156,6 +158,13 @@ def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exch
     answer = _one_each(response, to_classifications, uploads)
     bundle.check(answer.model, answer.version, answer.digest)
     return [Scored(one.picture, seen) for one, seen in zip(uploads, answer.results, strict=True)]
+
+
+def _is_about_a_picture(error: CapsnetError) -> bool:
+    """Whether the service might have answered another picture."""
+    if error.status in ABOUT_A_PICTURE:
+        return error.type not in ABOUT_THE_QUERY
+    return error.type == INTERNAL_ERROR
 
 
 def _one_each(response: httpx.Response, parse: Parse[R], uploads: Sequence[Upload]) -> Answer[R]:

@@ -11,7 +11,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from capsnet.errors import CapsnetError, ConnectError, UnreachableError
+from capsnet.errors import INTERNAL_ERROR, CapsnetError, ConnectError, UnreachableError
 
 TEMPORARY = frozenset({429, 502, 503, 504})  # overloaded, unavailable or too slow for now
 
@@ -69,9 +69,12 @@ def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
     def is_temporary(error: BaseException) -> bool:
         if isinstance(error, ConnectError):
             return contact.made or retry.until_started
-        return isinstance(error, UnreachableError) or (
-            isinstance(error, CapsnetError) and error.status in TEMPORARY
-        )
+        if isinstance(error, UnreachableError):
+            return True
+        if not isinstance(error, CapsnetError):
+            return False
+        # A 500 that the service does not name as its own bug is that of a proxy which has lost it.
+        return error.status in TEMPORARY or (error.status == 500 and error.type != INTERNAL_ERROR)
 
     def wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None

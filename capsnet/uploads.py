@@ -197,7 +197,10 @@ def _as_png(levels: Array) -> bytes:
 def _as_file(picture: Image.Image) -> bytes:
     """A file with the pixels of a PIL image; an image opened from a file is turned upright."""
     if isinstance(picture, ImageFile.ImageFile):
-        picture = ImageOps.exif_transpose(picture)
+        try:
+            picture = ImageOps.exif_transpose(picture)
+        except SyntaxError as error:  # Pillow's, of a broken PNG
+            raise ValueError(str(error)) from None
     file = BytesIO()
     if picture.mode in TIFF_MODES:
         picture.save(file, "TIFF")

@@ -38,13 +38,8 @@ HEADER_BYTES = 2**20  # real ones have a few hundred
 
 
 def in_tar(path: Path) -> Iterator[Picture]:
-    """The pictures of a tar archive, plain or compressed, in its order. It is read once, as a stream.
-
-    Raises:
-        ScoreError: the archive is compressed with Zstandard, which Python before 3.14 cannot read.
-    """
-    if path.name.lower().endswith("zst") and sys.version_info < (3, 14):
-        raise ScoreError(f"{path} needs Python 3.14 or newer; unpack it with `zstd -d {path}` first")
+    """The pictures of a tar archive, plain or compressed, in its order. It is read once, as a stream."""
+    check_compression(path)  # of one in a list, too
     try:
         # Not the stream mode "r|*": it decompresses whole blocks, however large.
         with tarfile.open(path, "r:*", tarinfo=_Member) as archive:
@@ -52,7 +47,19 @@ def in_tar(path: Path) -> Iterator[Picture]:
                 if not member.isdir() and _is_picture(member.name):
                     yield _picture(f"{path}/{member.name}", partial(_read_from_tar, archive, member))
     except Exception as error:
-        yield unreadable(str(path), f"the archive cannot be read further: {first_line(error)}")
+        # The first line of a ReadError says nothing: one for each kind of compression follows.
+        reason = str(error) if isinstance(error, tarfile.ReadError) else first_line(error)
+        yield unreadable(str(path), f"the archive cannot be read further: {' '.join(reason.split())}")
+
+
+def check_compression(path: Path) -> None:
+    """Check that a tar archive can be unpacked here.
+
+    Raises:
+        ScoreError: it is compressed with Zstandard, which Python before 3.14 cannot read.
+    """
+    if path.name.lower().endswith("zst") and sys.version_info < (3, 14):
+        raise ScoreError(f"{path} needs Python 3.14 or newer; unpack it with `zstd -d {path}` first")
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -41,8 +41,9 @@ EXAMPLES = """examples:
                                                                 one stereo pair, one row
 
 In folders, archives and patterns, only files with the suffix of a picture are scored, and none whose name
-begins with a dot. Folders are sorted; archives keep their own order. A file that is named itself counts whatever its
-suffix. Rows of Parquet files are named set.parquet#12; files in archives, scans.zip/a/7.png.
+begins with a dot; links to folders are not followed. Folders are sorted; archives keep their own order. A
+file that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
+archives, scans.zip/a/7.png.
 
 For a model of two views, two neighbors in that order are a pair, the left view first, as in a folder of
 1_left.png, 1_right.png, 2_left.png, ... A pair has one row, named by both files. Both files of a pair are in

@@ -51,6 +51,13 @@ class Destination:
         return self.out.with_name(f"{self.out.name}.rows.jsonl")
 
     @property
+    def errors_name(self) -> str | None:
+        """The file of the errors, relative to the table's folder."""
+        if self.out is None or self.errors is None:
+            return None
+        return os.path.relpath(self.errors, self.out.parent)
+
+    @property
     def record(self) -> Path | None:
         """The run's record; None if rows go to a pipe or a device: such a run cannot be resumed."""
         if self.out is None or (self.out.exists() and not self.out.is_file()):
@@ -70,13 +77,27 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
         import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
     path = None if out == "-" else Path(out)
     chosen = Destination(kind, path, Path(errors) if errors else None)
-    if chosen.errors and (chosen.errors == path or (chosen.errors.exists() and not chosen.errors.is_file())):
-        raise ScoreError(f"--errors must name a file of its own, got {errors}")
+    if chosen.errors:
+        taken = {place.resolve() for place in (chosen.out, chosen.rows, chosen.record) if place}
+        if chosen.errors.resolve() in taken or (chosen.errors.exists() and not chosen.errors.is_file()):
+            raise ScoreError(f"--errors must name a file of its own, got {errors}")
     if path is None or chosen.record is None:
         if kind == "parquet":
             raise ScoreError(f"Parquet can only be written to a file; name one with --out, not {out}")
         return chosen
     return chosen if errors else Destination(kind, path, path.with_name(f"{path.name}.errors.jsonl"))
+
+
+def check_inputs_stay(destination: Destination, sources: Sequence[str]) -> None:
+    """Check that no file that is read is also written.
+
+    Raises:
+        ScoreError: one is; names it.
+    """
+    written = {place.resolve() for place in (destination.out, destination.rows, destination.errors) if place}
+    for source in sources:
+        if Path(source).is_file() and Path(source).resolve() in written:
+            raise ScoreError(f"{source} would be read and overwritten; choose another file to write")
 
 
 def find_record(destination: Destination, existing: Existing) -> Record | None:
@@ -90,6 +111,12 @@ def find_record(destination: Destination, existing: Existing) -> Record | None:
         raise ScoreError("--resume needs a table in a file; name it with --out FILE")
     if existing == "resume" and record is not None and record.exists():
         previous = read_record(record)
+        if previous.errors not in {None, destination.errors_name}:
+            raise ScoreError(
+                f"{destination.out} was begun with --errors {previous.errors}, now {destination.errors_name}"
+            )
+        if previous.finished and destination.out is not None and not destination.out.exists():
+            raise ScoreError(f"{destination.out} was finished, and is gone; --overwrite starts over")
         _check_length(destination.rows, previous.rows_bytes, record)
         _check_length(destination.errors, previous.errors_bytes, record)
         return previous
@@ -263,7 +290,7 @@ def open_output(
         rows = files.enter_context(_open_rows(destination))
         if destination.record is not None:
             _check_unchanged(destination.record, previous)
-        record = previous or Record(spec=spec, names_sha256=names.hexdigest())
+        record = previous or Record(spec=spec, names_sha256=names.hexdigest(), errors=destination.errors_name)
         if previous is None and destination.record is not None:
             _start(destination, destination.record, record)
         errors = files.enter_context(_open_file(destination.errors)) if destination.errors else None

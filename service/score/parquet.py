@@ -91,14 +91,31 @@ def make_table(rows: Sequence[Row], columns: Columns) -> pa.Table:
     return pa.Table.from_pylist([_record(row_json(row), columns) for row in rows], make_schema(columns))
 
 
+def check_columns(path: Path, image_column: str | None, id_column: str | None) -> None:
+    """Check that a file has the columns; one that cannot be read passes, as reading it says so.
+
+    Raises:
+        ScoreError: as of `find_image_column`.
+    """
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return
+    find_image_column(path, schema, image_column, id_column)
+
+
 def find_image_column(
     path: Path | str, schema: pa.Schema, requested: str | None, id_column: str | None
 ) -> str:
     """The column with the pictures; checks that there is the column of the names, too.
 
     Raises:
-        ScoreError: a column does not exist, or no column or several could hold pictures.
+        ScoreError: a column does not exist or several have its name, or no column or several could hold
+            pictures.
     """
+    for name in (requested, id_column):
+        if name is not None and schema.names.count(name) > 1:
+            raise ScoreError(f"{path} has {schema.names.count(name)} columns {name!r}")
     images = _image_column(path, schema, requested)
     if id_column is not None and id_column not in schema.names:
         raise _no_column(path, id_column, schema)

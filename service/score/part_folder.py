@@ -21,13 +21,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from service.score.parquet import make_schema, make_table
 from service.score.query import Outcome, Row, ScoreError, Skipped
 from service.score.run_record import RunSpec
-from service.score.shards import open_place
+from service.score.shards import RECORD, open_place
 from service.score.table import Columns, error_lines
 
 PART = re.compile(r"part-(\d{6,})\.parquet")
 ASIDE = ".part-"
 ERRORS = "_errors"
-RECORD = "_run.json"
 FACTS = b"capsnet_score"  # in the metadata of a part
 GROUP_ROWS = 4096  # rows that are written at once
 READERS = 16  # parts that are looked at side by side

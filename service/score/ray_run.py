@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from export.contract.one_line import first_line
 from service.score.output import Existing
 from service.score.picture_stream import check_pairs
 from service.score.query import ChosenModel, ScoreError
@@ -218,7 +219,10 @@ def _cluster() -> Iterator[int]:
     names = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields.keys() - SECRETS}
     settings = {name: value for name, value in os.environ.items() if name.upper() in names}
     settings["CAPSNET_DEVICE"] = "cpu"
-    ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env={"env_vars": settings})
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env={"env_vars": settings})
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ScoreError(f"no Ray cluster can be used: {first_line(error)}") from None
     try:
         cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         if max(cpus, default=0) < 1:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from capsnet import DEFAULT_URL
 from service.score.http_scorer import HttpScorer, open_service
-from service.score.output import Destination, choose_destination, find_record, open_output
+from service.score.output import (
+    Destination,
+    check_inputs_stay,
+    choose_destination,
+    find_record,
+    open_output,
+)
 from service.score.picture_stream import PictureStream, check_pairs, in_batches
 from service.score.query import Batch, ChosenModel, Outcome, Query, ScoreError
 from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, skip_done
@@ -67,6 +73,7 @@ def _prepare(options: argparse.Namespace) -> Run:
     if not options.paths and not options.files_from:
         raise ScoreError("no pictures given: name files or folders, or use --files-from; --help has examples")
     sources = Sources(options.paths, options.files_from, options.image_column, options.id_column)
+    check_inputs_stay(destination, [*options.paths, *([options.files_from] if options.files_from else [])])
     previous = find_record(destination, options.existing)
     pictures = sources.pictures()
     if previous is None:

@@ -45,6 +45,7 @@ class Record(BaseModel):
         names_sha256: hash of the names of the pictures done, see `NamesHash`.
         rows_bytes: length of the table, or of the JSON lines that will become Parquet.
         errors_bytes: length of the errors.
+        errors: the file of the errors, relative to the table's folder; None if an earlier version began it.
         finished: whether all pictures are done.
     """
 
@@ -56,6 +57,7 @@ class Record(BaseModel):
     names_sha256: str = ""
     rows_bytes: int = Field(default=0, ge=0)
     errors_bytes: int = Field(default=0, ge=0)
+    errors: str | None = None
     finished: bool = False
 
     @property

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 
+from export.contract.one_line import one_line
 from service.score.parquet import RowGroups, find_image_column, in_parquet
 from service.score.picture_stream import (
     SUFFIXES,
@@ -27,10 +28,11 @@ from service.score.picture_stream import (
     unreadable,
 )
 from service.score.query import ScoreError
-from service.score.sources import CONTAINER_SUFFIXES, PARQUET_SUFFIXES, expand
+from service.score.sources import CONTAINER_SUFFIXES, PARQUET_SUFFIXES, expand, list_folder, read_file
 
+RECORD = "_run.json"  # in the folder that a run writes
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-FAULTS = (OSError, pa.ArrowException)
+FAULTS = (OSError, pa.ArrowException, UnicodeError)  # a name that is not UTF-8, to pyarrow
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,11 @@ class FileShard:
         files, root = open_place(self.place)
         for name in self.names:
             shown = _join(self.shown, name)
-            yield Picture(shown, partial(_read_file, files, f"{root}/{name}"), _folder(shown))
+            if isinstance(files, LocalFileSystem):  # pyarrow takes no names that are not UTF-8
+                read = partial(read_file, Path(root, name))
+            else:
+                read = partial(_read_object, files, f"{root}/{name}")
+            yield Picture(shown, read, _folder(shown))
 
 
 @dataclass(frozen=True)
@@ -158,38 +164,60 @@ def shown_place(place: str) -> str:
 def _files(argument: str) -> Iterator[tuple[str, str, str]]:
     """The files of an argument: the folder that they are read from, as rows name it, and the name in it."""
     if ADDRESS.match(argument):
-        yield from _in_place(argument, shown_place(argument))
+        yield from _at_address(argument, shown_place(argument))
         return
     for path in expand(argument):
-        yield from _in_place(str(path.absolute()), str(path))
+        yield from _on_disk(path)
 
 
-def _in_place(place: str, shown: str) -> Iterator[tuple[str, str, str]]:
-    files, path = open_place(place)
+def _on_disk(path: Path) -> Iterator[tuple[str, str, str]]:
+    if path.is_dir():
+        try:
+            yield from ((str(path.absolute()), str(path), name) for name in _in_folder(path))
+        except OSError as error:
+            raise ScoreError(f"{one_line(error)}") from None
+        return
+    _check_no_archive(path.name, str(path))
+    yield str(path.absolute().parent), str(path.parent), path.name
+
+
+def _in_folder(folder: Path, above: str = "") -> Iterator[str]:
+    """The files of a folder and its subfolders, as `--local` finds them, and Parquet files."""
+    for name, is_folder in list_folder(folder, _is_wanted):
+        if not is_folder:
+            yield above + name
+        elif not (folder / name / RECORD).is_file():  # else it is the table of a run
+            yield from _in_folder(folder / name, f"{above}{name}/")
+
+
+def _at_address(address: str, shown: str) -> Iterator[tuple[str, str, str]]:
+    files, path = open_place(address)
     try:
         kind = files.get_file_info(path).type
         if kind == FileType.Directory:
             listed = files.get_file_info(FileSelector(path, recursive=True))
             names = sorted(_names(listed, path), key=lambda name: name.split("/"))
-            yield from ((place, shown, name) for name in names)
+            yield from ((address, shown, name) for name in names)
             return
     except FAULTS as error:
         raise ScoreError(f"{shown!r} cannot be read: {error}") from None
     if kind == FileType.NotFound:
         raise ScoreError(f"{shown!r}: no such file or folder")
     name = path.rpartition("/")[2]  # in an address, blanks and others are written as %20
+    _check_no_archive(name, shown)
+    yield _parent(address), _folder(shown.rstrip("/")), name
+
+
+def _check_no_archive(name: str, shown: str) -> None:
     if name.lower().endswith(CONTAINER_SUFFIXES) and not _is_parquet(name):
         raise ScoreError(
             f"{shown}: --ray reads pictures, folders and Parquet files; unpack the archive, or use --local"
         )
-    yield _parent(place), _folder(shown.rstrip("/")), name
 
 
-def _parent(place: str) -> str:
+def _parent(address: str) -> str:
     """The folder of a file; the options of an address stay at its end."""
-    if not ADDRESS.match(place):
-        return str(Path(place).parent)
-    address, mark, options = place.partition("?")
+    address, mark, options = address.partition("?")
     return f"{address.rstrip('/').rpartition('/')[0]}{mark}{options}"
 
 
@@ -207,13 +235,19 @@ def _join(folder: str, name: str) -> str:
 
 
 def _names(listed: Iterable[FileInfo], folder: str) -> Iterator[str]:
-    """The pictures and Parquet files of a folder and its subfolders, without hidden ones."""
-    for info in listed:
-        name = info.path[len(folder) :].lstrip("/")
+    """The pictures and Parquet files of a folder and its subfolders, but for hidden ones and runs' tables."""
+    names = [info.path[len(folder) :].lstrip("/") for info in listed if info.type == FileType.File]
+    tables = {name.removesuffix(RECORD) for name in names if name.endswith(f"/{RECORD}")}
+    for name in names:
         *above, last = name.split("/")
-        wanted = is_picture_name(last) or (_is_parquet(last) and not last.startswith("."))
-        if info.type == FileType.File and wanted and not any(part.startswith(".") for part in above):
+        folders = accumulate(f"{part}/" for part in above)
+        hidden = any(part.startswith(".") for part in above) or not tables.isdisjoint(folders)
+        if _is_wanted(last) and not hidden:
             yield name
+
+
+def _is_wanted(name: str) -> bool:
+    return is_picture_name(name) or (_is_parquet(name) and not name.startswith("."))
 
 
 def _cut(names: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -258,7 +292,7 @@ def _is_parquet(name: str) -> bool:
     return name.lower().endswith(PARQUET_SUFFIXES)
 
 
-def _read_file(files: FileSystem, path: str, limit: int) -> bytes:
+def _read_object(files: FileSystem, path: str, limit: int) -> bytes:
     try:
         with files.open_input_file(path) as file:
             check_bytes(file.size(), limit)

@@ -6,16 +6,17 @@ a resumed run finds them in the same order.
 
 import glob
 import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import chain, starmap
 from pathlib import Path
 
-from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, in_tar, in_zip
+from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, check_compression, in_tar, in_zip
 from service.score.picture_stream import (
     SUFFIXES,
     Picture,
@@ -89,8 +90,13 @@ class Sources:
     def _named(self) -> Iterable[tuple[Path, None]]:
         """The existing paths of the arguments, as `_open` takes them."""
         found = [expand(argument) for argument in self.paths]
-        if any(_is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)):
-            import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
+        for path in chain.from_iterable(found):  # what can be known now must not end the run hours later
+            if _is_file(path, PARQUET_SUFFIXES):
+                from service.score.parquet import check_columns  # pyarrow is an extra
+
+                check_columns(path, self.image_column, self.id_column)
+            elif _is_file(path, TAR_SUFFIXES):
+                check_compression(path)
         return ((path, None) for path in chain.from_iterable(found))
 
     def _listed(self) -> Iterator[tuple[Path, str]]:
@@ -99,12 +105,13 @@ class Sources:
         from_stdin = self.files_from == STDIN
         list_name = "the list on stdin" if from_stdin else f"the list {self.files_from}"
         with nullcontext(sys.stdin.buffer) if from_stdin else Path(self.files_from).open("rb") as lines:
-            for line in lines:
+            for number, line in enumerate(lines):
                 if b"\0" in line:
                     raise ScoreError(
                         f"{list_name} holds a NUL byte; expected one path per line, not find -print0"
                     )
-                if path := os.fsdecode(line.rstrip(b"\r\n")):
+                mark = b"" if number else BOM_UTF8  # which Windows' editors put at the start
+                if path := os.fsdecode(line.removeprefix(mark).rstrip(b"\r\n")):
                     yield Path(path), list_name
 
     def _open(self, path: Path, list_name: str | None) -> Iterable[Picture]:
@@ -130,44 +137,81 @@ def expand(argument: str) -> Sequence[Path]:
         return [path]
     if not glob.has_magic(argument):
         raise ScoreError(f"{argument!r}: no such file or folder")
-    matches = glob.iglob(argument, recursive=True)  # noqa: PTH207  # Path.glob takes no absolute patterns
-    found = sorted(path for path in map(Path, matches) if _may_match(path))
+    found = sorted({path for path in map(Path, _matches(argument)) if _may_match(path)})
     if not found:
         raise ScoreError(f"{argument!r} matches no picture, archive or Parquet file")
     return found
 
 
-def in_folder(folder: Path) -> Iterator[Picture]:
-    """The pictures in a folder and its subfolders, by name; in memory are the names of one folder per level.
+def _matches(pattern: str) -> Iterator[str]:
+    """What a pattern matches; `**` stands for any folders, but follows no links to them, unlike `glob`'s."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.iglob(pattern)  # noqa: PTH207  # Path.glob takes no absolute patterns
+        return
+    at = parts.index("**")
+    above, below = "".join(f"{part}/" for part in parts[:at]), parts[at + 1 :] or ["*"]
+    for folder in glob.iglob(above) if above else [""]:  # noqa: PTH207
+        for inside, folders, _ in os.walk(folder or "."):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from _matches("/".join([glob.escape(inside), *below]))
 
-    Links to files are followed; links to folders are not, as they may form loops.
-    """
+
+def in_folder(folder: Path) -> Iterator[Picture]:
+    """The pictures in a folder and its subfolders, by name; in memory are the names of one folder a level."""
     try:
-        with os.scandir(folder) as entries:
-            wanted = [
-                (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _wanted(entry)
-            ]
+        wanted = list_folder(folder, is_picture_name)
     except OSError as error:
         yield unreadable(str(folder), error.strerror or str(error))
         return
-    for name, is_folder in sorted(wanted):
+    for name, is_folder in wanted:
         if is_folder:
             yield from in_folder(folder / name)
         else:
             yield _file(folder / name, source=str(folder))
 
 
-def _wanted(entry: os.DirEntry[str]) -> bool:
-    if entry.is_dir(follow_symlinks=False):
-        return not entry.name.startswith(".")
-    return is_picture_name(entry.name) and (entry.is_symlink() or entry.is_file())  # no pipes, no sockets
+def list_folder(folder: Path, is_wanted: Callable[[str], bool]) -> list[tuple[str, bool]]:
+    """The subfolders of a folder and its files of wanted names: name, and whether it is a folder; sorted.
+
+    Links to files are followed; links to folders are not, as they may form loops.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        return sorted(
+            (entry.name, entry.is_dir(follow_symlinks=False))
+            for entry in entries
+            if _is_subfolder(entry) or (is_wanted(entry.name) and _is_file_or_link_to_one(entry))
+        )
+
+
+def _is_subfolder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+
+
+def _is_file_or_link_to_one(entry: os.DirEntry[str]) -> bool:
+    """False of pipes, sockets and devices, which might never end."""
+    if not entry.is_symlink():
+        return entry.is_file()
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return True  # it leads nowhere, for example: reading it says so
 
 
 def _file(path: Path, source: str) -> Picture:
-    return Picture(str(path), partial(_read_file, path), source)
+    return Picture(str(path), partial(read_file, path), source)
 
 
-def _read_file(path: Path, limit: int) -> bytes:
+def read_file(path: Path, limit: int) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        UnreadablePictureError: there are more than the limit.
+        OSError: it cannot be read.
+    """
     with path.open("rb") as file:
         check_bytes(os.fstat(file.fileno()).st_size, limit)
         return file.read()
