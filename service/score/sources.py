@@ -183,7 +183,8 @@ def list_folder(folder: Path, is_wanted: Callable[[str], bool]) -> list[tuple[st
         return sorted(
             (entry.name, entry.is_dir(follow_symlinks=False))
             for entry in entries
-            if _is_subfolder(entry) or (is_wanted(entry.name) and _is_file_or_link_to_one(entry))
+            if _is_subfolder(entry)
+            or (is_wanted(entry.name) and (entry.is_file(follow_symlinks=False) or _leads_to_file(entry)))
         )
 
 
@@ -191,14 +192,12 @@ def _is_subfolder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
-def _is_file_or_link_to_one(entry: os.DirEntry[str]) -> bool:
-    """False of pipes, sockets and devices, which might never end."""
-    if not entry.is_symlink():
-        return entry.is_file()
+def _leads_to_file(found: os.DirEntry[str] | Path) -> bool:
+    """Whether this is a file, or a link to one: reading from a pipe or a device might never end."""
     try:
-        return stat.S_ISREG(entry.stat().st_mode)
+        return stat.S_ISREG(found.stat().st_mode)
     except OSError:
-        return True  # it leads nowhere, for example: reading it says so
+        return True  # a link that leads nowhere, for example: reading it says so
 
 
 def _file(path: Path, source: str) -> Picture:
@@ -219,7 +218,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 def _may_match(path: Path) -> bool:
     """Whether the match of a pattern counts."""
-    return (is_picture_name(path.name) or _is_container(path.name)) and not _is_folder(path)
+    return (is_picture_name(path.name) or _is_container(path.name)) and _leads_to_file(path)
 
 
 def _is_file(path: Path, suffixes: tuple[str, ...]) -> bool:

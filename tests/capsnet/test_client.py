@@ -45,12 +45,15 @@ from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.places import ROOT
-from tests.support.small_pictures import random_levels, random_png
+from tests.support.small_pictures import random_levels, random_png, to_png
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
 SIZE = 4  # numbers of a tiny pose
 QUICK = Retry(attempts=3, first_wait_s=0.01)
+SEEN = {"label": "1", "labels": ["1"], "confident": True, "blank": False, "classes": []}
+ONE_ROW = json.dumps({"model": "other", "version": 1, "digest": "a", "results": [SEEN]}).encode()
+BUG = b'{"type": "/problems/internal-error", "title": "Internal error", "detail": "internal error"}'
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -566,6 +569,36 @@ def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
             assert outcome.classification.label == alone.label
 
 
+def test_a_bug_fails_its_picture_alone_and_a_lost_service_fails_none():
+    answers = (500, {}, BUG), (500, {}, b"Internal Server Error"), (200, {}, ONE_ROW)
+    one_by_one = {"batch": 1, "concurrency": 1, "model": "other", "version": 1}
+    with server(*answers) as (url, asked), Client(url, retry=QUICK) as client:
+        bug, scored = client.classify_many([random_png(1), random_png(2)], **one_by_one)
+        assert (bug.error.type, type(scored), len(asked)) == ("/problems/internal-error", Scored, 3)
+
+
+def test_what_took_too_long_to_send_is_sent_in_halves():
+    """A line may be too slow for four large pictures within the time that the service waits."""
+    slow, half = (408, {}, b""), (200, {}, ONE_ROW)
+    in_pairs = {"batch": 2, "concurrency": 1, "model": "other", "version": 1}
+    with server(slow, half) as (url, asked), Client(url, retry=QUICK) as client:
+        outcomes = list(client.classify_many([random_png(1), random_png(2)], **in_pairs))
+        assert ([type(outcome) for outcome in outcomes], len(asked)) == ([Scored] * 2, 3)
+    with server(slow) as (url, asked), Client(url, retry=QUICK) as client:
+        with pytest.raises(CapsnetError, match="408"):
+            list(client.classify_many([random_png(1)], **in_pairs))
+        assert len(asked) == 1
+
+
+def test_a_damaged_pil_image_fails_alone(client):
+    file = bytearray(to_png(random_levels(height=300, width=300)))
+    second = file.index(b"IDAT", file.index(b"IDAT") + 4)
+    file[second : second + 4] = b"\0\0\0\0"
+    damaged, scored = client.classify_many([Image.open(BytesIO(file)), random_png()])
+    assert isinstance(damaged, Failed)
+    assert isinstance(scored, Scored)
+
+
 def test_a_file_above_the_services_limit_fails_alone(client):
     outcomes = list(client.classify_many([random_png(1), bytes(40 * 2**20), random_png(2)]))
     assert [isinstance(outcome, Failed) for outcome in outcomes] == [False, True, False]
@@ -610,11 +643,9 @@ def test_an_asynchronous_stream_can_be_left_and_leaves_nothing_behind(url):
 
 
 def test_a_stream_that_is_left_does_not_wait_for_the_next_attempt():
-    seen = {"label": "1", "labels": ["1"], "confident": True, "blank": False, "classes": []}
-    good = json.dumps({"model": "other", "version": 1, "digest": "a", "results": [seen]}).encode()
     away = (503, {"Retry-After": "500"}, b"")
     patient = Retry(max_wait_s=500, timeout_s=5000)
-    with server((200, {}, good), away) as (url, asked), Client(url, retry=patient) as client:
+    with server((200, {}, ONE_ROW), away) as (url, asked), Client(url, retry=patient) as client:
 
         def endless() -> Iterator[bytes]:
             yield random_png()
@@ -658,11 +689,19 @@ def test_attempts_are_bounded_and_the_last_refusal_is_raised(connect, status):
     assert str(error) == f"{status} X: why (request abc)"
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 500])
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500])
 def test_what_would_be_refused_again_is_asked_once(connect, status):
-    with server((status, {"Retry-After": "0"}, b"")) as (url, asked), pytest.raises(CapsnetError) as refused:
+    refusal = BUG if status == 500 else b""
+    answer = (status, {"Retry-After": "0"}, refusal)
+    with server(answer) as (url, asked), pytest.raises(CapsnetError) as refused:
         connect(url, retry=QUICK).models()
     assert (len(asked), refused.value.status) == (1, status)
+
+
+def test_a_500_of_a_proxy_that_has_lost_its_service_is_asked_again(connect):
+    with server((500, {}, b"Internal Server Error"), MODELS) as (url, asked):
+        connect(url, retry=QUICK).models()
+        assert len(asked) == 2
 
 
 def test_no_attempt_begins_after_the_total_time(connect):

@@ -371,6 +371,12 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(models, pictures, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_an_address_that_is_none_is_told(models, pictures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    told = refused(capsys, pictures, "--ray", "--out", tmp_path / "out", "--models", models)
+    assert "no Ray cluster can be used: " in told
+
+
 def test_a_gpu_is_refused(pictures, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CAPSNET_DEVICE", "cuda")
     told = refused(capsys, pictures, "--ray", "--out", tmp_path / "out")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -348,6 +349,42 @@ def test_a_table_shorter_than_its_record_tells_is_refused(score, paths, tmp_path
     os.truncate(out, 50)
     assert score(paths[0].parent, "--out", out, "--resume") == 2
     assert "it has 50 bytes, but" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_finished_table_that_is_gone_is_not_called_finished(score, paths, tmp_path, capsys, suffix):
+    out = tmp_path / f"out.{suffix}"
+    assert score(*paths[:3], "--out", out) == 0
+    out.unlink()
+    assert score(*paths[:3], "--out", out, "--resume") == 2
+    assert f"{out} was finished, and is gone; --overwrite starts over" in capsys.readouterr().err
+    assert score(*paths[:3], "--out", out, "--overwrite") == 0
+
+
+def test_errors_go_on_in_the_file_that_they_were_begun_in(score, paths, tmp_path, capsys):
+    """Another file of that name would be cut to the length of the errors so far."""
+    out, notes = tmp_path / "out.csv", tmp_path / "notes.txt"
+    notes.write_text("precious")
+    assert score(*paths[:3], "--out", out) == 0
+    assert score(*paths[:5], "--out", out, "--resume", "--errors", notes) == 2
+    told = f"{out} was begun with --errors out.csv.errors.jsonl, now notes.txt"
+    assert told in capsys.readouterr().err
+    assert notes.read_text() == "precious"
+    assert score(*paths[:5], "--out", out, "--resume", "--errors", tmp_path / "out.csv.errors.jsonl") == 1
+
+
+@pytest.mark.parametrize("option", ["--out", "--errors"])
+def test_what_is_read_is_not_overwritten(score, paths, tmp_path, capsys, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    read = tmp_path / "set.parquet"
+    pq.write_table(pa.table({"image": [paths[0].read_bytes()]}), read)
+    before = read.read_bytes()
+    others = [] if option == "--out" else ["--out", "out.csv"]
+    assert score(read, option, "set.parquet", *others, "--overwrite") == 2
+    assert "set.parquet would be read and overwritten" in capsys.readouterr().err
+    (tmp_path / "list").write_text(f"{paths[0]}\n")
+    assert score("--files-from", "list", option, tmp_path / "list", *others, "--overwrite") == 2
+    assert read.read_bytes() == before
 
 
 def test_a_record_that_is_none_is_refused(score, paths, tmp_path, capsys):

@@ -444,10 +444,22 @@ def test_without_pyarrow_parquet_is_refused_before_anything_is_scored(digits, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("errors", ["a.csv", "/dev/null"])
-def test_errors_need_a_file_of_their_own(models, digits, tmp_path, capsys, monkeypatch, errors):
-    monkeypatch.chdir(tmp_path)
-    assert score(digits, "--out", "a.csv", "--errors", errors, "--local", "--models", models) == 2
+@pytest.mark.parametrize(
+    ("out", "errors"),
+    [
+        ("a.csv", "a.csv"),
+        ("a.csv", "../here/a.csv"),
+        ("a.csv", "link.csv"),
+        ("a.csv", "a.csv.run.json"),
+        ("a.parquet", "a.parquet.rows.jsonl"),
+        ("a.csv", "/dev/null"),
+    ],
+)
+def test_errors_need_a_file_of_their_own(models, digits, tmp_path, capsys, monkeypatch, out, errors):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link.csv").symlink_to("a.csv")
+    monkeypatch.chdir(tmp_path / "here")
+    assert score(digits, "--out", out, "--errors", errors, "--local", "--models", models) == 2
     assert f"--errors must name a file of its own, got {errors}" in capsys.readouterr().err
 
 

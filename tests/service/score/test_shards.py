@@ -1,5 +1,6 @@
 """Shards: together the pictures of --local, in the same order; no pair is cut; each can be read alone."""
 
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator
@@ -193,3 +194,32 @@ def test_a_missing_column_of_names_is_told_before_anything_starts(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", 2, 2)
     with pytest.raises(ScoreError, match="has no column 'id'"):
         shards(path, ids="id")
+
+
+def test_links_to_folders_are_not_followed_and_links_that_lead_nowhere_are_told(folder):
+    (folder / "c" / "up").symlink_to("..")
+    (folder / "y.png").symlink_to("none")
+    local = iter(Sources(["pictures"]).pictures())
+    assert [one.name for one in pictures(shards("pictures"))] == [one.name for one in local]
+    *_, lost, last = pictures(shards("pictures"))
+    assert (lost.name, last.name) == ("pictures/y.png", "pictures/z.PNG")
+    with pytest.raises(FileNotFoundError):
+        lost.read(LIMIT)
+
+
+def test_names_that_are_not_utf8_are_read(folder):
+    name = os.fsdecode(b"caf\xe9.png")
+    (folder / name).write_bytes(b"coffee")
+    assert (f"pictures/{name}", b"coffee", "pictures") in read(pictures(shards("pictures")))
+    (folder / os.fsdecode(b"caf\xe9.parquet")).write_bytes(b"none")
+    assert sum(shard.rows for shard in shards("pictures")) == 9
+
+
+@pytest.mark.parametrize("as_address", [False, True])
+def test_the_table_of_a_run_within_its_own_pictures_is_none_of_them(folder, as_address):
+    place = f"file://{folder}" if as_address else "pictures"
+    before = [one.name for one in pictures(shards(place))]
+    write_parquet(folder / "c" / "scores" / "part-000000.parquet", 3, 3)
+    assert [one.name for one in pictures(shards(place))] != before
+    (folder / "c" / "scores" / "_run.json").touch()
+    assert [one.name for one in pictures(shards(place))] == before

@@ -1,5 +1,6 @@
 """Where pictures come from: archives, Parquet files and lists, in order, whatever is in them."""
 
+import glob
 import io
 import os
 import struct
@@ -92,10 +93,21 @@ def test_an_archive_gives_its_pictures_in_its_order(tmp_path, name, write):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="from 3.14 on Python reads Zstandard")
-def test_a_zstandard_archive_is_refused_with_what_to_do(tmp_path):
+def test_a_zstandard_archive_is_refused_with_what_to_do_before_others_are_read(tmp_path):
     (tmp_path / "set.tar.zst").touch()
     with pytest.raises(ScoreError, match="zstd -d"):
-        found(tmp_path / "set.tar.zst")
+        Sources([str(write_tar(tmp_path / "set.tar")), str(tmp_path / "set.tar.zst")]).pictures()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [("empty.tar", b"", "empty header"), ("no.tar.gz", b"no archive" * 60, "not a gzip file")],
+)
+def test_a_file_that_is_no_tar_archive_is_told_with_the_reason(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    (reason,) = reasons(tmp_path / name).values()
+    assert told in reason
+    assert "\n" not in reason
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
@@ -331,6 +343,22 @@ def test_a_column_that_cannot_be_had_is_told_with_those_there_are(tmp_path, opti
         found(path, **options)
 
 
+def test_a_column_that_cannot_be_had_is_told_before_other_files_are_read(tmp_path):
+    first = write_parquet(tmp_path / "1.parquet", image=[b"0"])
+    last = write_parquet(tmp_path / "2.parquet", label=["x"])
+    with pytest.raises(ScoreError, match=r"2\.parquet: no column can hold pictures"):
+        Sources([str(first), str(last)]).pictures()
+
+
+@pytest.mark.parametrize("option", ["image_column", "id_column"])
+def test_a_column_whose_name_comes_twice_cannot_be_named(tmp_path, option):
+    columns = [pa.array([b"0"]), pa.array([b"1"]), pa.array([b"2"])]
+    pq.write_table(pa.table(columns, names=["image", "twice", "twice"]), tmp_path / "set.parquet")
+    options = {"image_column": "image", option: "twice"}
+    with pytest.raises(ScoreError, match=r"set\.parquet has 2 columns 'twice'"):
+        found(tmp_path / "set.parquet", **options)
+
+
 def test_a_parquet_file_without_pictures_is_told_with_its_columns(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", label=["x"])
     with pytest.raises(ScoreError, match="no column can hold pictures; there are label"):
@@ -435,3 +463,61 @@ def test_a_batch_holds_no_more_than_a_request_may(tmp_path):
             add_to_tar(archive, f"{n}.png", bytes(10 * 2**20))
     batches = in_batches(Sources([str(tmp_path / "set.tar")]).pictures(), 32, 32 * 2**20)
     assert [len(batch) for batch in batches] == [2, 2, 2, 1]
+
+
+# Folders and patterns
+
+
+@pytest.fixture
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two pictures, and links to folders, a file, a pipe and nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in ("1.png", "sub/2.png"):
+        (tmp_path / "in" / name).write_bytes(content(name))
+    os.mkfifo(tmp_path / "pipe")
+    for name, target in {
+        "sub/up": "..",
+        "alias": "sub",
+        "3.png": "sub/2.png",
+        "4.png": "../pipe",
+        "5.png": "none",
+        "6.png": "sub",
+    }.items():
+        (tmp_path / "in" / name).symlink_to(target)
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize("place", ["in", "in/**/*.png", "in/**", "**/*.png", "*/**/*.png"])
+def test_links_to_folders_are_not_followed_where_they_are_not_named(linked, place):
+    names = [one.name for one in found(place) if isinstance(one, LoadedPicture)]
+    assert names == ["in/1.png", "in/3.png", "in/sub/2.png"]
+
+
+def test_a_link_that_leads_nowhere_is_told_and_one_to_a_pipe_never_read(linked):
+    assert list(reasons("in")) == ["in/5.png"]
+
+
+def test_a_link_that_is_named_is_followed(linked):
+    assert names_in("in/alias") == ["in/alias/2.png"]
+    assert names_in("in/alias/*.png") == ["in/alias/2.png"]
+    assert "in/alias/2.png" in names_in("in/*/2.png")
+
+
+def test_a_pattern_of_any_folders_matches_what_it_does_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("0.png", "a/1.png", "a/b/2.png", "a/.c/3.png", "a/b/[d]/4.png", "a/b/x/b/5.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for pattern in ("**/*.png", "a/**/*.png", "a/**/b/*.png", "**/b/**/*.png", f"{tmp_path}/**/?.png", "**"):
+        matches = set(glob.glob(pattern, recursive=True))  # noqa: PTH207  # what it is compared with
+        expected = sorted(path for path in map(Path, matches) if path.suffix == ".png")
+        assert names_in(pattern) == [str(path) for path in expected]
+        assert expected
+
+
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
+    picture = tmp_path / "1.png"
+    picture.write_bytes(b"1")
+    (tmp_path / "list.txt").write_text(f"{picture}\n{picture}\n", encoding="utf-8-sig")
+    assert names_in(files_from=str(tmp_path / "list.txt")) == [str(picture)] * 2
