@@ -28,9 +28,9 @@ class Comparison:
     p: float
 
     @property
-    def fewer_percent(self) -> float:
-        """By how much the errors fall, in percent of those before; negative if they rise."""
-        return 100 * (1 - self.after / self.before) if self.before else 0.0
+    def fewer_percent(self) -> float | None:
+        """By how much the errors fall, in percent of those before, if any; negative if they rise."""
+        return 100 * (1 - self.after / self.before) if self.before else None
 
 
 def compare(before: Sequence[Iterable[int]], after: Sequence[Iterable[int]]) -> Comparison:

@@ -17,6 +17,7 @@ from export.contract.atomic_file import write_atomically
 from training.data.datasets import DATASETS
 from training.data.readers.files import MissingDataError
 from training.experiments import EXPERIMENTS, SABOUR_2017, SECTION_7, markdown
+from training.experiments.cifar10_copy import part_of
 from training.experiments.form import FORMS, Form
 from training.experiments.quick import QUICK_FORM
 from training.experiments.runner import ROWS, Row, Runner, data_sets, read_rows
@@ -126,19 +127,27 @@ def write_report(out: Path) -> Path:
         text = f"# {EXPERIMENTS[claim.experiment]}\n\n{section(claim, rows)}"
         if rows:
             _experiment(claim.experiment).plot(rows, out / FIGURE)
-    except (KeyError, TypeError, AttributeError) as error:
-        what = f"without {error}" if isinstance(error, KeyError) else f"that cannot be used ({error})"
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename} is gone; {_again(out, claim)}") from None
+    except KeyError as error:
         raise ValueError(
-            f"{out / ROWS} has a row {what}, perhaps of an earlier version; remove the file "
-            f"and run {claim.experiment} again: networks are kept"
+            f"{out / ROWS} has a row without {error}, perhaps of an earlier version; {_again(out, claim)}"
+        ) from None
+    except (TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{out / ROWS} has rows that cannot be used ({error}); {_again(out, claim)}"
         ) from None
     write_atomically(out / "report.md", text)
     return out / "report.md"
 
 
+def _again(out: Path, claim: Claim) -> str:
+    return f"remove {out / ROWS} and run {claim.experiment} again: networks are kept"
+
+
 def section(claim: Claim, rows: list[Row]) -> str:
     """The figure, the tables of an experiment, and, folded, how they came about."""
-    only = claim.parts and {*data_sets(rows)} <= {*claim.parts}
+    only = claim.parts and {*map(part_of, data_sets(rows))} <= {*claim.parts}
     part = "" if claim.finished else ON_SOME.format(" and ".join(claim.parts)) if only else IN_PART
     figure = f"![figure]({FIGURE})\n\n" if rows else ""
     origins = markdown.folded("Networks, command, seeds and hardware", markdown.origins(rows))
@@ -229,11 +238,12 @@ def read_claim(out: Path) -> Claim:
             values["form"] = "quick" if values.pop("quick") else "full"
         claim = Claim(**values)
         claim = replace(claim, parts=tuple(claim.parts))
+        is_known = claim.experiment in EXPERIMENTS
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is damaged: {error}; {_MEND}") from None
     if claim.form not in FORMS:
         raise ValueError(f"{file}: there is no form {claim.form!r}; {_MEND}")
-    if claim.experiment not in EXPERIMENTS:
+    if not is_known:
         raise ValueError(f"{file}: there is no experiment {claim.experiment!r}; {_MEND}")
     return claim
 

@@ -29,7 +29,7 @@ def test_seeds_of_an_image_are_exchanged_together():
 
 def test_errors_that_come_are_negative_percent():
     assert compare([[1, 2]], [[1, 2, 3]]).fewer_percent == -50
-    assert compare([[]], [[1]]).fewer_percent == 0
+    assert compare([[]], [[1]]).fewer_percent is None
 
 
 def test_ways_with_other_numbers_of_seeds_cannot_be_paired():

@@ -37,7 +37,7 @@ def test_a_setting_names_the_width_of_matrix_capsules_and_of_their_decoder():
     routed = (
         ", density to the power 0.25 in the E-step, matrices of the identity and noise of 0.3 and 3 "
         "iterations of routing with lambda calibrated to logits with a deviation of 2, following each "
-        "batch by 0.05 (class capsules: growing towards 0.0025), all training"
+        "batch by 0.05 (class capsules: growing towards 0.02), all training"
     )
     assert f"with 64 channels, 8-16-16 types of matrix capsules{routed}" in describe(config)
     drawing = replace(config, model=replace(config.model, decoder_hidden=(256, 512)))

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import EXPERIMENTS, run
 from training.experiments.form import FORMS, Form, folder_name
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
+from training.experiments.runner import Row
 from training.experiments.sabour2017 import equivariance, table1
 from training.fit.loop import Trainer
 from training.runs import checkpoint, provenance
@@ -338,7 +340,48 @@ def test_a_row_whose_values_are_of_another_kind_is_named(tmp_path, capsys):
     file = stored(tmp_path, "table1") / "rows.jsonl"
     file.write_text(json.dumps(json.loads(file.read_text().splitlines()[0]) | {"hours": "x"}) + "\n")
     assert status("report", tmp_path) == 2
-    assert f"{file} has a row that cannot be used (" in capsys.readouterr().err
+    assert f"{file} has rows that cannot be used (" in capsys.readouterr().err
+
+
+def test_what_a_report_needs_beside_its_rows_is_named_if_it_is_gone(tmp_path, capsys, monkeypatch):
+    out = stored(tmp_path, "table1")
+    monkeypatch.setattr(table1, "plot", lambda rows, file: np.load(out / "columns.npy"))
+    assert status("report", tmp_path) == 2
+    told = (
+        f"{out / 'columns.npy'} is gone; remove {out / 'rows.jsonl'} and run table1 again: networks are kept"
+    )
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [IndexError("list index out of range"), ValueError("not enough values")])
+def test_rows_of_which_some_were_removed_are_told_with_what_to_do(tmp_path, capsys, monkeypatch, fault):
+    def report(rows: list[Row]) -> str:
+        raise fault
+
+    file = stored(tmp_path, "table1") / "rows.jsonl"
+    monkeypatch.setattr(table1, "report", report)
+    assert status("report", tmp_path) == 2
+    assert f"{file} has rows that cannot be used ({fault}); remove" in capsys.readouterr().err
+
+
+def test_a_part_on_the_copy_of_cifar10_is_a_part_on_cifar10():
+    row = {"data": "cifar10-jpeg", "seed": 0, "error_percent": 20.0, "images": 10, "at_most": None}
+    claim = run.Claim("matrix-others", "quick", parts=("cifar10",))
+    text = run.section(claim, [row | {"parameters": 3} | ORIGIN])
+    assert "everything has been measured on cifar10, nothing on other data" in text
+
+
+def test_table_1_leaves_out_shares_of_no_errors_and_rounds_to_no_negative_zero():
+    def rows(*errors: int) -> list[Row]:
+        methods = next(iter(table1.COMPARED.values()))
+        return [
+            {"data": "mnist", "method": method, "seed": 0, "wrong": [*range(count)], "images": 10_000}
+            | {"error_percent": count / 100}
+            for method, count in zip(methods, errors, strict=True)
+        ]
+
+    assert " | 0 to 6 |  | " in table1.report(rows(0, 6))
+    assert " | 1,000 to 1,001 | 0 % | " in table1.report(rows(1000, 1001))
 
 
 def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
@@ -351,7 +394,14 @@ def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "damage", ["", '{"experiment": "tab', "7", '{"experiment": "nothing", "quick": true}']
+    "damage",
+    [
+        "",
+        '{"experiment": "tab',
+        "7",
+        '{"experiment": "nothing", "quick": true}',
+        '{"experiment": ["table1"], "form": "quick"}',
+    ],
 )
 @pytest.mark.parametrize("command", ["experiment", "report"])
 def test_a_damaged_claim_is_named(damage, command, tmp_path, drawn_mnist_root, capsys):

@@ -286,28 +286,30 @@ def _reached(row: Row) -> bool:
 
 
 def plot(rows: list[Row], file: Path) -> None:
-    """Error by azimuth and by elevation of matched networks, a line for each; familiar viewpoints shaded."""
+    """Error by azimuth and by elevation of every network, a line for each; familiar viewpoints shaded."""
     rows = _up_to_date(rows)
     sets = data_sets(rows)
     with figure.saved(file, columns=2, rows=len(sets)) as axes:
         for row, data in enumerate(sets):
             for axis, along in zip(axes[2 * row : 2 * row + 2], ALONG, strict=True):
                 _draw_on(axis, data, along, [found for found in rows if found["data"] == data])
-        entries = {CAPSULES: ("o", figure.OURS), CNN: ("o", figure.OTHER), "familiar": ("s", SHADE)}
-        figure.legend(axes[0], entries, above=True)
+        drawn = {
+            method: style for method, style in STYLES.items() if method in {row["method"] for row in rows}
+        }
+        figure.legend(axes[0], {**drawn, "familiar": ("s", SHADE)}, above=True)
 
 
 SHADE = "#d0d8d0"
+STYLES = {CAPSULES: ("o", figure.OURS), CNN: ("o", figure.OTHER), STOPPED_CNN: ("x", figure.OTHER)}
 
 
 def _draw_on(axis: Any, data: str, along: Along, rows: list[Row]) -> None:
-    pairs = _matched(rows, along)
-    of_cnns, of_capsules = [pair.cnn for pair in pairs], [pair.capsules for pair in pairs]
-    for color, of_seeds in ((figure.OTHER, of_cnns), (figure.OURS, of_capsules)):
-        for row in of_seeds:
+    for method, (marker, color) in STYLES.items():
+        for row in _of(rows, along, method):
             places = [_place(angle) for angle in row["degrees"]]
             errors = np.array(row["error_percent_at"])[np.argsort(places)]
-            axis.plot(sorted(places), errors, "o-", color=color, markersize=3)
+            line = ":" if method == STOPPED_CNN else "-"
+            axis.plot(sorted(places), errors, f"{marker}{line}", color=color, markersize=3)
     known = [_place(angle) for angle in FAMILIAR_DEGREES[along]]
     half = 10 if along == "azimuth" else 2.5  # of the step between two viewpoints
     axis.axvspan(min(known) - half, max(known) + half, color=SHADE, zorder=0)

@@ -3,7 +3,7 @@
 # B batch, I lower capsules, J upper capsules, D upper pose, R iterations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, networks_of, run_name
 from training.experiments.sabour2017.section7 import EXPERIMENTS as SECTION_7
-from training.fit.loop import Limits
+from training.fit.loop import LOG_EVERY, Limits
 from training.fit.session import training_session
 from training.models.capsnet import CapsNet
 from training.models.capsules import RoutingByAgreement
@@ -169,14 +170,30 @@ def _measure_losses(runner: Runner, config: RunConfig) -> Row:
     trained = runner.trained(config)
     logged = [json.loads(line) for line in (trained.run / "log.jsonl").read_text().splitlines()]
     rows = [row for row in logged if row["kind"] == "train"]
-    size = -(-len(rows) // LOSS_POINTS)
-    points = [rows[i : i + size] for i in range(0, len(rows), size)]
+    at_step, loss = loss_curve([row["step"] for row in rows], [row["loss"] for row in rows])
     return {
         "batch_size": config.optimizer.batch_size,
-        "at_step": [point[-1]["step"] for point in points],
-        "loss": [mean(row["loss"] for row in point) for point in points],
+        "at_step": at_step,
+        "loss": loss,
         **trained.origin,
     }
+
+
+def loss_curve(steps: Sequence[int], losses: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The mean loss of parts of a training that are equally long, however often it was logged.
+
+    Args:
+        steps: at which losses were logged, ascending.
+        losses: each the mean since the one before.
+
+    Returns:
+        The last step of each part, and its mean loss.
+    """
+    every = np.array([0, *steps])
+    total = np.array([0.0, *np.cumsum(np.diff(every) * losses)])  # at the end of every row
+    parts = min(LOSS_POINTS, -(-steps[-1] // LOG_EVERY))
+    ends = np.linspace(0, steps[-1], parts + 1).round().astype(int)
+    return ends[1:].tolist(), (np.diff(np.interp(ends, every, total)) / np.diff(ends)).tolist()
 
 
 def report(rows: list[Row]) -> str:

@@ -137,11 +137,15 @@ def _comparisons(rows: list[Row]) -> str:
             if not seeds:
                 continue
             found = compare([before[seed] for seed in seeds], [after[seed] for seed in seeds])
-            errors, fewer = f"{found.before:,} to {found.after:,}", f"{found.fewer_percent:.0f} %"
+            errors, fewer = f"{found.before:,} to {found.after:,}", _percent(found.fewer_percent)
             lines.append((f"{data}, {what}", errors, fewer, f"{found.p:.4f}", f"{len(seeds)}"))
     if not lines:
         return ""
     return f"\n{markdown.table(('what helps', 'errors', 'fewer', 'p', 'seeds'), lines)}{PAIRED}\n"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{round(value) + 0:d} %"
 
 
 def _wrong_images(rows: list[Row], data: str, method: str) -> dict[int, list[int]]:

@@ -294,6 +294,14 @@ def test_the_figure_has_a_line_for_both_networks_and_shows_what_is_familiar(tmp_
         assert areas(tmp_path / "figure.png", color) >= len(ALONG) + 1  # and the legend
 
 
+def test_the_figure_names_a_stopped_cnn_apart_from_the_one_that_was_trained_to_its_end(tmp_path, monkeypatch):
+    named: list[str] = []
+    monkeypatch.setattr(figure, "legend", lambda axis, entries, above: named.extend(entries))
+    viewpoints.plot(NOT_REACHED, tmp_path / "figure.png")
+    viewpoints.plot(NOT_REACHED[:2], tmp_path / "figure.png")
+    assert named == [CAPSULES, CNN, STOPPED_CNN, "familiar", CAPSULES, CNN, "familiar"]
+
+
 def test_all_of_the_papers_toys_are_measured_in_the_full_form():
     for data in viewpoints.FULL.networks.values():
         assert {config.data.validation_images for config in data.values()} == {8100}, "all familiar ones"

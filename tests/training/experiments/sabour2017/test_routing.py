@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 from dataclasses import replace
 
@@ -124,10 +125,29 @@ def test_losses_are_those_of_the_run_and_name_their_data(runner):
     row = runner.rows()[-1]
     log = (runner.networks / row["network"] / "log.jsonl").read_text().splitlines()
     logged = [entry for entry in map(json.loads, log) if entry["kind"] == "train"]
-    assert row["loss"] == [entry["loss"] for entry in logged]
-    assert row["at_step"] == [entry["step"] for entry in logged]
+    assert len(logged) > 1, "epochs end with a row"
+    steps = np.diff([0, *(entry["step"] for entry in logged)])
+    mean_loss = np.average([entry["loss"] for entry in logged], weights=steps)
+    assert row["loss"] == pytest.approx([mean_loss]), "of so few steps there is one point"
+    assert row["at_step"] == [logged[-1]["step"]]
     assert row["data"] == "cifar10-jpeg"
     assert "copy of CIFAR-10" in routing.report(runner.rows())
+
+
+def test_a_curve_is_the_same_however_often_the_loss_was_logged():
+    losses = np.random.default_rng(0).uniform(0, 1, 400)  # of each step
+
+    def curve(*ends: int) -> tuple[list[int], list[float]]:
+        parts = itertools.pairwise((0, *ends))
+        return routing.loss_curve(ends, [losses[start:end].mean() for start, end in parts])
+
+    undisturbed = range(50, 401, 50)
+    at_step, loss = curve(*undisturbed)
+    assert at_step == [*undisturbed]
+    assert loss == pytest.approx([losses[end - 50 : end].mean() for end in undisturbed])
+    stopped = sorted({*undisturbed, 85, 117, 351})  # at a checkpoint, and where an epoch ends
+    assert curve(*stopped)[1] == pytest.approx(loss)
+    assert sum(curve(351, 400)[1]) / 8 == pytest.approx(losses.mean())
 
 
 def test_what_has_been_measured_is_not_measured_again(runner, plan):
