@@ -158,7 +158,7 @@ def explained(photo: Image.Image) -> Image.Image:
                 f"reconstruction: {answer.label}, probability {answer.probability:.2f}",
                 enlarged(plain[..., 0], LARGE),
             ),
-            (caption, labelled_rows([f"dimension {one}" for one in most], swept[most, ..., 0])),
+            (caption, labeled_rows([f"dimension {one}" for one in most], swept[most, ..., 0])),
         ]
     )
 
@@ -237,11 +237,11 @@ def fitted(picture: Image.Image) -> Image.Image:
 
 def enlarged(pixels: NDArray[np.float32], side: int) -> Image.Image:
     """Pixels [H, W] or [H, W, 3] as a square picture with visible pixels."""
-    grey = np.rint(pixels * 255).astype(np.uint8)
-    return Image.fromarray(grey).resize((side, side), Image.Resampling.NEAREST)
+    gray = np.rint(pixels * 255).astype(np.uint8)
+    return Image.fromarray(gray).resize((side, side), Image.Resampling.NEAREST)
 
 
-def labelled_rows(names: Sequence[str], rows: NDArray[np.float32]) -> Image.Image:
+def labeled_rows(names: Sequence[str], rows: NDArray[np.float32]) -> Image.Image:
     """Pictures [rows, columns, H, W] as a grid, each row with its name before it."""
     margin = 110
     grid = Image.new("RGB", (margin + rows.shape[1] * CELL, rows.shape[0] * CELL), "white")

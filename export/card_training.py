@@ -29,7 +29,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         "augmentation": _augmentation(config.data),
         "first weights": _first_weights(config),
         "loss": _loss(config),
-        "optimiser": f"Adam, {_rate(optimizer)}",
+        "optimizer": f"Adam, {_rate(optimizer)}",
         "cooldown": _cooldown(optimizer),
         "trained": f"{training['step']} steps, {_count(training['epochs'])} of {optimizer.epochs} epochs, "
         f"{_time(training['train_seconds'])}",

@@ -124,7 +124,7 @@ def kinds(pixels: Floats) -> Iterator[Kind]:
     for size, times in ((PHOTOGRAPH, TIMES), (LARGEST, 3)):
         for kind in ("JPEG", "PNG"):
             name = f"/classify, one {kind} of {size[0]}x{size[1]}"
-            yield Kind(name, times, {"url": "/classify", "content": colours(size, kind)})
+            yield Kind(name, times, {"url": "/classify", "content": colors(size, kind)})
     yield Kind("/reconstruct, sweep of 176 pictures", TIMES, {"url": "/reconstruct", "json": sweep})
     yield Kind(
         "/reconstruct, the same as a PNG", TIMES, {"url": "/reconstruct", "json": sweep, "headers": PNG}
@@ -199,7 +199,7 @@ def npy(array: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def colours(size: tuple[int, int], kind: str) -> bytes:
+def colors(size: tuple[int, int], kind: str) -> bytes:
     """A picture file of that width and height, with something in it."""
     file = BytesIO()
     Image.radial_gradient("L").convert("RGB").resize(size).save(file, kind)

@@ -3,8 +3,8 @@
 Everything gets the same encoder, the same threads and the same PNG files; wrk makes the load. The raw
 session and the peers run the bundle's own graph, the service the faster ones that it derives from it; with
 CAPSNET_OPTIMIZE=false it runs the bundle's own as well, and server is compared with server. Nothing else
-runs while one of them is measured. On a noisy machine only neighbours compare: the raw session is measured
-anew before every server, every round measures all servers, ratios are between neighbours or within a round,
+runs while one of them is measured. On a noisy machine only neighbors compare: the raw session is measured
+anew before every server, every round measures all servers, ratios are between neighbors or within a round,
 and the tables show medians. That is why a ratio may differ from that of the two medians beside it.
 
     .venv/bin/pip install -e '.[bench]' && apt install wrk

@@ -11,7 +11,7 @@ straightforward_em.py, a loop over positions, and there are array operations ove
 is what is exported. Ours is what `capsnet-train fit` runs, and on CUDA once more with its kernels launched
 one by one, as those of the others are. All begin with the same weights and see the same images, one step each
 in turn, so that what else the machine does meets all of them. The table shows medians, and of the ratios of
-neighbours the median, the lowest and the highest: other programs on the same cores disturb what runs in
+neighbors the median, the lowest and the highest: other programs on the same cores disturb what runs in
 parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest; on CUDA,
 what they allocate there.
 """
@@ -189,7 +189,7 @@ def measure_time(network: str, images: int, device: torch.device, seconds: float
 
 
 def spread(times: list[float], ours: list[float]) -> dict[str, float]:
-    """Of the ratios of neighbours."""
+    """Of the ratios of neighbors."""
     ratios = [other / own for other, own in zip(times, ours, strict=True)]
     return {"median": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 

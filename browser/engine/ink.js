@@ -14,36 +14,36 @@ const CUT_OFF = 0.3;
 const ROUNDS = 4;
 
 const BOX = 20 / 28;
-const CENTRE = 14.5 / 28;
+const CENTER = 14.5 / 28;
 const STROKE = 2.4 / 28;
 const OVERSAMPLING = 8;
 
 /** Whether what stands out from its surroundings is darker than they are. */
-export function isDarkOnLight(grey) {
-  const { width, height, values } = grey;
+export function isDarkOnLight(gray) {
+  const { width, height, values } = gray;
   const cell = (GROUND_WINDOW / 2) * Math.min(height, width);
-  const coarse = resized(grey, round(width / cell), round(height / cell), "box");
+  const coarse = resized(gray, round(width / cell), round(height / cell), "box");
   const around = resized(coarse, width, height, "bicubic").values;
   return values.reduce((sum, level, at) => sum + (level - around[at]) ** 3, 0) < 0;
 }
 
 /** Ink of the one digit in a picture: paper exactly 0 and strokes near 1; all 0 where nothing stands out. */
-export function findInk(grey, isDark) {
-  const contrast = contrastOf(grey, isDark);
+export function findInk(gray, isDark) {
+  const contrast = contrastOf(gray, isDark);
   const smooth = boxMean(contrast);
   const paper = quantile(smooth.values, 0.5);
   const noise = 1.4826 * quantile(smooth.values.map((level) => Math.abs(level - paper)), 0.5);
   const floor = Math.max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise);
   const strokes = strokesIn(smooth, floor);
   const levels = contrast.values.filter((_, at) => strokes.values[at]);
-  if (!levels.length) return { ...grey, values: new Float32Array(grey.values.length) };
+  if (!levels.length) return { ...gray, values: new Float32Array(gray.values.length) };
   const full = Math.max(floor, quantile(levels, 0.7)); // of dotted strokes most is paper
   const near = widest(strokes, 2).values;
   const values = contrast.values.map((level, at) => near[at] * clipped((level - 0.25 * full) / (0.6 * full)));
-  return { ...grey, values };
+  return { ...gray, values };
 }
 
-/** Fit the ink's box into 20/28 of a frame, centred by mass, thin strokes thickened. */
+/** Fit the ink's box into 20/28 of a frame, centered by mass, thin strokes thickened. */
 export function placeInk(ink, width, height) {
   const crop = cropped(ink);
   if (!crop) return { width, height, values: new Float32Array(width * height) };
@@ -56,19 +56,19 @@ export function placeInk(ink, width, height) {
     const room = (box - stroke) / Math.max(1, box - thickness); // thickened strokes must still fit the box
     large = thickened(scaledInk(crop, (room * box) / longer), round(missing / 2));
   }
-  return centred(large, width, height);
+  return centered(large, width, height);
 }
 
 /** How much a pixel stands out from its ground; on paper as a share of the paper's brightness. */
-function contrastOf(grey, isDark) {
-  const light = isDark ? grey : { ...grey, values: grey.values.map((level) => 1 - level) };
-  const reach = Math.max(2, round((GROUND_WINDOW * Math.min(grey.width, grey.height)) / 2));
+function contrastOf(gray, isDark) {
+  const light = isDark ? gray : { ...gray, values: gray.values.map((level) => 1 - level) };
+  const reach = Math.max(2, round((GROUND_WINDOW * Math.min(gray.width, gray.height)) / 2));
   const [straight, level] = [true, false].map((goesOn) => closed(light, reach, goesOn).values);
   const values = light.values.map((own, at) => {
     const ground = Math.min(straight[at], level[at]);
     return isDark ? (ground - own) / Math.max(ground, 0.1) : ground - own;
   });
-  return { ...grey, values };
+  return { ...gray, values };
 }
 
 /** Paint over dark things narrower than 2 x reach; beyond the edge the picture goes straight on, or level. */
@@ -288,8 +288,8 @@ function thickened(plane, radius) {
   return { width, height, values: thick };
 }
 
-/** Put oversampled ink into the frame, its centre of mass where MNIST's is. */
-function centred(large, width, height) {
+/** Put oversampled ink into the frame, its center of mass where MNIST's is. */
+function centered(large, width, height) {
   const columns = new Float64Array(large.width);
   const rows = new Float64Array(large.height);
   large.values.forEach((level, at) => {
@@ -309,7 +309,7 @@ function centred(large, width, height) {
 function startOf(profile, side) {
   const mass = profile.reduce((sum, one) => sum + one, 0);
   const moment = profile.reduce((sum, one, place) => sum + one * (place + 0.5), 0);
-  return round(CENTRE * side - moment / mass);
+  return round(CENTER * side - moment / mass);
 }
 
 const resized = (plane, width, height, filter) => resize({ ...plane, channels: 1 }, width, height, { filter });

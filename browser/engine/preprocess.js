@@ -31,22 +31,22 @@ export function viewsToInput(pictures, facts) {
 /** A picture as the model's input, or as its channel of it for one view of a pair. */
 export function toInput(picture, facts) {
   const { width, height, channels, polarity, placement } = facts;
-  const grey = inGrey(picture);
+  const gray = inGray(picture);
   if (picture.width === width && picture.height === height) {
-    const isInverted = polarity === "light-on-dark" && hasLightBorder(grey, ALMOST_ALL);
+    const isInverted = polarity === "light-on-dark" && hasLightBorder(gray, ALMOST_ALL);
     return scaled(isInverted ? inverted(withChannels(picture, channels)) : withChannels(picture, channels));
   }
-  if (placement === "digit") return digit(grey, facts);
-  const isInverted = polarity === "light-on-dark" && hasLightBorder(grey, 0.5);
+  if (placement === "digit") return digit(gray, facts);
+  const isInverted = polarity === "light-on-dark" && hasLightBorder(gray, 0.5);
   const upright = isInverted ? inverted(picture) : picture;
-  return scaled(withChannels(placement === "fit" ? fit(upright, facts) : centreCrop(upright, facts), channels));
+  return scaled(withChannels(placement === "fit" ? fit(upright, facts) : centerCrop(upright, facts), channels));
 }
 
 /** The ink of a digit on its ground. */
-function digit(grey, { width, height, channels, polarity }) {
-  const scale = Math.min(1, INK_SIDE_PIXELS / Math.max(grey.width, grey.height));
-  const [wide, high] = [grey.width, grey.height].map((side) => Math.max(8, round(side * scale)));
-  const small = resizeInSteps(grey, wide, high);
+function digit(gray, { width, height, channels, polarity }) {
+  const scale = Math.min(1, INK_SIDE_PIXELS / Math.max(gray.width, gray.height));
+  const [wide, high] = [gray.width, gray.height].map((side) => Math.max(8, round(side * scale)));
+  const small = resizeInSteps(gray, wide, high);
   const plane = { width: wide, height: high, values: scaled(small) };
   const isDark = isDarkOnLight(plane);
   const ink = placeInk(findInk(plane, isDark), width, height).values;
@@ -71,7 +71,7 @@ function fit(picture, { width, height, polarity }) {
 }
 
 /** A part from the middle that fills the frame. */
-function centreCrop(picture, { width, height, crop_share: share = 1 }) {
+function centerCrop(picture, { width, height, crop_share: share = 1 }) {
   const scale = share * Math.min(picture.width / width, picture.height / height);
   const [across, down] = [width * scale, height * scale];
   const [left, top] = [(picture.width - across) / 2, (picture.height - down) / 2];
@@ -79,10 +79,10 @@ function centreCrop(picture, { width, height, crop_share: share = 1 }) {
 }
 
 /** Whether this share of the border is lighter than the middle of the picture's range. */
-function hasLightBorder(grey, share) {
-  const [edge] = quantiles(border(grey, 0), [1 - share]);
+function hasLightBorder(gray, share) {
+  const [edge] = quantiles(border(gray, 0), [1 - share]);
   if (edge === 0) return false;
-  const [low, high] = quantiles(grey.values, [0.02, 0.98]);
+  const [low, high] = quantiles(gray.values, [0.02, 0.98]);
   return edge > (high - low > 12 ? (low + high) / 2 : 127);
 }
 
@@ -109,16 +109,16 @@ function border({ width, height, channels, values }, channel) {
   return found;
 }
 
-const withChannels = (picture, channels) => (channels === 1 ? inGrey(picture) : picture);
+const withChannels = (picture, channels) => (channels === 1 ? inGray(picture) : picture);
 
 /** Luma (ITU-R BT.601), rounded as Pillow does. */
-function inGrey(picture) {
+function inGray(picture) {
   const { width, height, channels, values } = picture;
   if (channels === 1) return picture;
-  const grey = new Uint8Array(width * height);
-  for (let at = 0, from = 0; at < grey.length; at++, from += 3)
-    grey[at] = (values[from] * 19595 + values[from + 1] * 38470 + values[from + 2] * 7471 + 0x8000) >> 16;
-  return { width, height, channels: 1, values: grey };
+  const gray = new Uint8Array(width * height);
+  for (let at = 0, from = 0; at < gray.length; at++, from += 3)
+    gray[at] = (values[from] * 19595 + values[from + 1] * 38470 + values[from + 2] * 7471 + 0x8000) >> 16;
+  return { width, height, channels: 1, values: gray };
 }
 
 const inverted = (picture) => ({ ...picture, values: picture.values.map((level) => 255 - level) });

@@ -14,7 +14,7 @@ PNG_DEPTH = 24  # where a PNG says how many bits a number of it has
 PLANAR_CONFIGURATION = 284  # a tag of TIFF; 2: one channel after the other
 FEWEST_LEVELS = 64  # of the 256 that the upper 8 bits hold; 14 bits in a 16-bit file reach no more
 SAMPLE_FORMATS = {1: "unsigned integers", 2: "signed integers", 3: "floats"}
-READ = "read are 1 to 8 bits a channel, and in grey unsigned 12, integers of 16 or 32, and floats of 32 bits"
+READ = "read are 1 to 8 bits a channel, and in gray unsigned 12, integers of 16 or 32, and floats of 32 bits"
 
 
 class DepthError(ValueError):
@@ -46,7 +46,7 @@ def check_deep_color(picture: Image.Image) -> None:
     if is_planar or (brightest < FEWEST_LEVELS and not is_stencil):
         where = "with its channels apart" if is_planar else "that uses at most 14 of the 16 bits"
         raise DepthError(
-            f"picture is 16-bit color {where}, which is not read; send 8 bits a channel, or 16-bit grey"
+            f"picture is 16-bit color {where}, which is not read; send 8 bits a channel, or 16-bit gray"
         )
 
 

@@ -21,7 +21,7 @@ PNG_CHUNK = struct.Struct(">I4s")  # of how many bytes, its name; 4 bytes of che
 
 # Of JPEG's markers (the byte behind 0xFF), those without a segment, and those with metadata.
 JPEG_BARE = frozenset({0x01, 0xC8, 0xD8, *range(0xF0, 0xFE)})
-JPEG_METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})  # not APP0, JFIF, nor APP14, Adobe's colours
+JPEG_METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})  # not APP0, JFIF, nor APP14, Adobe's colors
 JPEG_EXIF, JPEG_SCAN, JPEG_END = 0xE1, 0xDA, 0xD9
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # and none of those between the bytes of a scan
 

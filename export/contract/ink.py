@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# H, W rows and columns of the picture; h, w of the model's frame; E pairs of neighbours; K things
+# H, W rows and columns of the picture; h, w of the model's frame; E pairs of neighbors; K things
 
 Plane = NDArray[np.float32]  # [H, W]
 Mask = NDArray[np.bool_]  # [H, W]
@@ -26,7 +26,7 @@ CUT_OFF = 0.3  # a thing this share of whose length is on the picture's edge is 
 ROUNDS = 4  # how often what is no digit is taken away and the rest looked at again
 
 BOX = 20 / 28  # MNIST fits the ink's box into 20 of 28 pixels
-CENTRE = 14.5 / 28  # and puts its centre of mass on the middle of pixel 14
+CENTER = 14.5 / 28  # and puts its center of mass on the middle of pixel 14
 STROKE = 2.4 / 28  # thinner strokes are thickened to this, a little less than MNIST's average of 2.6
 OVERSAMPLING = 8  # strokes are placed on a grid this much finer than the frame
 
@@ -46,40 +46,40 @@ class Things:
         return (self.boxes[:, 2:] - self.boxes[:, :2]).max(axis=1)
 
 
-def is_dark_on_light(grey: Plane) -> bool:
+def is_dark_on_light(gray: Plane) -> bool:
     """Whether what stands out from its surroundings is darker than they are; [H, W], 0-1."""
-    height, width = grey.shape
+    height, width = gray.shape
     cell = GROUND_WINDOW / 2 * min(height, width)
-    coarse = Image.fromarray(grey).resize((round(width / cell), round(height / cell)), Image.Resampling.BOX)
+    coarse = Image.fromarray(gray).resize((round(width / cell), round(height / cell)), Image.Resampling.BOX)
     around = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
-    return float(((grey - around) ** 3).sum()) < 0  # an even edge, such as a shadow's, has no third moment
+    return float(((gray - around) ** 3).sum()) < 0  # an even edge, such as a shadow's, has no third moment
 
 
-def find_ink(grey: Plane, is_dark: bool) -> Plane:
+def find_ink(gray: Plane, is_dark: bool) -> Plane:
     """Ink of the one digit in a picture, paper exactly 0 and strokes near 1.
 
     Args:
-        grey: the picture, [H, W], 0-1.
+        gray: the picture, [H, W], 0-1.
         is_dark: whether the ink is darker than the paper.
 
     Returns:
         [H, W], 0-1; all zero when nothing stands out enough to be a digit.
     """
-    contrast = _contrast(grey, is_dark)
+    contrast = _contrast(gray, is_dark)
     smooth = _box_mean(contrast)
     paper = float(np.median(smooth))
     noise = 1.4826 * float(np.median(np.abs(smooth - paper)))
     floor = max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise)
     strokes = _strokes(smooth, floor)
     if not strokes.any():
-        return np.zeros_like(grey)
+        return np.zeros_like(gray)
     full = max(floor, float(np.percentile(contrast[strokes], 70)))  # of dotted strokes most is paper
     ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
     return np.asarray(ink * _widest(strokes.astype(np.float32), 2), np.float32)
 
 
 def place_ink(ink: Plane, height: int, width: int) -> Plane:
-    """Fit the ink's box into 20/28 of a frame, centred by mass, thin strokes thickened.
+    """Fit the ink's box into 20/28 of a frame, centered by mass, thin strokes thickened.
 
     Args:
         ink: [H, W], 0-1, paper exactly 0.
@@ -100,13 +100,13 @@ def place_ink(ink: Plane, height: int, width: int) -> Plane:
     if missing:  # thickened strokes must still fit the box
         large = _scaled(crop, (box - stroke) / max(1.0, box - thickness) * box / max(crop.shape))
         large = _thickened(large, round(missing / 2))
-    return _centred(large, height, width)
+    return _centered(large, height, width)
 
 
-def _contrast(grey: Plane, is_dark: bool) -> Plane:
+def _contrast(gray: Plane, is_dark: bool) -> Plane:
     """How much a pixel stands out from its ground, 0-1; on paper as a share of the paper's brightness."""
-    light = grey if is_dark else 1 - grey
-    reach = max(2, round(GROUND_WINDOW * min(grey.shape) / 2))
+    light = gray if is_dark else 1 - gray
+    reach = max(2, round(GROUND_WINDOW * min(gray.shape) / 2))
     ground = np.minimum(*(_closed(light, reach, go_on) for go_on in ("straight", "level")))
     ink = ground - light
     return np.asarray(ink / np.maximum(ground, 0.1) if is_dark else ink, np.float32)
@@ -196,11 +196,11 @@ def _things(mask: Mask, weight: Plane) -> Things:
 def _connected(mask: Mask) -> NDArray[np.intp]:
     """Number the regions of 8-connected pixels from 0; [H, W], -1 outside. Union-find, all pairs at once."""
     rows, columns = np.nonzero(mask)
-    index = np.full((mask.shape[0] + 1, mask.shape[1] + 2), -1, np.intp)  # a margin: neighbours exist
+    index = np.full((mask.shape[0] + 1, mask.shape[1] + 2), -1, np.intp)  # a margin: neighbors exist
     index[rows, columns + 1] = np.arange(len(rows))
-    neighbours = ((0, 1), (1, -1), (1, 0), (1, 1))
-    right = np.concatenate([index[rows + down, columns + 1 + across] for down, across in neighbours])
-    left = np.tile(np.arange(len(rows)), len(neighbours))
+    neighbors = ((0, 1), (1, -1), (1, 0), (1, 1))
+    right = np.concatenate([index[rows + down, columns + 1 + across] for down, across in neighbors])
+    left = np.tile(np.arange(len(rows)), len(neighbors))
     a, b = left[right >= 0], right[right >= 0]  # [E]
     root = np.arange(len(rows))
     while (root[a] != root[b]).any():
@@ -242,14 +242,14 @@ def _thickened(plane: Plane, radius: int) -> Plane:
     return thick
 
 
-def _centred(large: Plane, height: int, width: int) -> Plane:
-    """Put oversampled ink into the frame, its centre of mass where MNIST's is. To [h, w]."""
+def _centered(large: Plane, height: int, width: int) -> Plane:
+    """Put oversampled ink into the frame, its center of mass where MNIST's is. To [h, w]."""
     frame = np.zeros((OVERSAMPLING * height, OVERSAMPLING * width), np.float32)
     places = []
     for axis, side in enumerate(frame.shape):
         profile = large.sum(axis=1 - axis)
-        mass_centre = float((profile * (np.arange(len(profile)) + 0.5)).sum() / profile.sum())
-        start = round(CENTRE * side - mass_centre)
+        mass_center = float((profile * (np.arange(len(profile)) + 0.5)).sum() / profile.sum())
+        start = round(CENTER * side - mass_center)
         source = slice(max(0, -start), min(len(profile), side - start))
         places.append((slice(source.start + start, source.stop + start), source))
     (rows, source_rows), (columns, source_columns) = places

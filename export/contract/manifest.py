@@ -99,9 +99,9 @@ class Preprocessing(_Fact):
     Attributes:
         height: rows of the model's input.
         width: columns of the model's input.
-        channels: 1 for grey, 3 for RGB, 2 for the grey views of a stereo pair, the left one first.
+        channels: 1 for gray, 3 for RGB, 2 for the gray views of a stereo pair, the left one first.
         polarity: `light-on-dark` inverts pictures whose border is lighter than their ink; `any` never does.
-        placement: `digit` fits the ink box into 20/28 of the frame and centres it by mass, as MNIST was
+        placement: `digit` fits the ink box into 20/28 of the frame and centers it by mass, as MNIST was
             made; `fit` shows the whole picture, padded; `centre-crop` fills the frame.
         crop_share: how much of a picture's shorter side a `centre-crop` shows. A network that was trained on
             windows of 24 in pictures of 32 pixels has 0.75.
@@ -234,7 +234,7 @@ class Manifest(_Fact):
         if self.views != self.preprocessing.views:
             raise ValueError(
                 f"views is {self.views} and preprocessing.channels is {self.preprocessing.channels}; a pair "
-                "of 2 views has 2 channels, one view is a picture of 1 channel (grey) or 3 (RGB)"
+                "of 2 views has 2 channels, one view is a picture of 1 channel (gray) or 3 (RGB)"
             )
         return self
 

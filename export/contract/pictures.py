@@ -27,7 +27,7 @@ SIGNATURES = {
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
     "GIF": (b"GIF87a", b"GIF89a"),
 }
-MIN_SIDE_PIXELS = 8  # nothing can be recognised on fewer
+MIN_SIDE_PIXELS = 8  # nothing can be recognized on fewer
 MAX_SIDE_PIXELS = 65_535  # as far as JPEG goes; nobody means a longer picture
 WORKING_SIDE_PIXELS = 1024  # larger pictures are shrunk by a whole factor, the shorter side to no less
 LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS  # very long ones by more, the longer side to no less
@@ -87,7 +87,7 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
         UnsupportedPicture: empty, not one of the formats, a TIFF of numbers that are not read, or HEIC
             without the extra `heif`.
         PictureTooLarge: the header declares more than `max_pixels`, or a side longer than 65,535.
-        PictureError: damaged, cut short, smaller than 8x8, or 16-bit colour of which only low bits are used.
+        PictureError: damaged, cut short, smaller than 8x8, or 16-bit color of which only low bits are used.
     """
     image_format = _format_of(content)
     if size := declared_size(image_format, content):

@@ -69,14 +69,14 @@ def to_input(picture: Image.Image, facts: Preprocessing, rule: Rule = "auto") ->
         return _values(picture if picture.size == size else _resized(picture, size), channels)
     if picture.size == size:
         pixels = _pixels(picture, channels)
-        grey = pixels if channels == 1 else _pixels(picture, 1)
-        is_inverted = facts.polarity == "light-on-dark" and _has_light_border(grey, ALMOST_ALL)
+        gray = pixels if channels == 1 else _pixels(picture, 1)
+        is_inverted = facts.polarity == "light-on-dark" and _has_light_border(gray, ALMOST_ALL)
         return _scaled(255 - pixels if is_inverted else pixels)
     if facts.placement == "digit":
         return _digit(picture, facts)
     is_inverted = facts.polarity == "light-on-dark" and _has_light_border(_pixels(picture, 1))
     upright = ImageOps.invert(picture) if is_inverted else picture
-    place = _fit if facts.placement == "fit" else _centre_crop
+    place = _fit if facts.placement == "fit" else _center_crop
     return _values(place(upright, facts), channels)
 
 
@@ -84,15 +84,15 @@ def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
     """The ink of a digit on its ground; dark ink stays dark for a model of any polarity."""
     scale = min(1.0, INK_SIDE_PIXELS / max(picture.size))
     width, height = (max(8, round(side * scale)) for side in picture.size)
-    grey = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
-    is_dark = is_dark_on_light(grey)
-    ink = place_ink(find_ink(grey, is_dark), facts.height, facts.width)
+    gray = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
+    is_dark = is_dark_on_light(gray)
+    ink = place_ink(find_ink(gray, is_dark), facts.height, facts.width)
     values = 1 - ink if is_dark and facts.polarity == "any" else ink
     return np.repeat(values[..., None], facts.channels, axis=2)
 
 
 def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
-    """The whole picture in the middle, around it black or, for any polarity, its border's colour."""
+    """The whole picture in the middle, around it black or, for any polarity, its border's color."""
     border = np.median(_border(_pixels(picture, len(picture.getbands()))), axis=0).astype(int).tolist()
     ground = 0 if facts.polarity == "light-on-dark" else tuple(border)
     scale = min(facts.width / picture.width, facts.height / picture.height)
@@ -102,7 +102,7 @@ def _fit(picture: Image.Image, facts: Preprocessing) -> Image.Image:
     return frame
 
 
-def _centre_crop(picture: Image.Image, facts: Preprocessing) -> Image.Image:
+def _center_crop(picture: Image.Image, facts: Preprocessing) -> Image.Image:
     """A part from the middle that fills the frame; the largest one, unless the crop's share is below 1."""
     scale = facts.crop_share * min(picture.width / facts.width, picture.height / facts.height)
     across, down = facts.width * scale, facts.height * scale
@@ -132,19 +132,19 @@ def _pixels(picture: Image.Image, channels: int) -> NDArray[np.uint8]:
     return np.frombuffer(pixels.tobytes(), np.uint8).reshape(picture.height, picture.width, channels)
 
 
-def _has_light_border(grey: NDArray[np.uint8], share: float = 0.5) -> bool:
+def _has_light_border(gray: NDArray[np.uint8], share: float = 0.5) -> bool:
     """Whether this share of the border is lighter than the middle of the picture's range.
 
-    The range of a flat picture tells nothing; its border is lighter than grey, or not.
+    The range of a flat picture tells nothing; its border is lighter than gray, or not.
 
     Args:
-        grey: pixels [H, W, 1], 0-255.
+        gray: pixels [H, W, 1], 0-255.
         share: 0 to 1.
     """
-    [border] = quantiles(_border(grey), 1 - share)
+    [border] = quantiles(_border(gray), 1 - share)
     if border == 0:  # nothing is darker; as of nearly every picture of light on dark
         return False
-    low, high = quantiles(grey, 0.02, 0.98)
+    low, high = quantiles(gray, 0.02, 0.98)
     return border > ((low + high) / 2 if high - low > 12 else 127)
 
 

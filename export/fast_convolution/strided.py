@@ -57,7 +57,7 @@ class StridedConvolution:
         return np.linalg.pinv(self.result) @ np.ones(self.outputs)
 
     def windows(self, tiles: int) -> NDArray[np.int64]:
-        """The inputs of so many neighbouring tiles of m outputs each, [n, tiles]."""
+        """The inputs of so many neighboring tiles of m outputs each, [n, tiles]."""
         return self.positions[:, None] + self.outputs * self.stride * np.arange(tiles)
 
 

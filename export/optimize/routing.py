@@ -15,7 +15,7 @@ Agreements add up linearly, so the logits of iteration r are the agreement with 
 """
 
 # B images, J classes, D pose of a class, K primary capsules times their pose elements
-# G groups of neighbouring primary capsules, E pose of a primary capsule, R the other capsules of a group:
+# G groups of neighboring primary capsules, E pose of a primary capsule, R the other capsules of a group:
 # u is [G, E, R, B], so that a pose's elements are summed over whole rows of memory. K = G E R.
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from PIL import Image
 
 Floats = NDArray[np.float32]
 
-# Colours of an overlay's objects in their order: red and green as in Fig. 5 of Sabour et al. 2017, then the
+# Colors of an overlay's objects in their order: red and green as in Fig. 5 of Sabour et al. 2017, then the
 # rest of the hue circle but yellow, which is red and green overlapping. After the tenth they begin again.
 PALETTE = (
     *("#ff0000", "#00ff00", "#0000ff", "#ff8000", "#ff00ff"),
@@ -42,27 +42,27 @@ def to_png_grid(pictures: Floats, columns: int) -> bytes:
 def brightness(pictures: Floats) -> Floats:
     """How bright the PNG files of pictures [P, H, W, C] are, [P, H, W] in 0-1, in steps of 1/255.
 
-    A coloured pixel's is its luma (ITU-R BT.601), as Pillow converts to grey. Of pairs of views W is twice as
+    A colored pixel's is its luma (ITU-R BT.601), as Pillow converts to gray. Of pairs of views W is twice as
     wide, as they stand side by side.
     """
-    grey = [np.asarray(_picture(pixels).convert("L"), np.float32) for pixels in pictures]
-    return np.stack(grey) / np.float32(255)
+    gray = [np.asarray(_picture(pixels).convert("L"), np.float32) for pixels in pictures]
+    return np.stack(gray) / np.float32(255)
 
 
-def overlay(grey: Floats) -> Floats:
-    """Objects [P, H, W] in 0-1, each in its colour of the palette, added up: RGB [H, W, 3] in 0-1."""
-    colours = [tuple(bytes.fromhex(colour_of(index)[1:])) for index in range(len(grey))]
-    added: Floats = np.einsum("phw,pc->hwc", grey, np.array(colours, np.float32) / 255)
+def overlay(gray: Floats) -> Floats:
+    """Objects [P, H, W] in 0-1, each in its color of the palette, added up: RGB [H, W, 3] in 0-1."""
+    colors = [tuple(bytes.fromhex(color_of(index)[1:])) for index in range(len(gray))]
+    added: Floats = np.einsum("phw,pc->hwc", gray, np.array(colors, np.float32) / 255)
     return np.clip(added, 0, 1)
 
 
-def colour_of(index: int) -> str:
-    """The colour of an overlay's object, such as "#ff0000"."""
+def color_of(index: int) -> str:
+    """The color of an overlay's object, such as "#ff0000"."""
     return PALETTE[index % len(PALETTE)]
 
 
 def _picture(pixels: Floats) -> Image.Image:
-    """Pixels [H, W, C] in 0-1 as a picture of 8 bits, grey or RGB."""
+    """Pixels [H, W, C] in 0-1 as a picture of 8 bits, gray or RGB."""
     levels = np.rint(np.clip(_views_side_by_side(pixels), 0, 1) * 255).astype(np.uint8)
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 

@@ -274,7 +274,7 @@ class SegmentResult(BaseModel):
     filename: Filename
     blank: Blank
     overlay: str = Field(
-        description="base64 PNG: the reconstructions in their colours, added up; yellow is where red and "
+        description="base64 PNG: the reconstructions in their colors, added up; yellow is where red and "
         "green overlap"
     )
     objects: list[SegmentObject] = Field(description="by descending probability")

@@ -16,7 +16,7 @@ from service.errors import InvalidFieldError, TooManyPicturesError
 from service.http.answers import VARY, json_response, prefers_png
 from service.http.direct_route import DirectRoute
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
-from service.http.png import brightness, colour_of, overlay, to_base64_pngs, to_png_grid
+from service.http.png import brightness, color_of, overlay, to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
 from service.inference.predictions import rank_classes
 from service.models.served import ServedModel
@@ -144,21 +144,21 @@ def json_answer(model: ServedModel, made: Segments) -> dict[str, Any]:
     """The JSON answer; blocks while it writes the PNG files."""
     results = []
     for index, (filename, pictures) in enumerate(zip(made.filenames, made.pictures, strict=True)):
-        grey = brightness(pictures)  # [K, H, W]
-        files = zip(to_base64_pngs(pictures), to_base64_pngs(masks(grey)), strict=True)
+        gray = brightness(pictures)  # [K, H, W]
+        files = zip(to_base64_pngs(pictures), to_base64_pngs(masks(gray)), strict=True)
         objects = [
             {
                 "label": made.labels[index][place],
                 "confident": made.confident[index][place],
                 "probability": made.probabilities[index, place],
                 "pose": made.poses[index, place],
-                "colour": colour_of(place),
+                "colour": color_of(place),
                 "reconstruction": reconstruction,
                 "mask": mask,
             }
             for place, (reconstruction, mask) in enumerate(files)
         ]
-        [overlaid] = to_base64_pngs(overlay(grey)[None])
+        [overlaid] = to_base64_pngs(overlay(gray)[None])
         blank = bool(made.blank[index])
         results.append({"filename": filename, "blank": blank, "overlay": overlaid, "objects": objects})
     return {**model.heading(), "results": results}
@@ -170,12 +170,12 @@ def png_answer(made: Segments) -> bytes:
     return to_png_grid(overlays, len(overlays))
 
 
-def masks(grey: Floats) -> Floats:
+def masks(gray: Floats) -> Floats:
     """Which pixels belong to each object, from its brightness [K, H, W] in 0-1: 1 or 0, [K, H, W, 1].
 
     A pixel belongs to an object if it is at least half as bright as the object's brightest pixel. Where
     objects overlap, it belongs to several.
     """
-    brightest = grey.max(axis=(1, 2), keepdims=True)
-    belongs = (grey >= MASK_THRESHOLD * brightest) & (grey > 0)  # nothing belongs to a black picture
+    brightest = gray.max(axis=(1, 2), keepdims=True)
+    belongs = (gray >= MASK_THRESHOLD * brightest) & (gray > 0)  # nothing belongs to a black picture
     return np.where(belongs, np.float32(1), np.float32(0))[..., None]

@@ -35,7 +35,7 @@ def post(client: httpx.Client, pictures, **query):
     return answer.json()
 
 
-def test_digits_posted_as_png_are_recognised(client, digits):
+def test_digits_posted_as_png_are_recognized(client, digits):
     pictures, labels = digits
     answer = post(client, pictures)
     assert (answer["model"], answer["version"]) == ("capsnet-drawn", 1)
@@ -63,14 +63,14 @@ def test_the_reconstruction_resembles_the_digit(client, digits):
         assert np.square((picture - drawn) / 255.0).sum() < 0.8 * blank
 
 
-def test_a_sweep_of_all_dimensions_has_the_plain_reconstruction_in_its_centre_column(client, digits):
+def test_a_sweep_of_all_dimensions_has_the_plain_reconstruction_in_its_center_column(client, digits):
     files = {"image": ("digit.png", to_png(digits[0][3]))}
     plain = client.post("/reconstruct", files=files, headers={"Accept": "image/png"})
     sweep = '{"start": -0.25, "stop": 0.25, "step": 0.05}'
     swept = client.post("/reconstruct", files=files, data={"sweep": sweep}, headers={"Accept": "image/png"})
     grid = np.asarray(Image.open(io.BytesIO(swept.content)))
     assert grid.shape == (8 * 28, 11 * 28), "one row per dimension, one column per delta"
-    centre = grid[:, 5 * 28 : 6 * 28].reshape(8, 28, 28)
+    center = grid[:, 5 * 28 : 6 * 28].reshape(8, 28, 28)
     expected = np.asarray(Image.open(io.BytesIO(plain.content)))
-    assert all(np.array_equal(picture, expected) for picture in centre)
+    assert all(np.array_equal(picture, expected) for picture in center)
     assert not np.array_equal(grid[:28, :28], expected), "moving a dimension changes the picture"

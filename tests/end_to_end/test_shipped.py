@@ -314,7 +314,7 @@ def encoded(bundle, shown):
     return encoder.run(["probabilities", "poses"], {"pixels": pixels})
 
 
-def test_the_sample_pair_of_the_readme_is_recognised_and_reconstructed_in_both_views(client):
+def test_the_sample_pair_of_the_readme_is_recognized_and_reconstructed_in_both_views(client):
     views = [(f"{side}.png", (ROOT / "docs" / f"{side}.png").read_bytes()) for side in ("left", "right")]
     model = "?model=matrix-capsnet-toys"
     answer = client.post("/classify" + model, files=[("images", view) for view in views]).json()
@@ -350,7 +350,7 @@ def test_a_sweep_of_all_16_dimensions_is_a_grid_around_the_plain_reconstruction(
         assert np.array_equal(grid[28 * row : 28 * row + 28, 5 * 28 : 6 * 28], expected)
 
 
-def test_the_sample_pictures_of_the_readme_are_recognised(client):
+def test_the_sample_pictures_of_the_readme_are_recognized(client):
     for name, label in (("seven.jpg", "7"), ("three.png", "3")):
         answer = client.post("/classify", files={"images": (name, (ROOT / "docs" / name).read_bytes())})
         [result] = answer.json()["results"]

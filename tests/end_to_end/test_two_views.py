@@ -216,7 +216,7 @@ def reconstructed(client: httpx.Client, **body: object) -> list[dict[str, object
 
 
 def levels_of(file: str) -> np.ndarray:
-    """The pixels [H, W] of a grey PNG file in base64."""
+    """The pixels [H, W] of a gray PNG file in base64."""
     return read_png(b64decode(file))[:, :, 0]
 
 
@@ -515,7 +515,7 @@ def test_pictures_named_one_by_one_make_no_pair_across_folders(models, tmp_path,
     assert f"{tmp_path}/a has 3, an odd number" in capsys.readouterr().err
 
 
-def test_the_pairs_of_a_list_are_its_neighbours_wherever_they_lie(models, tmp_path):
+def test_the_pairs_of_a_list_are_its_neighbors_wherever_they_lie(models, tmp_path):
     left, right = (tmp_path / name for name in ("left", "right"))
     lines = []
     for seed in range(3):

@@ -66,7 +66,7 @@ def test_the_papers_network_is_told_without_what_it_does_not_have(tiny):
         "margin loss (m+ 0.9, m- 0.1, lambda 0.5) + 0.0005 x summed squared pixel error"
     )
     assert row(card, "first weights") == "random, PyTorch's"
-    assert row(card, "optimiser") == "Adam, rate 0.001 x 0.96^(step / 2000), at least 1e-06, batch 128"
+    assert row(card, "optimizer") == "Adam, rate 0.001 x 0.96^(step / 2000), at least 1e-06, batch 128"
     assert row(card, "cooldown") == "none"
     for absent in ("average", "unit variance", "none of the above", "bias", "divided", "learned (Sec. 2)"):
         assert absent not in card
@@ -87,7 +87,7 @@ def test_a_stem_and_other_kernels_are_told(tiny):
     assert "Conv1 with 192 channels" in card
     assert "Before Conv1 there is a convolution with 96 channels, kernels of 5x5 and stride 2." in card
     assert "The kernels of Conv1 and PrimaryCapsules are 5x5 (9x9 in the paper)." in card
-    assert row(card, "optimiser") == "Adam, rate 0.003, batch 128"
+    assert row(card, "optimizer") == "Adam, rate 0.003, batch 128"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_pairs_are_made_of_mnist(tiny):
     assert "multimnist training set" not in card
     assert "An image of two objects is right if both are named." in card
     assert "two are named in every image" in card
-    assert "each alone, centred" not in card
+    assert "each alone, centered" not in card
 
 
 def test_own_pictures_are_told_as_such(tiny):
@@ -125,7 +125,7 @@ def test_own_pictures_are_told_as_such(tiny):
     assert '"none of the above"' in card
     assert "of any polarity" in card_of(tiny.model_copy(update=any_polarity(tiny)), load_preset("images"))
     assert "/home/anna" not in card
-    assert "centred" not in card
+    assert "centered" not in card
 
 
 def any_polarity(tiny: Manifest) -> dict:

@@ -164,7 +164,7 @@ def test_the_graph_states_its_opset_and_holds_its_weights(encoder):
     assert all(t.data_location == onnx.TensorProto.DEFAULT for t in encoder.graph.initializer)
 
 
-def test_normalisation_is_inside_the_graph():
+def test_normalization_is_inside_the_graph():
     """A standardizing model gives the same answer for brighter pixels with less contrast."""
     encoder = trace_encoder(CapsNet(replace(TINY, standardize_per_image=True)))
     pixels = torch.rand(2, 28, 28, 1).numpy()

@@ -151,8 +151,8 @@ def test_labels_stand_in_the_order_of_the_probabilities(tmp_path: Path):
     write_repository(bundle, tmp_path / "triton", "cpu", 32)
     for name in ("tiny", "tiny-reconstruct"):
         folder = tmp_path / "triton" / name
-        labelled = {t.name: t.label_filename for t in read_config(folder).output if t.label_filename}
-        assert labelled == {"probabilities": "labels.txt"}
+        labeled = {t.name: t.label_filename for t in read_config(folder).output if t.label_filename}
+        assert labeled == {"probabilities": "labels.txt"}
         assert (folder / "labels.txt").read_text(encoding="utf-8").splitlines() == list(classes)
 
 

@@ -21,8 +21,8 @@ from tests.support.tiny_bundle import SIDE, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
 ADMIN_KEY = "admin"
-# colour has no decoder; only spare is ever unloaded
-MODELS = ("tiny", "tiny-decoder", "colour", "stereo", "spare")
+# color has no decoder; only spare is ever unloaded
+MODELS = ("tiny", "tiny-decoder", "color", "stereo", "spare")
 LIMIT_S = 30  # no request takes a hundredth of it; what takes longer hangs
 # Small, so that they are reached.
 LIMITS = {
@@ -121,7 +121,7 @@ def fuzzed_service(folder: Path) -> Iterator[FuzzedService]:
     """A service with small bundles and small limits, on a free port."""
     models = folder / "models"
     write_explained_bundle(models / "tiny" / "1")
-    write_bundle(models / "colour" / "1", seed=1, channels=3, decoder=False)
+    write_bundle(models / "color" / "1", seed=1, channels=3, decoder=False)
     write_bundle(models / "stereo" / "1", seed=3, channels=2, pose_shape=(2, 2))
     write_bundle(models / "spare" / "1", seed=2)
     settings = {

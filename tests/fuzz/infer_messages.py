@@ -15,13 +15,13 @@ from tests.fuzz.mutations import Draw, altered, damaged
 HEADER_LENGTH = "Inference-Header-Content-Length"
 INPUTS = {
     "tiny": {"pixels": (28, 28, 1)},
-    "colour": {"pixels": (28, 28, 3)},
+    "color": {"pixels": (28, 28, 3)},
     "tiny-decoder": {"poses": (3, 4), "mask": (3,)},
     "tiny-explain": {"pixels": (28, 28, 1)},
 }
 OUTPUTS = {
     "tiny": ("probabilities", "poses"),
-    "colour": ("probabilities", "poses"),
+    "color": ("probabilities", "poses"),
     "tiny-decoder": ("reconstruction",),
     "tiny-explain": (
         *("probabilities", "poses", "couplings", "agreements"),

@@ -20,7 +20,7 @@ QUERIES = {
     "/classify": (
         "",
         "",
-        "?model=colour",
+        "?model=color",
         "?model=stereo",
         "?top_k=2&preprocess=off",
         "?reconstruction=true",
@@ -33,10 +33,10 @@ QUERIES = {
         "?k=3&preprocess=off",
         "?k=4",
         "?model=tiny&version=1",
-        "?model=colour",
+        "?model=color",
         "?model=stereo",
     ),
-    "/explain": ("", "?label=1", "?label=9", "?model=colour", "?preprocess=off", "?model=tiny&version=1"),
+    "/explain": ("", "?label=1", "?label=9", "?model=color", "?preprocess=off", "?model=tiny&version=1"),
     "/reconstruct": ("", "", "?preprocess=off", "?model=tiny&version=1", "?version=2", "?model=stereo"),
 }
 
@@ -65,7 +65,7 @@ def test_a_picture_is_answered_soundly_or_told_what_is_wrong(
 
 
 @examples(share=30, fuzz=1500)
-@given(query=st.sampled_from(["", "?model=colour"]), file=pictures())
+@given(query=st.sampled_from(["", "?model=color"]), file=pictures())
 def test_a_whole_picture_is_classified_unless_it_is_too_small_or_too_large(
     service: FuzzedService, query: str, file: bytes
 ) -> None:

@@ -52,7 +52,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def png(width: int, height: int) -> bytes:
-    """A header that promises so many grey pixels, and a hundred bytes of them."""
+    """A header that promises so many gray pixels, and a hundred bytes of them."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zeros(100)) + chunk(b"IEND", b"")
 
@@ -104,7 +104,7 @@ def tiff(*tags: Tag, after: bytes = b"", next_offset: int = 0) -> bytes:
     return content + struct.pack("<I", next_offset) + after
 
 
-def grey_tags(width: int = SIDE, height: int = SIDE, compression: int = 1) -> tuple[Tag, ...]:
+def gray_tags(width: int = SIDE, height: int = SIDE, compression: int = 1) -> tuple[Tag, ...]:
     numbers = {256: width, 257: height, 258: 8, 259: compression, 262: 1}
     return tuple((number, LONG, 1, value) for number, value in numbers.items())
 
@@ -112,13 +112,13 @@ def grey_tags(width: int = SIDE, height: int = SIDE, compression: int = 1) -> tu
 def tiff_page(*more: Tag, after: bytes = b"", next_offset: int = 0) -> bytes:
     """A page without compression, whose zeros follow the tags."""
     strip: tuple[Tag, ...] = ((273, LONG, 1, None), (278, LONG, 1, SIDE), (279, LONG, 1, SIDE * SIDE))
-    return tiff(*grey_tags(), *strip, *more, after=bytes(SIDE * SIDE) + after, next_offset=next_offset)
+    return tiff(*gray_tags(), *strip, *more, after=bytes(SIDE * SIDE) + after, next_offset=next_offset)
 
 
 def tiff_tiles(side: int, compression: int) -> bytes:
     tags: tuple[Tag, ...] = ((322, LONG, 1, side), (323, LONG, 1, side), (324, LONG, 1, None))
     packed = zeros(side * side // 100)
-    return tiff(*grey_tags(compression=compression), *tags, (325, LONG, 1, len(packed)), after=packed)
+    return tiff(*gray_tags(compression=compression), *tags, (325, LONG, 1, len(packed)), after=packed)
 
 
 def tiff_whose_tags_share(count: int, size: int) -> bytes:
@@ -126,7 +126,7 @@ def tiff_whose_tags_share(count: int, size: int) -> bytes:
     pixels = zeros(SIDE * SIDE)
     shared: list[Tag] = [(40_000 + n, UNDEFINED, size, None) for n in range(count)]
     strip: tuple[Tag, ...] = ((273, LONG, 1, None), (278, LONG, 1, SIDE), (279, LONG, 1, len(pixels)))
-    return tiff(*grey_tags(compression=8), *strip, *shared, after=pixels.ljust(size, b"\0"))
+    return tiff(*gray_tags(compression=8), *strip, *shared, after=pixels.ljust(size, b"\0"))
 
 
 def tiff_with_nested_exif(values: int) -> bytes:
@@ -212,9 +212,9 @@ TOO_LARGE: dict[str, Callable[[], bytes]] = {
     "GIF with a huge screen": lambda: gif(65_535, SIDE),
     "GIF with a frame larger than the screen": lambda: gif(SIDE, 65_535),
     "GIF with a frame that only Pillow would take": lambda: gif(SIDE, 12_000),
-    "TIFF of 100,000 x 100,000": lambda: tiff(*grey_tags(100_000, 100_000), (273, LONG, 1, 8)),
-    "TIFF of 2^32 x 2^32": lambda: tiff(*grey_tags(2**32 - 1, 2**32 - 1), (273, LONG, 1, 8)),
-    "packed TIFF of 12,000 x 12,000": lambda: tiff(*grey_tags(12_000, 12_000, 8), (273, LONG, 1, 8)),
+    "TIFF of 100,000 x 100,000": lambda: tiff(*gray_tags(100_000, 100_000), (273, LONG, 1, 8)),
+    "TIFF of 2^32 x 2^32": lambda: tiff(*gray_tags(2**32 - 1, 2**32 - 1), (273, LONG, 1, 8)),
+    "packed TIFF of 12,000 x 12,000": lambda: tiff(*gray_tags(12_000, 12_000, 8), (273, LONG, 1, 8)),
     "BigTIFF of 100,000 x 100,000": lambda: big_tiff(100_000, 100_000, 8),
     "WebP, VP8": lambda: vp8(16_383),
     "WebP, VP8 that only Pillow would take": lambda: vp8(12_000),
@@ -237,13 +237,13 @@ MALFORMED: dict[str, Callable[[], bytes]] = {
     "GIF with comments in a million pieces": lambda: gif(SIDE, SIDE, b"!\xfe" + b"\x01a" * MIB + b"\0"),
     "GIF with too many extensions": lambda: gif(SIDE, SIDE, b"!\xff\x01a\0" * MAX_GIF_BLOCKS),
     "TIFF with 200,000 strips": lambda: tiff(
-        *grey_tags(), (273, LONG, 200_000, None), (278, LONG, 1, 1), after=bytes(800_000)
+        *gray_tags(), (273, LONG, 200_000, None), (278, LONG, 1, 1), after=bytes(800_000)
     ),
     "TIFF with 200,000 strips, its directory cut short": lambda: tiff(
-        *grey_tags(), (273, LONG, 200_000, 8), after=b""
+        *gray_tags(), (273, LONG, 200_000, 8), after=b""
     )[:-4].ljust(10, b"\0"),
     "TIFF with 200,000 bits per sample": lambda: tiff(
-        *grey_tags()[:2], (258, SHORT, 200_000, None), after=bytes(400_000)
+        *gray_tags()[:2], (258, SHORT, 200_000, None), after=bytes(400_000)
     ),
     "TIFF whose tags share their bytes": lambda: tiff_whose_tags_share(500, 200_000),
     "TIFF with too many tags": lambda: tiff_page(
@@ -251,7 +251,7 @@ MALFORMED: dict[str, Callable[[], bytes]] = {
     ),
     "TIFF with a large tile of deflate": lambda: tiff_tiles(20_000, 8),
     "TIFF with a large tile of LZW": lambda: tiff_tiles(20_000, 5),
-    "TIFF with a tile of an odd type": lambda: tiff(*grey_tags(), (322, 16, 1, None), after=bytes(100)),
+    "TIFF with a tile of an odd type": lambda: tiff(*gray_tags(), (322, 16, 1, None), after=bytes(100)),
     "BigTIFF with 2^40 tags": lambda: big_tiff(SIDE, SIDE, 2**40),
     "JPEG with too many scans": lambda: jpeg_of_scans(MAX_SCANS),
     "JPEG with 100,000 scans": lambda: jpeg_of_scans(100_000),
@@ -265,7 +265,7 @@ DUDS: dict[str, Callable[[], bytes]] = {
         *(chunk(b"zTXt", b"a%d\0\0" % n + zeros(MIB - 10)) for n in range(60))
     ),
     "PNG with international text": lambda: png_with(chunk(b"iTXt", b"a\0\1\0\0\0" + zeros(MIB))),
-    "PNG with a colour profile of 100 MiB": lambda: png_with(chunk(b"iCCP", b"a\0\0" + zeros(100 * MIB))),
+    "PNG with a color profile of 100 MiB": lambda: png_with(chunk(b"iCCP", b"a\0\0" + zeros(100 * MIB))),
     "PNG with 100,000 private chunks": lambda: png_with(chunk(b"prVt", b"") * 100_000),
     "PNG with EXIF of 2 million values": lambda: png_with(
         chunk(b"eXIf", tiff((0x0112, SHORT, 2_000_000, None), after=bytes(4_000_000)))
@@ -275,7 +275,7 @@ DUDS: dict[str, Callable[[], bytes]] = {
     "GIF with 5000 broken frames": lambda: animated_gif(5000),
     "TIFF with directories in a loop": lambda: tiff_page(next_offset=8),
     "TIFF with a huge second page": lambda: tiff_page(
-        next_offset=len(tiff_page()), after=tiff(*grey_tags(100_000, 100_000))[8:]
+        next_offset=len(tiff_page()), after=tiff(*gray_tags(100_000, 100_000))[8:]
     ),
     "TIFF with EXIF of 500,000 values": lambda: tiff_with_nested_exif(500_000),
     "JPEG with EXIF in 100,000 pieces": lambda: jpeg_with(*exif_in_pieces(bytes(600_000), 6)),

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.decompression_bombs import chunk
 
-PNG_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels: grey, grey and alpha, RGB, RGBA
+PNG_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels: gray, gray and alpha, RGB, RGBA
 TIFF_KINDS = {"u": 1, "i": 2, "f": 3}
 SHORT, LONG, ASCII = 3, 4, 2
 

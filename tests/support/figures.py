@@ -9,12 +9,12 @@ from PIL import Image
 from scipy import ndimage
 
 
-def areas(file: Path, colour: str | tuple[int, int, int], least_pixels: int = 10) -> int:
-    """How many connected areas of exactly this colour a PNG has; smaller ones are edges of something else."""
-    labels, _ = ndimage.label(_is(file, colour))
+def areas(file: Path, color: str | tuple[int, int, int], least_pixels: int = 10) -> int:
+    """How many connected areas of exactly this color a PNG has; smaller ones are edges of something else."""
+    labels, _ = ndimage.label(_is(file, color))
     return int((np.bincount(labels.ravel())[1:] >= least_pixels).sum())
 
 
-def _is(file: Path, colour: str | tuple[int, int, int]) -> NDArray[np.bool_]:
-    rgb = [round(255 * part) for part in to_rgb(colour)] if isinstance(colour, str) else colour
+def _is(file: Path, color: str | tuple[int, int, int]) -> NDArray[np.bool_]:
+    rgb = [round(255 * part) for part in to_rgb(color)] if isinstance(color, str) else color
     return (np.asarray(Image.open(file).convert("RGB")) == rgb).all(axis=2)

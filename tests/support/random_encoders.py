@@ -31,17 +31,17 @@ SMALL = {
     "decoder_hidden": (),
 }
 PRIORS, NONE, BIAS = {"learned_priors": True}, {"none_of_the_above": True}, {"capsule_bias": True}
-COLOUR = {"image_channels": 3, "standardize_per_image": True}
+COLOR = {"image_channels": 3, "standardize_per_image": True}
 CONFIGURATIONS = {
     "the paper's": {},
-    "everything": {"image_size": 25, "routing_iterations": 2, **COLOUR, **PRIORS, **NONE, **BIAS},
+    "everything": {"image_size": 25, "routing_iterations": 2, **COLOR, **PRIORS, **NONE, **BIAS},
     "none of the above, 5 iterations": {"image_size": 31, "routing_iterations": 5, **NONE},
     "1 iteration": {"image_size": 21, "routing_iterations": 1, **NONE, **BIAS},
     "a stem": {
         "image_size": 25,
         "stem": (StemConvolution(4, 3, stride=2), StemConvolution(6, 2)),
         "kernel": 4,
-        **COLOUR,
+        **COLOR,
     },
     # So many that it does not compute their softmax either.
     "many priors": {"conv_channels": 2, "primary_types": 64, "primary_dim": 2, **PRIORS, **NONE},

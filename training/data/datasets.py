@@ -88,7 +88,7 @@ def read_drawn(_: Path, split: SplitName) -> Split:
 
 DIGITS = tuple("0123456789")
 # Model cards are worded as those of shipped bundles, which tests compare.
-CENTERED = "Trained on objects of one data set, each alone, centred and light on a plain dark ground."
+CENTERED = "Trained on objects of one data set, each alone, centered and light on a plain dark ground."
 SMALL_PHOTOGRAPHS = "Trained on small photographs of one object that fills most of the picture."
 TOYS_TRAINED_ON = "instances 4, 6, 7, 8 and 9 of each category"
 MEASURED_ON_OTHERS = "and measured on five others. A single picture, shown to it twice, is no such pair."
@@ -225,7 +225,7 @@ SPECS = (
         tells_viewpoint=True,
         source=SMALLNORB_SOURCE,
         trained_on=f"smallnorb training set, {TOYS_TRAINED_ON}",
-        limits="Trained on grey stereo pairs of a few toys of each category, each alone on a plain ground, "
+        limits="Trained on gray stereo pairs of a few toys of each category, each alone on a plain ground, "
         f"{MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(
@@ -239,7 +239,7 @@ SPECS = (
         tells_viewpoint=True,
         made=True,
         trained_on=f"stereo pairs of toys that the repository renders, {TOYS_TRAINED_ON}",
-        limits="Trained on grey stereo pairs of a few rendered toys of each category, none of them "
+        limits="Trained on gray stereo pairs of a few rendered toys of each category, none of them "
         f"photographs, each alone on a plain ground, {MEASURED_ON_OTHERS}",
     ),
     DatasetSpec(

@@ -26,7 +26,7 @@ COMBINATIONS = [
 
 @pytest.fixture
 def levels() -> np.ndarray:
-    """A digit on a grey ground, neither black nor white in it."""
+    """A digit on a gray ground, neither black nor white in it."""
     [digit] = draw_digits(np.array([5]), np.random.default_rng(0), 40)
     return (200 - 0.6 * digit).astype(np.uint8)
 
@@ -87,7 +87,7 @@ def test_what_the_file_declares_to_be_no_data_is_none(levels):
     np.testing.assert_array_equal(shown, levels)
 
 
-def test_no_data_in_a_picture_that_is_shrunk_stays_out_of_its_neighbours():
+def test_no_data_in_a_picture_that_is_shrunk_stays_out_of_its_neighbors():
     numbers = np.full((2100, 2100), 0.25, np.float32)
     numbers[:1000] = 0.75
     numbers[::50, ::50] = np.finfo(np.float32).min

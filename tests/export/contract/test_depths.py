@@ -14,21 +14,21 @@ from training.data.synthetic.drawn_digits import draw_digits
 MAX_PIXELS = 10**7
 USED_BITS = [8, 10, 12, 14]
 COLOR = {
-    "PNG, RGB": lambda grey, white: png16(np.dstack([grey] * 3)),
-    "PNG, RGBA": lambda grey, white: png16(np.dstack([*[grey] * 3, np.full_like(grey, white)])),
-    "PNG, RGBA, opaque in 16 bits": lambda grey, white: png16(
-        np.dstack([*[grey] * 3, np.full_like(grey, 65535)])
+    "PNG, RGB": lambda gray, white: png16(np.dstack([gray] * 3)),
+    "PNG, RGBA": lambda gray, white: png16(np.dstack([*[gray] * 3, np.full_like(gray, white)])),
+    "PNG, RGBA, opaque in 16 bits": lambda gray, white: png16(
+        np.dstack([*[gray] * 3, np.full_like(gray, 65535)])
     ),
-    "PNG, grey and alpha": lambda grey, white: png16(np.dstack([grey, np.full_like(grey, white)])),
-    "TIFF, RGB": lambda grey, white: tiff(np.dstack([grey] * 3)),
-    "TIFF, RGB, big-endian": lambda grey, white: tiff(np.dstack([grey] * 3), ">"),
-    "TIFF, RGBA": lambda grey, white: tiff(np.dstack([*[grey] * 3, np.full_like(grey, white)])),
+    "PNG, gray and alpha": lambda gray, white: png16(np.dstack([gray, np.full_like(gray, white)])),
+    "TIFF, RGB": lambda gray, white: tiff(np.dstack([gray] * 3)),
+    "TIFF, RGB, big-endian": lambda gray, white: tiff(np.dstack([gray] * 3), ">"),
+    "TIFF, RGBA": lambda gray, white: tiff(np.dstack([*[gray] * 3, np.full_like(gray, white)])),
 }
 
 
 @pytest.fixture
 def levels() -> np.ndarray:
-    """A digit on a grey ground, [40, 40], neither black nor white in it."""
+    """A digit on a gray ground, [40, 40], neither black nor white in it."""
     [digit] = draw_digits(np.array([5]), np.random.default_rng(0), 40)
     return (200 - 0.6 * digit.reshape(40, 40)).astype(np.uint8)
 
@@ -46,7 +46,7 @@ def scaled(levels: np.ndarray, bits: int, kind: str = "u2") -> np.ndarray:
 @pytest.mark.parametrize("bits", USED_BITS)
 @pytest.mark.parametrize("kind", COLOR)
 def test_16_bit_color_that_uses_low_bits_alone_is_refused_and_told_what_to_send(kind, bits, levels):
-    with pytest.raises(PictureError, match="send 8 bits a channel, or 16-bit grey"):
+    with pytest.raises(PictureError, match="send 8 bits a channel, or 16-bit gray"):
         read(COLOR[kind](scaled(levels, bits), 2**bits - 1))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from export.contract.pictures import LONG_SIDE_PIXELS, PictureTooLarge, read_picture
 
 MAX_PIXELS = 50_000_000
-GREY, RGB, RGBA = 0, 2, 6  # PNG's colour types
+GRAY, RGB, RGBA = 0, 2, 6  # PNG's color types
 # Pillow holds RGB in four bytes a pixel, as RGBA; 16 bits in two.
 READ = """
 import resource, sys
@@ -31,16 +31,16 @@ print((peak_kib() - before) * 1024)
 """
 
 
-def blank_png(width: int, height: int, colour_type: int, bits: int) -> bytes:
+def blank_png(width: int, height: int, color_type: int, bits: int) -> bytes:
     """Zeros, in a few kilobytes."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
-    channels = {GREY: 1, RGB: 3, RGBA: 4}[colour_type]
+    channels = {GRAY: 1, RGB: 3, RGBA: 4}[color_type]
     packer = zlib.compressobj(1)
     rows = b"".join(packer.compress(bytes(1 + width * channels * bits // 8)) for _ in range(height))
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", rows + packer.flush()) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
@@ -53,13 +53,13 @@ def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize(
-    ("width", "height", "colour_type", "bits", "bytes_per_pixel"),
-    [(7071, 7071, RGBA, 8, 4), (65_535, 762, RGBA, 8, 4), (7071, 7071, GREY, 16, 2)],
+    ("width", "height", "color_type", "bits", "bytes_per_pixel"),
+    [(7071, 7071, RGBA, 8, 4), (65_535, 762, RGBA, 8, 4), (7071, 7071, GRAY, 16, 2)],
 )
 def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
-    tmp_path, width, height, colour_type, bits, bytes_per_pixel
+    tmp_path, width, height, color_type, bits, bytes_per_pixel
 ):
-    (tmp_path / "a.png").write_bytes(blank_png(width, height, colour_type, bits))
+    (tmp_path / "a.png").write_bytes(blank_png(width, height, color_type, bits))
     command = [sys.executable, "-c", READ, str(tmp_path / "a.png")]
     peak_bytes = int(subprocess.run(command, check=True, capture_output=True).stdout)
     assert peak_bytes < width * height * bytes_per_pixel + 64 * 2**20
@@ -68,20 +68,20 @@ def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
 @pytest.mark.parametrize("size", [(8, 65_536), (65_536, 8)])
 def test_a_side_longer_than_jpeg_allows_is_too_large(size):
     with pytest.raises(PictureTooLarge, match="at most 65535"):
-        read_picture(blank_png(*size, GREY, 8), MAX_PIXELS)
+        read_picture(blank_png(*size, GRAY, 8), MAX_PIXELS)
 
 
 def test_a_long_picture_is_shrunk_and_keeps_its_shape():
-    content = blank_png(3 * LONG_SIDE_PIXELS, 600, GREY, 8)
+    content = blank_png(3 * LONG_SIDE_PIXELS, 600, GRAY, 8)
     assert read_picture(content, MAX_PIXELS).size == (LONG_SIDE_PIXELS, 200)
 
 
 def test_a_very_long_picture_keeps_the_fewest_pixels_across():
-    assert read_picture(blank_png(65_535, 20, GREY, 8), MAX_PIXELS).size == (32_768, 10)
+    assert read_picture(blank_png(65_535, 20, GRAY, 8), MAX_PIXELS).size == (32_768, 10)
 
 
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])
-def test_a_transparent_colour_is_transparent_in_every_strip(mode):
+def test_a_transparent_color_is_transparent_in_every_strip(mode):
     page = Image.new("L", (2500, 2500), 0)
     page.paste(120, (100, 100, 1000, 2400))
     content = saved(page.convert(mode), "PNG", transparency=(0, 0, 0) if mode == "RGB" else 0)

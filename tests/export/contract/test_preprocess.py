@@ -33,13 +33,13 @@ def drawn(digit: int = 5, size: int = 28) -> Image.Image:
     return Image.fromarray(draw_digits(np.array([digit]), np.random.default_rng(1), size)[0])
 
 
-def colourful() -> Image.Image:
+def colorful() -> Image.Image:
     rng = np.random.default_rng(0)
     return Image.fromarray(rng.integers(0, 256, (15, 20, 3), np.uint8)).resize((80, 60))
 
 
 def written_on(ground: int, ink: int, size: tuple[int, int] = (320, 240)) -> Image.Image:
-    """A drawn 5, off centre."""
+    """A drawn 5, off center."""
     page = Image.new("L", size, ground)
     page.paste(ink, (30, 40), drawn(size=150))
     return page
@@ -54,9 +54,9 @@ def likeness(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_every_allowed_format_is_read(image_format):
-    picture = read_picture(saved(colourful(), image_format), MAX_PIXELS)
+    picture = read_picture(saved(colorful(), image_format), MAX_PIXELS)
     assert picture.size == (80, 60)
-    error = np.asarray(picture.convert("RGB"), float) - np.asarray(colourful(), float)
+    error = np.asarray(picture.convert("RGB"), float) - np.asarray(colorful(), float)
     assert np.abs(error).mean() < 12
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_an_allowed_format_is_unsupported(content):
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
 @pytest.mark.parametrize("kept", [0.95, 0.5, 0.1])
 def test_a_file_cut_short_is_refused(image_format, kept):
-    content = saved(colourful(), image_format)
+    content = saved(colorful(), image_format)
     with pytest.raises(PictureError, match=r"damaged or cut short|expected"):
         read_picture(content[: int(len(content) * kept)], MAX_PIXELS)
 
@@ -86,7 +86,7 @@ def test_a_file_cut_short_is_refused(image_format, kept):
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_damaged_files_raise_nothing_but_picture_errors(image_format):
     rng = np.random.default_rng(0)
-    whole = np.frombuffer(saved(colourful(), image_format), np.uint8)
+    whole = np.frombuffer(saved(colorful(), image_format), np.uint8)
     refused = 0
     for _ in range(150):
         damaged = whole.copy()
@@ -163,7 +163,7 @@ def test_the_exif_orientation_is_applied():
             assert picture.getpixel((60, 28)) > 200
 
 
-def test_grey_of_16_bits_is_scaled_not_clipped():
+def test_gray_of_16_bits_is_scaled_not_clipped():
     ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(8, axis=0)
     for image_format in ("PNG", "TIFF"):
         picture = read_picture(saved(Image.fromarray(ramp), image_format), MAX_PIXELS)
@@ -181,7 +181,7 @@ def test_floats_are_scaled_and_not_a_number_is_refused():
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_every_colour_mode_of_a_png_shows_the_same_digit(mode):
+def test_every_color_mode_of_a_png_shows_the_same_digit(mode):
     page = written_on(255, 0).point(lambda level: 255 * (level > 127))
     picture = read_picture(saved(page.convert(mode), "PNG"), MAX_PIXELS)
     np.testing.assert_array_equal(np.asarray(picture.convert("L")), np.asarray(page))
@@ -226,8 +226,8 @@ def test_a_dark_on_light_picture_of_the_models_size_is_inverted_and_not_moved():
     digit = drawn(5)
     upright, inverted = to_input(digit, DIGIT), to_input(ImageOps.invert(digit), DIGIT)
     np.testing.assert_array_equal(inverted, upright)
-    in_colour = to_input(ImageOps.invert(digit).convert("RGB"), DIGIT)
-    np.testing.assert_array_equal(in_colour, upright)
+    in_color = to_input(ImageOps.invert(digit).convert("RGB"), DIGIT)
+    np.testing.assert_array_equal(in_color, upright)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_digit_is_shown_as_mnist_shows_it_whatever_its_polarity_size_and_place
     assert value.max() > 0.95
 
 
-def test_a_digit_keeps_its_aspect_ratio_and_is_centred_by_mass():
+def test_a_digit_keeps_its_aspect_ratio_and_is_centered_by_mass():
     page = Image.new("L", (300, 200), 255)
     ImageDraw.Draw(page).line((40, 30, 40, 150), fill=0, width=10)
     value = to_input(page, DIGIT)[..., 0] > 0.5
@@ -325,7 +325,7 @@ def test_a_model_of_any_polarity_gets_dark_ink_dark():
     np.testing.assert_allclose(dark, 1 - light, atol=0.05)
 
 
-def test_fit_shows_the_whole_picture_on_its_borders_colour():
+def test_fit_shows_the_whole_picture_on_its_borders_color():
     facts = Preprocessing(height=32, width=32, channels=3, placement="fit")
     picture = Image.new("RGB", (120, 60), (200, 100, 50))
     ImageDraw.Draw(picture).rectangle((30, 20, 90, 40), fill=(0, 0, 255))
@@ -346,7 +346,7 @@ def test_a_light_on_dark_model_gets_dark_on_light_pictures_inverted(placement):
         assert value[10, 10] > 0.8
 
 
-def test_centre_crop_fills_the_frame():
+def test_center_crop_fills_the_frame():
     facts = Preprocessing(height=20, width=20, channels=1, placement="centre-crop")
     picture = Image.new("L", (120, 40), 255)
     picture.paste(100, (40, 0, 80, 40))
@@ -354,7 +354,7 @@ def test_centre_crop_fills_the_frame():
     np.testing.assert_allclose(value[:, 1:-1], 100, atol=1)  # the outermost pixels see a little further
 
 
-def test_a_centre_crop_of_a_share_shows_what_a_network_trained_on_windows_sees():
+def test_a_center_crop_of_a_share_shows_what_a_network_trained_on_windows_sees():
     facts = Preprocessing(height=24, width=24, channels=3, placement="centre-crop", crop_share=24 / 32)
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     np.testing.assert_array_equal(to_input(Image.fromarray(pixels), facts) * 255, pixels[4:28, 4:28])

@@ -66,7 +66,7 @@ def test_a_bias_is_not_rounded_on_its_way_through_the_products(outputs):
 
 @given(sizes, st.integers(1, 4), seeds)
 @settings(deadline=None, max_examples=50)
-def test_neighbouring_tiles_make_one_longer_output(size, tiles, seed):
+def test_neighboring_tiles_make_one_longer_output(size, tiles, seed):
     outputs, kernel, stride = size
     random = np.random.default_rng(seed)
     x, g = random.standard_normal((tiles * outputs - 1) * stride + kernel), random.standard_normal(kernel)

@@ -24,7 +24,7 @@ from training.data.datasets import load_split
 pillow_heif.register_heif_opener()  # it also writes HEIC
 
 SEVEN = ROOT / "docs" / "seven.jpg"
-Grey = NDArray[np.uint8]
+Gray = NDArray[np.uint8]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,13 @@ def client() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def photograph() -> Grey:
+def photograph() -> Gray:
     """A seven, dark on light, [300, 270]: of the photograph in the docs the part around the digit."""
     return np.asarray(Image.open(SEVEN).convert("L").crop((700, 430, 1195, 980)).resize((270, 300)))
 
 
 @pytest.fixture(scope="module")
-def digit() -> Grey:
+def digit() -> Gray:
     """A seven as in the data set: light on dark, [28, 28]."""
     drawn = load_split("drawn", "test", ROOT)
     return drawn.images[drawn.labels == 7][0, ..., 0]
@@ -52,17 +52,17 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def rgba(grey: Grey) -> Image.Image:
-    return Image.fromarray(np.dstack([grey, grey, grey, np.full_like(grey, 255)]))
+def rgba(gray: Gray) -> Image.Image:
+    return Image.fromarray(np.dstack([gray, gray, gray, np.full_like(gray, 255)]))
 
 
-def stencil(grey: Grey) -> Image.Image:
+def stencil(gray: Gray) -> Image.Image:
     """Black ink on a transparent sheet."""
-    alpha = np.where(grey < 128, 255, 0).astype(np.uint8)
-    return Image.fromarray(np.dstack([np.zeros_like(grey)] * 3 + [alpha]))
+    alpha = np.where(gray < 128, 255, 0).astype(np.uint8)
+    return Image.fromarray(np.dstack([np.zeros_like(gray)] * 3 + [alpha]))
 
 
-def oriented(grey: Grey, tag: int) -> bytes:
+def oriented(gray: Gray, tag: int) -> bytes:
     """A JPEG whose EXIF says how to turn it upright."""
     undo = {
         1: None,
@@ -70,15 +70,15 @@ def oriented(grey: Grey, tag: int) -> bytes:
         6: Image.Transpose.ROTATE_90,
         8: Image.Transpose.ROTATE_270,
     }
-    picture, exif = Image.fromarray(grey), Image.Exif()
+    picture, exif = Image.fromarray(gray), Image.Exif()
     exif[0x0112] = tag
     turned = picture if undo[tag] is None else picture.transpose(undo[tag])
     return saved(turned, "JPEG", exif=exif)
 
 
-def scaled(grey: Grey, levels: int, kind: type) -> NDArray:
-    """The same picture with this many grey levels, of another type of number."""
-    return (grey.astype(np.float64) / 255 * levels).astype(kind)
+def scaled(gray: Gray, levels: int, kind: type) -> NDArray:
+    """The same picture with this many gray levels, of another type of number."""
+    return (gray.astype(np.float64) / 255 * levels).astype(kind)
 
 
 def png16(numbers: NDArray) -> bytes:
@@ -95,44 +95,44 @@ def with_no_data(numbers: NDArray) -> NDArray:
     return marked
 
 
-Maker = Callable[[Grey], bytes]
+Maker = Callable[[Gray], bytes]
 FILES: dict[str, Maker] = {
-    "PNG, grey": lambda grey: saved(Image.fromarray(grey), "PNG"),
-    "PNG, RGB": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "PNG"),
-    "PNG, RGBA": lambda grey: saved(rgba(grey), "PNG"),
-    "PNG, grey and alpha": lambda grey: saved(rgba(grey).convert("LA"), "PNG"),
-    "PNG, palette": lambda grey: saved(Image.fromarray(grey).convert("RGB").quantize(16), "PNG"),
-    "PNG, two levels": lambda grey: saved(Image.fromarray(grey).convert("1", dither=0), "PNG"),
-    "PNG, interlaced": lambda grey: saved(Image.fromarray(grey), "PNG", interlace=1),
-    "JPEG, grey": lambda grey: saved(Image.fromarray(grey), "JPEG"),
-    "JPEG, progressive": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "JPEG", progressive=True),
-    "JPEG, CMYK": lambda grey: saved(Image.fromarray(grey).convert("CMYK"), "JPEG"),
-    "JPEG, YCbCr, quality 30": lambda grey: saved(Image.fromarray(grey).convert("YCbCr"), "JPEG", quality=30),
-    "WebP": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "WEBP"),
-    "WebP, lossless, alpha": lambda grey: saved(rgba(grey), "WEBP", lossless=True),
-    "AVIF": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "AVIF", quality=90),
-    "HEIC": lambda grey: saved(Image.fromarray(grey).convert("RGB"), "HEIF", quality=90),
-    "BMP": lambda grey: saved(Image.fromarray(grey), "BMP"),
-    "BMP, two levels": lambda grey: saved(Image.fromarray(grey).convert("1", dither=0), "BMP"),
-    "GIF": lambda grey: saved(Image.fromarray(grey), "GIF"),
-    "TIFF": lambda grey: saved(Image.fromarray(grey), "TIFF"),
-    "TIFF, LZW": lambda grey: saved(Image.fromarray(grey), "TIFF", compression="tiff_lzw"),
-    "TIFF, CMYK": lambda grey: saved(Image.fromarray(grey).convert("CMYK"), "TIFF"),
-    "TIFF, LAB": lambda grey: saved(
-        Image.merge("LAB", [Image.fromarray(grey), *[Image.new("L", grey.shape[::-1], 128)] * 2]), "TIFF"
+    "PNG, gray": lambda gray: saved(Image.fromarray(gray), "PNG"),
+    "PNG, RGB": lambda gray: saved(Image.fromarray(gray).convert("RGB"), "PNG"),
+    "PNG, RGBA": lambda gray: saved(rgba(gray), "PNG"),
+    "PNG, gray and alpha": lambda gray: saved(rgba(gray).convert("LA"), "PNG"),
+    "PNG, palette": lambda gray: saved(Image.fromarray(gray).convert("RGB").quantize(16), "PNG"),
+    "PNG, two levels": lambda gray: saved(Image.fromarray(gray).convert("1", dither=0), "PNG"),
+    "PNG, interlaced": lambda gray: saved(Image.fromarray(gray), "PNG", interlace=1),
+    "JPEG, gray": lambda gray: saved(Image.fromarray(gray), "JPEG"),
+    "JPEG, progressive": lambda gray: saved(Image.fromarray(gray).convert("RGB"), "JPEG", progressive=True),
+    "JPEG, CMYK": lambda gray: saved(Image.fromarray(gray).convert("CMYK"), "JPEG"),
+    "JPEG, YCbCr, quality 30": lambda gray: saved(Image.fromarray(gray).convert("YCbCr"), "JPEG", quality=30),
+    "WebP": lambda gray: saved(Image.fromarray(gray).convert("RGB"), "WEBP"),
+    "WebP, lossless, alpha": lambda gray: saved(rgba(gray), "WEBP", lossless=True),
+    "AVIF": lambda gray: saved(Image.fromarray(gray).convert("RGB"), "AVIF", quality=90),
+    "HEIC": lambda gray: saved(Image.fromarray(gray).convert("RGB"), "HEIF", quality=90),
+    "BMP": lambda gray: saved(Image.fromarray(gray), "BMP"),
+    "BMP, two levels": lambda gray: saved(Image.fromarray(gray).convert("1", dither=0), "BMP"),
+    "GIF": lambda gray: saved(Image.fromarray(gray), "GIF"),
+    "TIFF": lambda gray: saved(Image.fromarray(gray), "TIFF"),
+    "TIFF, LZW": lambda gray: saved(Image.fromarray(gray), "TIFF", compression="tiff_lzw"),
+    "TIFF, CMYK": lambda gray: saved(Image.fromarray(gray).convert("CMYK"), "TIFF"),
+    "TIFF, LAB": lambda gray: saved(
+        Image.merge("LAB", [Image.fromarray(gray), *[Image.new("L", gray.shape[::-1], 128)] * 2]), "TIFF"
     ),
-    "16-bit PNG, 8 bits used": lambda grey: png16(scaled(grey, 2**8 - 1, np.uint16)),
-    "16-bit PNG, 10 bits used": lambda grey: png16(scaled(grey, 2**10 - 1, np.uint16)),
-    "16-bit PNG, 12 bits used": lambda grey: png16(scaled(grey, 2**12 - 1, np.uint16)),
-    "16-bit PNG, 16 bits used": lambda grey: png16(scaled(grey, 2**16 - 1, np.uint16)),
-    "int32 TIFF, 0 to 255": lambda grey: tiff(grey.astype(np.int32)),
-    "int32 TIFF, 0 to 4095": lambda grey: tiff(scaled(grey, 4095, np.int32)),
-    "int32 TIFF, 0 to 65535": lambda grey: tiff(scaled(grey, 65535, np.int32)),
-    "int32 TIFF, -1000 to 1000": lambda grey: tiff(scaled(grey, 2000, np.int32) - 1000),
-    "float TIFF, 0 to 1": lambda grey: tiff(scaled(grey, 1, np.float32)),
-    "float TIFF, 0 to 255": lambda grey: tiff(scaled(grey, 255, np.float32)),
-    "float TIFF, -1 to 1": lambda grey: tiff(scaled(grey, 2, np.float32) - 1),
-    "float TIFF, one pixel without data": lambda grey: tiff(with_no_data(scaled(grey, 1, np.float32))),
+    "16-bit PNG, 8 bits used": lambda gray: png16(scaled(gray, 2**8 - 1, np.uint16)),
+    "16-bit PNG, 10 bits used": lambda gray: png16(scaled(gray, 2**10 - 1, np.uint16)),
+    "16-bit PNG, 12 bits used": lambda gray: png16(scaled(gray, 2**12 - 1, np.uint16)),
+    "16-bit PNG, 16 bits used": lambda gray: png16(scaled(gray, 2**16 - 1, np.uint16)),
+    "int32 TIFF, 0 to 255": lambda gray: tiff(gray.astype(np.int32)),
+    "int32 TIFF, 0 to 4095": lambda gray: tiff(scaled(gray, 4095, np.int32)),
+    "int32 TIFF, 0 to 65535": lambda gray: tiff(scaled(gray, 65535, np.int32)),
+    "int32 TIFF, -1000 to 1000": lambda gray: tiff(scaled(gray, 2000, np.int32) - 1000),
+    "float TIFF, 0 to 1": lambda gray: tiff(scaled(gray, 1, np.float32)),
+    "float TIFF, 0 to 255": lambda gray: tiff(scaled(gray, 255, np.float32)),
+    "float TIFF, -1 to 1": lambda gray: tiff(scaled(gray, 2, np.float32) - 1),
+    "float TIFF, one pixel without data": lambda gray: tiff(with_no_data(scaled(gray, 1, np.float32))),
 }
 
 
@@ -145,8 +145,8 @@ def labels(client: httpx.Client, content: bytes, query: str = "") -> list[str]:
 @pytest.mark.parametrize("ink", ["dark on light", "light on dark"])
 @pytest.mark.parametrize("kind", FILES)
 def test_a_photograph_of_a_seven_is_a_seven_in_every_kind_of_file(client, photograph, kind, ink):
-    grey = photograph if ink == "dark on light" else 255 - photograph
-    assert labels(client, FILES[kind](grey)) == ["7"]
+    gray = photograph if ink == "dark on light" else 255 - photograph
+    assert labels(client, FILES[kind](gray)) == ["7"]
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -236,7 +236,7 @@ def npy(array: NDArray, **header: object) -> bytes:
     return file.getvalue()
 
 
-ARRAYS: dict[str, Callable[[Grey], NDArray]] = {
+ARRAYS: dict[str, Callable[[Gray], NDArray]] = {
     "uint8": lambda digit: digit[None],
     "uint8, channel": lambda digit: digit[None, :, :, None],
     "float32": lambda digit: (digit / 255).astype(np.float32)[None],
@@ -305,7 +305,7 @@ NAMES = [b"", b"=1+1.png", b"../../etc/passwd", b"a\\b.png", b"\xff\xfe.png", b"
 
 @pytest.mark.parametrize("filename", NAMES)
 def test_any_name_of_a_file_comes_back_or_is_refused(client, photograph, filename):
-    body, headers = form(filename, FILES["PNG, grey"](photograph))
+    body, headers = form(filename, FILES["PNG, gray"](photograph))
     answer = client.post("/classify", content=body, headers=headers)
     assert answer.status_code in {200, 400, 422}, answer.text
     if answer.status_code == 200:
@@ -347,7 +347,7 @@ def test_a_head_as_odd_as_this_is_answered_at_once(client, kind):
 
 
 def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photograph):
-    body = FILES["PNG, grey"](photograph)
+    body = FILES["PNG, gray"](photograph)
     head = b"POST /classify HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
         body
     )

@@ -279,7 +279,7 @@ def test_a_model_of_two_views_without_a_channel_for_each_is_refused(bundle, chan
 
 def test_a_model_of_one_view_and_two_channels_is_refused_for_that(bundle):
     rewrite_manifest(bundle, preprocessing=PAIRS)
-    with pytest.raises(BundleError, match=r"channels is 2; .* 1 channel \(grey\) or 3"):
+    with pytest.raises(BundleError, match=r"channels is 2; .* 1 channel \(gray\) or 3"):
         load(bundle)
 
 

@@ -141,7 +141,7 @@ def test_pose_shape_is_given_only_where_poses_are_matrices(client):
     assert len(square["results"][0]["classes"][0]["pose"]) == 4
 
 
-def test_preprocess_off_resizes_what_auto_would_centre(client):
+def test_preprocess_off_resizes_what_auto_would_center(client):
     levels = np.zeros((3 * SIDE, 2 * SIDE), np.uint8)
     levels[:20, :10] = 255  # a stroke in the corner
     auto, off = (

@@ -120,13 +120,13 @@ def test_the_default_sweep_is_eleven_pictures_of_every_dimension(client):
     assert dimensions == [dimension for dimension in range(4) for _ in range(11)]
 
 
-def test_the_grids_centre_column_is_the_plain_reconstruction(client):
+def test_the_grids_center_column_is_the_plain_reconstruction(client):
     plain = pixels(client.post("/reconstruct", json=POSE, headers=PNG).content)
     grid = pixels(client.post("/reconstruct", json={**POSE, "sweep": {}}, headers=PNG).content)
     assert grid.shape == (4 * SIDE, 11 * SIDE)
     for row in range(4):
-        centre = grid[row * SIDE : (row + 1) * SIDE, 5 * SIDE : 6 * SIDE]
-        np.testing.assert_array_equal(centre, plain)
+        center = grid[row * SIDE : (row + 1) * SIDE, 5 * SIDE : 6 * SIDE]
+        np.testing.assert_array_equal(center, plain)
 
 
 def test_the_grid_holds_the_pictures_of_the_json_answer_in_rows(client):

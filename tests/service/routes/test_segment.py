@@ -27,7 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     write_bundle(root / "tiny" / "1")
     write_bundle(root / "crowd" / "1", pose_shape=(2, 2), objects_per_image=3)
     write_bundle(root / "single" / "1", classes=("0",))
-    write_bundle(root / "colour" / "1", channels=3)
+    write_bundle(root / "color" / "1", channels=3)
     write_bundle(root / "blind" / "1", decoder=False)
     settings = settings_for(root, default_model="tiny", max_batch=4, max_reconstructions=MOST_PICTURES)
     with live_service(settings) as client:
@@ -111,9 +111,9 @@ def test_one_object_is_what_classify_reconstructs(client):
     assert (entry["label"], entry["reconstruction"]) == (seen["label"], seen["reconstruction"])
 
 
-@pytest.mark.parametrize("model", ["tiny", "crowd", "colour"])
+@pytest.mark.parametrize("model", ["tiny", "crowd", "color"])
 def test_every_object_is_what_reconstruct_makes_of_its_label_alone(client, model):
-    content = picture(channels=3 if model == "colour" else 1)
+    content = picture(channels=3 if model == "color" else 1)
     for entry in segmented(client, f"?model={model}&k=3", content)["objects"]:
         body = {"image": b64encode(content).decode(), "label": entry["label"], "model": model}
         [alone] = client.post("/reconstruct", json=body).json()["reconstructions"]
@@ -121,11 +121,11 @@ def test_every_object_is_what_reconstruct_makes_of_its_label_alone(client, model
         assert entry["pose"] == alone["pose"]
 
 
-@pytest.mark.parametrize("model", ["tiny", "colour"])
+@pytest.mark.parametrize("model", ["tiny", "color"])
 def test_a_mask_is_where_the_object_is_at_least_half_as_bright_as_at_its_brightest(client, model):
     result = segmented(client, f"?model={model}&k=3")
-    for entry, grey in zip(result["objects"], reconstructions(result), strict=True):
-        np.testing.assert_array_equal(levels(entry["mask"]), np.where(2 * grey >= grey.max(), 255, 0))
+    for entry, gray in zip(result["objects"], reconstructions(result), strict=True):
+        np.testing.assert_array_equal(levels(entry["mask"]), np.where(2 * gray >= gray.max(), 255, 0))
         assert {0, 255} == set(np.unique(levels(entry["mask"])))
 
 
@@ -138,7 +138,7 @@ def test_nothing_belongs_to_an_object_without_a_picture():
     assert not masks(np.zeros((1, SIDE, SIDE), np.float32)).any()
 
 
-@pytest.mark.parametrize("model", ["tiny", "colour"])
+@pytest.mark.parametrize("model", ["tiny", "color"])
 def test_the_overlay_shows_the_first_object_red_and_the_second_green(client, model):
     result = segmented(client, f"?model={model}&k=2")
     assert [entry["colour"] for entry in result["objects"]] == ["#ff0000", "#00ff00"]
@@ -157,7 +157,7 @@ def test_where_red_and_green_objects_overlap_the_overlay_is_yellow():
     assert shown[0, 0].tolist() == [0, 0, 0]
 
 
-def test_an_overlay_of_many_objects_has_the_palettes_colours_and_never_more_than_full_brightness():
+def test_an_overlay_of_many_objects_has_the_palettes_colors_and_never_more_than_full_brightness():
     one_pixel_each = np.eye(len(PALETTE) + 1, dtype=np.float32)[:, None, :]  # [K, 1, K]
     shown = [
         "#" + bytes(round(255 * c) for c in pixel).hex() for pixel in overlay(one_pixel_each)[0].tolist()
@@ -168,10 +168,10 @@ def test_an_overlay_of_many_objects_has_the_palettes_colours_and_never_more_than
     assert overlay(everywhere).tolist() == [[[1, 1, 1]]]
 
 
-def test_a_coloured_object_is_as_bright_as_its_png_is_in_grey():
+def test_a_colored_object_is_as_bright_as_its_png_is_in_gray():
     pixels = np.random.default_rng(0).random((2, SIDE, SIDE, 3), np.float32)
-    for shown, grey in zip(pixels, brightness(pixels), strict=True):
-        np.testing.assert_array_equal(np.rint(grey * 255), levels(to_png(shown), "L"))
+    for shown, gray in zip(pixels, brightness(pixels), strict=True):
+        np.testing.assert_array_equal(np.rint(gray * 255), levels(to_png(shown), "L"))
 
 
 def test_as_a_png_the_overlays_of_all_images_stand_side_by_side(client):
