@@ -36,9 +36,12 @@ def load_preset(name: str) -> RunConfig:
 
 def _read(name: str, content: bytes) -> RunConfig:
     try:
-        config = from_dict({"preset": name, **tomllib.loads(content.decode())})
+        values = tomllib.loads(content.decode())
+        config = from_dict({"preset": name, **values})
     except ValueError as error:
         raise ValueError(f"preset {name}: {error}") from None
+    if not values:
+        raise ValueError(f"preset {name}: the file is empty")
     if config.preset != name:
         raise ValueError(f"preset {name}: its name is that of the file; leave the key preset out")
     optimizer = config.optimizer

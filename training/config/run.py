@@ -1,5 +1,6 @@
 """A run's whole configuration, and its form in JSON and TOML."""
 
+import json
 from dataclasses import field
 from typing import Any, Self
 
@@ -82,7 +83,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     """
     try:
         current = with_current_names(values) if isinstance(values, dict) else values
-        return _ADAPTER.validate_python(current)
+        # As JSON, where lists stand for tuples and yet `true` and "30" are no numbers.
+        return _ADAPTER.validate_json(json.dumps(current, default=str), strict=True)
     except ValidationError as error:
         faults = "; ".join(f"{_place(e['loc'])}: {_fault(e)}" for e in error.errors())
         raise ValueError(f"configuration: {faults}") from None

@@ -237,6 +237,10 @@ def test_a_file_of_ones_own_is_a_preset_by_its_path(tmp_path):
         ),
         ("# \udcff", "preset mine: 'utf-8' codec can't decode"),
         ('preset = "other"', "preset mine: its name is that of the file; leave the key preset out"),
+        ("[optimizer]\nepochs = true", "optimizer.epochs: Input should be a valid integer"),
+        ('[optimizer]\nlearning_rate = "0.1"', "optimizer.learning_rate: Input should be a valid number"),
+        ("seed = 1979-05-27", "seed: Input should be a valid integer"),
+        ("# to be written", "preset mine: the file is empty"),
     ],
 )
 def test_what_is_wrong_in_a_preset_is_said_with_its_name(tmp_path, text, message):

@@ -8,13 +8,16 @@ from torch import Tensor
 from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cuda.device import runs_triton
 
+MAX_NUMBERS = 512  # of an image's upper capsules in a tile: 32 classes of 16; more do not fit into registers
+
 
 class CudaClassCapsules(CpuClassCapsules):
-    """Class capsules that route by kernels in Triton."""
+    """Class capsules that route by kernels in Triton, unless there are too many of them."""
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
-        if not _trained_with_triton(u):
+        numbers = _power_of_2(self.upper) * max(_power_of_2(self.upper_dim), 16)  # the kernels' tiles
+        if numbers > MAX_NUMBERS or not _trained_with_triton(u):
             return super().forward(u)
         return self.fused(u)
 
@@ -29,6 +32,11 @@ class CudaClassCapsules(CpuClassCapsules):
             iterations=routing.iterations,
             none_of_the_above=routing.none_of_the_above,
         )
+
+
+def _power_of_2(count: int) -> int:
+    """The next one."""
+    return 1 << (count - 1).bit_length()
 
 
 def _trained_with_triton(u: Tensor) -> bool:

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from training.models.cuda import device
+from training.models.capsules import ClassCapsules
+from training.models.cuda import class_capsules, device
+from training.models.cuda.class_capsules import CudaClassCapsules
 from training.models.cuda.device import has_c_compiler, runs_triton
+from training.models.forms import use_training_forms
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta", "mps"])
@@ -37,3 +41,17 @@ def test_without_a_c_compiler_kernels_are_left_out_with_a_warning(monkeypatch, c
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: (9, 0))
     assert not runs_triton.__wrapped__(torch.device("cuda"))
     assert "no C compiler" in caplog.text
+
+
+@pytest.mark.parametrize(("upper", "by_kernels"), [(10, True), (32, True), (33, False), (1000, False)])
+def test_more_class_capsules_than_fit_into_registers_are_routed_by_array_operations(
+    monkeypatch, upper, by_kernels
+):
+    used: list[Tensor] = []
+    monkeypatch.setattr(class_capsules, "runs_triton", lambda of: True)
+    monkeypatch.setattr(CudaClassCapsules, "fused", lambda self, u: used.append(u))
+    layer = ClassCapsules(2, 3, upper, 16, iterations=2)
+    use_training_forms(torch.nn.Sequential(layer))
+    assert isinstance(layer, CudaClassCapsules)
+    layer(torch.randn(1, 2, 3, requires_grad=True))
+    assert bool(used) == by_kernels
