@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from capsnet import (
     Scored,
     UnreachableError,
 )
+from capsnet.errors import INTERNAL_ERROR
 from service.score.query import (
     Batch,
     ChosenModel,
@@ -34,22 +35,28 @@ from service.score.query import (
 
 KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can read its command lines
 UNAUTHORIZED = 401
+MAX_FAULTS = 100  # bugs in a row: more are not those of single pictures
 UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
 
-@dataclass(frozen=True)
+@dataclass
 class HttpScorer:
-    """A version of a model that a service runs."""
+    """A version of a model that a service runs.
+
+    Attributes:
+        faults: pictures in a row, the last ones, to which the service answered with a bug.
+    """
 
     client: AsyncClient
     model: ChosenModel
     query: Query
+    faults: int = 0
 
     async def score(self, batch: Batch) -> list[Outcome]:
         """One outcome per picture, in one request if nothing fails.
 
         Raises:
-            ScoreError: the service has gone, or refuses the query.
+            ScoreError: the service has gone, refuses the query, or fails at every picture.
         """
         seen = self.client.classify_many(
             [_to_picture(picture) for picture in batch if isinstance(picture, LoadedPicture)],
@@ -63,13 +70,25 @@ class HttpScorer:
             concurrency=1,
         )
         try:
-            outcomes = iter([outcome async for outcome in seen])
+            found = [outcome async for outcome in seen]
         except CapsnetError as error:
             raise _score_error(error) from None
+        self._count_faults(found)
+        outcomes = iter(found)
         return [
             picture if isinstance(picture, Skipped) else self._outcome(picture.name, next(outcomes))
             for picture in batch
         ]
+
+    def _count_faults(self, outcomes: Sequence[Scored | Failed]) -> None:
+        for one in outcomes:
+            is_fault = isinstance(one, Failed) and getattr(one.error, "type", "") == INTERNAL_ERROR
+            self.faults = self.faults + 1 if is_fault else 0
+        if self.faults >= MAX_FAULTS:
+            raise ScoreError(
+                f"the service answered the last {self.faults} pictures with an internal error, which its log "
+                "describes; continue with --resume once it is mended"
+            )
 
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:
         if isinstance(seen, Failed):

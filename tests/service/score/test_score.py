@@ -28,7 +28,7 @@ from PIL import Image
 from export.contract.manifest import read_manifest
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
-from service.score import main
+from service.score import http_scorer, main
 from service.score.http_scorer import open_service
 from service.score.local_scorer import LocalScorer
 from service.score.picture_stream import Picture, PictureStream, UnreadablePictureError, in_batches
@@ -103,7 +103,10 @@ def classified(service: httpx.Client, path: Path, **query: object) -> dict[str, 
 
 @contextmanager
 def in_front_of(service: httpx.Client, refuse: Callable[[int], int | None]) -> Iterator[str]:
-    """A proxy that may answer the n-th POST with a status of its own and Retry-After: 0; gives its URL."""
+    """A proxy that may answer the n-th POST with a status of its own and Retry-After: 0; gives its URL.
+
+    Its 500 is the service's own; 599 is a 500 without a problem, as of a proxy that has lost its service.
+    """
     posts = iter(range(1, 1000))
 
     class Proxy(BaseHTTPRequestHandler):
@@ -113,7 +116,8 @@ def in_front_of(service: httpx.Client, refuse: Callable[[int], int | None]) -> I
         def do_POST(self):
             body = self.rfile.read(int(self.headers["content-length"]))
             if status := refuse(next(posts)):
-                self.answer(status, b"", {"Retry-After": "0"})
+                problem = b'{"type": "/problems/internal-error"}' if status == 500 else b""
+                self.answer(500 if status == 599 else status, problem, {"Retry-After": "0"})
             else:
                 self.forward(body)
 
@@ -754,6 +758,25 @@ def test_a_picture_that_breaks_the_service_costs_no_other_its_row(service, digit
 def test_a_service_that_fails_on_every_picture_is_status_2(service, digits, tmp_path):
     with in_front_of(service, lambda _: 500) as url:
         assert score(digits, "--out", tmp_path / "a.csv", "--url", url) == 2
+
+
+def test_a_proxy_that_has_lost_its_service_costs_no_row(service, digits, tmp_path):
+    with in_front_of(service, lambda post: 599 if post < 4 else None) as url:
+        assert score(digits, "--out", tmp_path / "a.csv", "--url", url, "--batch", 3) == 0
+    assert len(read_csv(tmp_path / "a.csv")) == 10
+
+
+def test_a_service_that_goes_on_failing_ends_the_run_which_can_be_continued(
+    service, digits, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(http_scorer, "MAX_FAULTS", 4)
+    arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 2, "--concurrency", 1]
+    with in_front_of(service, lambda post: 500 if post > 1 else None) as url:
+        assert score(*arguments, "--url", url) == 2
+    assert "the service answered the last 4 pictures with an internal error" in capsys.readouterr().err
+    assert len(read_csv(tmp_path / "a.csv")) == 2
+    assert score(*arguments, "--url", service.base_url, "--resume") == 1
+    assert len(read_csv(tmp_path / "a.csv")) == 10 - 2, "the first batch with bugs had been written"
 
 
 def test_a_table_keeps_to_the_version_it_began_with(digits, tmp_path):
