@@ -17,7 +17,7 @@ from capsnet.answers import (
     to_classifications,
     to_segmentations,
 )
-from capsnet.errors import INTERNAL_ERROR, CapsnetError, changed_bundle, wrong_views
+from capsnet.errors import CapsnetError, changed_bundle, wrong_views
 from capsnet.exchange import Exchange, Params, Request, params
 from capsnet.uploads import (
     REQUEST_IMAGES,
@@ -44,8 +44,8 @@ Parse = Callable[[Any, Sequence[str | None]], Answer[R]]  # of a JSON body and t
 REQUEST_RECONSTRUCTIONS = 512  # a service's default limit per request
 
 # Statuses that a single picture can cause: it is too large, of another format or unreadable, or it triggers a
-# bug in the service (500, INTERNAL_ERROR), which must not end a long stream.
-ABOUT_A_PICTURE = frozenset({413, 415, 422})
+# bug in the service, which must not end a long stream. (A 500 of others has been repeated before.)
+ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
 TOO_SLOW = 408  # the body took longer than the service waits; half of it may be fast enough
 # These problems have such a status, but are wrong queries, whatever the picture.
 ABOUT_THE_QUERY = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
@@ -162,9 +162,7 @@ def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exch
 
 def _is_about_a_picture(error: CapsnetError) -> bool:
     """Whether the service might have answered another picture."""
-    if error.status in ABOUT_A_PICTURE:
-        return error.type not in ABOUT_THE_QUERY
-    return error.type == INTERNAL_ERROR
+    return error.status in ABOUT_A_PICTURE and error.type not in ABOUT_THE_QUERY
 
 
 def _one_each(response: httpx.Response, parse: Parse[R], uploads: Sequence[Upload]) -> Answer[R]:

@@ -20,9 +20,10 @@ TEMPORARY = frozenset({429, 502, 503, 504})  # overloaded, unavailable or too sl
 class Retry:
     """How long to repeat a request. Any request may be repeated: none of them changes anything.
 
-    If no connection can be made and the service has never answered, the error is raised at once: a wrong
-    address is more likely than a service that is about to start. A service that has answered before is waited
-    for.
+    Repeated are answers of 429, 502, 503 and 504, those of 500 that do not name a bug of the service itself,
+    and requests whose connection broke. If no connection can be made and the service has never answered, the
+    error is raised at once: a wrong address is more likely than a service that is about to start. A service
+    that has answered before is waited for.
 
     The wait before attempt n + 1 is what the response's Retry-After asks for, plus a random time of up to
     `first_wait_s` * 2 ** (n - 1), so that many clients do not return at the same moment.

@@ -264,8 +264,9 @@ def _optimize(options: argparse.Namespace) -> None:
 
     if not 0 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
-    if (options.out / MANIFEST_FILE).exists():
-        raise ValueError(f"--out {options.out} is a published version, which must not change")
+    place = options.out.resolve()
+    if any((folder / MANIFEST_FILE).exists() for folder in (place, *place.parents)):
+        raise ValueError(f"--out {options.out} is in a published version, which must not change")
     bundle = newest_version(options.bundle)
     if options.half:
         check_architecture(read_manifest(bundle).architecture)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -18,12 +18,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError as error:
-        if error.filename == str(aside):
+    except BaseException as error:
+        with suppress(OSError):
+            aside.unlink()
+        if isinstance(error, OSError) and error.filename == str(aside):
             error.filename, error.filename2 = str(path), None
         raise
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -188,7 +188,7 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         type=_positive_integer,
         default=RETRY_TIMEOUT_S,
         metavar="S",
-        help="how long to repeat a request while the service is overloaded or away, in seconds "
+        help="how long to repeat a request while the service is overloaded, broken or away, in seconds "
         f"(default: {RETRY_TIMEOUT_S})",
     )
     group.add_argument(  # the flag's earlier name

@@ -16,7 +16,6 @@ from capsnet import (
     Scored,
     UnreachableError,
 )
-from capsnet.errors import INTERNAL_ERROR
 from service.score.query import (
     Batch,
     ChosenModel,
@@ -35,6 +34,7 @@ from service.score.query import (
 
 KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can read its command lines
 UNAUTHORIZED = 401
+BUG = 500
 MAX_FAULTS = 100  # bugs in a row: more are not those of single pictures
 UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
@@ -82,12 +82,12 @@ class HttpScorer:
 
     def _count_faults(self, outcomes: Sequence[Scored | Failed]) -> None:
         for one in outcomes:
-            is_fault = isinstance(one, Failed) and getattr(one.error, "type", "") == INTERNAL_ERROR
+            is_fault = isinstance(one, Failed) and getattr(one.error, "status", None) == BUG
             self.faults = self.faults + 1 if is_fault else 0
         if self.faults >= MAX_FAULTS:
             raise ScoreError(
                 f"the service answered the last {self.faults} pictures with an internal error, which its log "
-                "describes; continue with --resume once it is mended"
+                "describes; once it is mended, continue with --resume, or score these, too, with --overwrite"
             )
 
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Literal
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from filelock import lock_descriptor
 
@@ -51,11 +52,14 @@ class Destination:
         return self.out.with_name(f"{self.out.name}.rows.jsonl")
 
     @property
-    def errors_name(self) -> str | None:
-        """The file of the errors, relative to the table's folder."""
+    def errors_elsewhere(self) -> str | None:
+        """A file of errors that is not the one beside the table, from the table's folder and quoted."""
         if self.out is None or self.errors is None:
             return None
-        return os.path.relpath(self.errors, self.out.parent)
+        errors = self.errors.resolve()
+        if errors == errors_beside(self.out).resolve():
+            return None
+        return quote_from_bytes(os.fsencode(os.path.relpath(errors, self.out.parent.resolve())))
 
     @property
     def record(self) -> Path | None:
@@ -85,7 +89,12 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
         if kind == "parquet":
             raise ScoreError(f"Parquet can only be written to a file; name one with --out, not {out}")
         return chosen
-    return chosen if errors else Destination(kind, path, path.with_name(f"{path.name}.errors.jsonl"))
+    return chosen if errors else Destination(kind, path, errors_beside(path))
+
+
+def errors_beside(out: Path) -> Path:
+    """Where the errors of a table are by default."""
+    return out.with_name(f"{out.name}.errors.jsonl")
 
 
 def check_inputs_stay(destination: Destination, sources: Sequence[str]) -> None:
@@ -111,10 +120,7 @@ def find_record(destination: Destination, existing: Existing) -> Record | None:
         raise ScoreError("--resume needs a table in a file; name it with --out FILE")
     if existing == "resume" and record is not None and record.exists():
         previous = read_record(record)
-        if previous.errors not in {None, destination.errors_name}:
-            raise ScoreError(
-                f"{destination.out} was begun with --errors {previous.errors}, now {destination.errors_name}"
-            )
+        _check_errors(destination, previous)
         if previous.finished and destination.out is not None and not destination.out.exists():
             raise ScoreError(f"{destination.out} was finished, and is gone; --overwrite starts over")
         _check_length(destination.rows, previous.rows_bytes, record)
@@ -131,6 +137,20 @@ def find_record(destination: Destination, existing: Existing) -> Record | None:
         )
     resume = "--resume continues it, " if record else ""
     raise ScoreError(f"{found[0]} exists already; {resume}--overwrite starts over")
+
+
+def _check_errors(destination: Destination, previous: Record) -> None:
+    """Check that the errors go on where they were begun: another file would be cut to their length."""
+    out, errors = destination.out, destination.errors
+    if out is None or errors is None or destination.errors_elsewhere == previous.errors:
+        return
+    if previous.errors is not None:
+        begun = out.parent / os.fsdecode(unquote_to_bytes(previous.errors))
+    elif (errors.stat().st_size if errors.exists() else 0) == previous.errors_bytes:
+        return  # of a run that an earlier version began, which did not record where they are
+    else:
+        begun = errors_beside(out)
+    raise ScoreError(f"{out} was begun with its errors in {begun}; name that file with --errors")
 
 
 def _check_length(path: Path | None, length: int, record: Path) -> None:
@@ -290,7 +310,9 @@ def open_output(
         rows = files.enter_context(_open_rows(destination))
         if destination.record is not None:
             _check_unchanged(destination.record, previous)
-        record = previous or Record(spec=spec, names_sha256=names.hexdigest(), errors=destination.errors_name)
+        record = previous or Record(
+            spec=spec, names_sha256=names.hexdigest(), errors=destination.errors_elsewhere
+        )
         if previous is None and destination.record is not None:
             _start(destination, destination.record, record)
         errors = files.enter_context(_open_file(destination.errors)) if destination.errors else None

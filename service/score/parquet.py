@@ -18,6 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise ScoreError(f"Parquet needs {error.name}: pip install -e '.[parquet]'") from None
 
+FAULTS = (pa.ArrowException, OSError, UnicodeError)  # pyarrow takes no file's name that is not UTF-8
 READ_ROWS = 16  # pictures taken from a file at a time
 READ_BUFFER_BYTES = 2**20
 GROUP_BYTES = 2**23  # of JSON lines that become a row group at once
@@ -64,7 +65,7 @@ def in_parquet(
                 for cell, given in zip(rows.column(images), ids, strict=True):
                     yield _picture(path, number, cell, given)
                     number += 1
-    except (pa.ArrowException, OSError) as error:
+    except FAULTS as error:
         yield unreadable(str(path), f"the Parquet file cannot be read further: {error}")
 
 
@@ -99,7 +100,7 @@ def check_columns(path: Path, image_column: str | None, id_column: str | None) -
     """
     try:
         schema = pq.read_schema(path)
-    except (pa.ArrowException, OSError):
+    except FAULTS:
         return
     find_image_column(path, schema, image_column, id_column)
 
@@ -113,10 +114,10 @@ def find_image_column(
         ScoreError: a column does not exist or several have its name, or no column or several could hold
             pictures.
     """
-    for name in (requested, id_column):
-        if name is not None and schema.names.count(name) > 1:
-            raise ScoreError(f"{path} has {schema.names.count(name)} columns {name!r}")
     images = _image_column(path, schema, requested)
+    for name in {images, id_column} - {None}:
+        if (count := schema.names.count(name)) > 1:
+            raise ScoreError(f"{path} has {count} columns {name!r}")
     if id_column is not None and id_column not in schema.names:
         raise _no_column(path, id_column, schema)
     return images

@@ -45,7 +45,8 @@ class Record(BaseModel):
         names_sha256: hash of the names of the pictures done, see `NamesHash`.
         rows_bytes: length of the table, or of the JSON lines that will become Parquet.
         errors_bytes: length of the errors.
-        errors: the file of the errors, relative to the table's folder; None if an earlier version began it.
+        errors: the file of the errors, from the table's folder, quoted as in an address; None if it is the
+            one beside the table, or if an earlier version began the run.
         finished: whether all pictures are done.
     """
 

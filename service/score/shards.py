@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 
 from export.contract.one_line import one_line
-from service.score.parquet import RowGroups, find_image_column, in_parquet
+from service.score.parquet import FAULTS, RowGroups, find_image_column, in_parquet
 from service.score.picture_stream import (
     SUFFIXES,
     Picture,
@@ -32,7 +32,6 @@ from service.score.sources import CONTAINER_SUFFIXES, PARQUET_SUFFIXES, expand, 
 
 RECORD = "_run.json"  # in the folder that a run writes
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-FAULTS = (OSError, pa.ArrowException, UnicodeError)  # a name that is not UTF-8, to pyarrow
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         write_atomically(tmp_path / "none" / "report.md", "")
     assert missing.value.filename == str(tmp_path / "none" / "report.md")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as below:
+        write_atomically(tmp_path / "file" / "report.md", "")
+    assert below.value.filename == str(tmp_path / "file" / "report.md")
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError) as folder:
         write_atomically(tmp_path / "folder", "")

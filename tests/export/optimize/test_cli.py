@@ -36,12 +36,12 @@ def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
     assert "capsnet-drawn: no convolution is large enough to gain from a transform" in said
 
 
-def test_nothing_is_written_into_a_published_version(tmp_path, capsys):
-    published = write_bundle(tmp_path / "models")
+@pytest.mark.parametrize("below", ["", "fast", "../1/fast"])
+def test_nothing_is_written_into_a_published_version(tmp_path, capsys, below):
+    published = write_bundle(tmp_path / "models" / "tiny" / "1")
     before = sorted(published.iterdir())
-    assert "is a published version, which must not change" in failure(
-        capsys, str(published), "--half", "--out", str(published)
-    )
+    said = failure(capsys, str(published), "--half", "--out", str(published / below))
+    assert "is in a published version, which must not change" in said
     assert sorted(published.iterdir()) == before
 
 

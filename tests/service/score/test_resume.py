@@ -367,10 +367,57 @@ def test_errors_go_on_in_the_file_that_they_were_begun_in(score, paths, tmp_path
     notes.write_text("precious")
     assert score(*paths[:3], "--out", out) == 0
     assert score(*paths[:5], "--out", out, "--resume", "--errors", notes) == 2
-    told = f"{out} was begun with --errors out.csv.errors.jsonl, now notes.txt"
+    told = f"{out} was begun with its errors in {out}.errors.jsonl; name that file with --errors"
     assert told in capsys.readouterr().err
     assert notes.read_text() == "precious"
     assert score(*paths[:5], "--out", out, "--resume", "--errors", tmp_path / "out.csv.errors.jsonl") == 1
+
+
+def test_errors_elsewhere_are_found_again_however_they_are_named(score, paths, tmp_path, capsys, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link")
+    name = os.fsdecode(b"f\xe9hler.jsonl")
+    assert score(*paths[:5], "--out", tmp_path / "link" / "out.csv", "--errors", name) == 1
+    assert score(*paths[:5], "--out", "out.csv", "--resume") == 2
+    assert "name that file with --errors" in capsys.readouterr().err
+    again = ["--out", "out.csv", "--resume", "--errors", tmp_path / "real" / name]
+    assert score(*paths[:12], *again) == 1
+    assert len((tmp_path / "real" / name).read_bytes().splitlines()) == 2
+    (tmp_path / "real").rename(tmp_path / "moved")
+    assert (
+        score(*paths[:12], *again[:-1], tmp_path / "moved" / name, "--out", tmp_path / "moved" / "out.csv")
+        == 1
+    )
+
+
+def test_a_run_goes_on_under_another_name(score, paths, tmp_path):
+    assert score(*paths[:5], "--out", tmp_path / "a.csv") == 1
+    for file in tmp_path.iterdir():
+        file.rename(tmp_path / file.name.replace("a.csv", "b.csv"))
+    assert score(*paths[:12], "--out", tmp_path / "b.csv", "--resume") == 1
+    assert len(errors_of(tmp_path / "b.csv").splitlines()) == 2
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_its_errors_alone(score, paths, tmp_path, capsys):
+    """It did not record where they are."""
+    out, notes, errors = tmp_path / "out.csv", tmp_path / "notes.txt", tmp_path / "errors.jsonl"
+    notes.write_text("precious")
+    assert score(*paths[:5], "--out", out, "--errors", errors) == 1
+    record = json.loads(record_of(out).read_text())
+    del record["errors"]
+    record_of(out).write_text(json.dumps(record))
+    assert score(*paths[:12], "--out", out, "--resume", "--errors", notes) == 2
+    assert "name that file with --errors" in capsys.readouterr().err
+    assert notes.read_text() == "precious"
+    assert score(*paths[:12], "--out", out, "--resume", "--errors", errors) == 1
+    assert len(errors.read_bytes().splitlines()) == 2
+
+
+def test_a_table_may_have_a_name_that_is_not_utf8(score, paths, tmp_path):
+    out = tmp_path / os.fsdecode(b"caf\xe9.csv")
+    assert score(*paths[:5], "--out", out) == 1
+    assert score(*paths[:12], "--out", out, "--resume") == 1
 
 
 @pytest.mark.parametrize("option", ["--out", "--errors"])
@@ -382,9 +429,11 @@ def test_what_is_read_is_not_overwritten(score, paths, tmp_path, capsys, monkeyp
     others = [] if option == "--out" else ["--out", "out.csv"]
     assert score(read, option, "set.parquet", *others, "--overwrite") == 2
     assert "set.parquet would be read and overwritten" in capsys.readouterr().err
-    (tmp_path / "list").write_text(f"{paths[0]}\n")
-    assert score("--files-from", "list", option, tmp_path / "list", *others, "--overwrite") == 2
     assert read.read_bytes() == before
+    (tmp_path / "list.csv").write_text(f"{paths[0]}\n")
+    assert score("--files-from", "list.csv", option, tmp_path / "list.csv", *others, "--overwrite") == 2
+    assert "list.csv would be read and overwritten" in capsys.readouterr().err
+    assert (tmp_path / "list.csv").read_text() == f"{paths[0]}\n"
 
 
 def test_a_record_that_is_none_is_refused(score, paths, tmp_path, capsys):

@@ -350,6 +350,19 @@ def test_a_column_that_cannot_be_had_is_told_before_other_files_are_read(tmp_pat
         Sources([str(first), str(last)]).pictures()
 
 
+def test_a_parquet_file_whose_name_is_not_utf8_is_told_like_a_damaged_one(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.parquet")
+    write_parquet(tmp_path / "1.parquet", image=[b"0"]).rename(path)
+    assert list(reasons(path)) == [str(path)]
+
+
+def test_the_only_column_with_pictures_may_not_share_its_name(tmp_path):
+    both = pa.table([pa.array([b"0"]), pa.array(["x"])], names=["image", "image"])
+    pq.write_table(both, tmp_path / "set.parquet")
+    with pytest.raises(ScoreError, match=r"set\.parquet has 2 columns 'image'"):
+        found(tmp_path / "set.parquet")
+
+
 @pytest.mark.parametrize("option", ["image_column", "id_column"])
 def test_a_column_whose_name_comes_twice_cannot_be_named(tmp_path, option):
     columns = [pa.array([b"0"]), pa.array([b"1"]), pa.array([b"2"])]
