@@ -215,7 +215,8 @@ class Batcher:
                 )
             self._put(queue, job)
             users = [worker for worker in self._workers if worker.queue is queue]
-            running = sum(len(worker.batch) for worker in users)
+            # Not those that are answered: a client may be back before the thread has let go of its batch.
+            running = sum(not part.job.future.done() for worker in users for part in worker.batch)
             queue.concurrent.note(job.arrived, len(queue.jobs) + running)
             collecting = next((worker for worker in users if worker.is_collecting), None)
             if collecting is None:

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -13,6 +14,7 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
 from service.inference.batcher import RESTARTS, Batcher
 from service.inference.graph_queue import GraphQueue
+from service.inference.jobs import deliver
 from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
@@ -488,6 +490,30 @@ def test_more_than_sixteen_are_shared_between_workers_though_one_batch_could_hol
             )  # from now on a worker that collects for both is too late
             share = asyncio.gather(*(graph.submit(batcher, images(n)) for n in range(10)))
             await asyncio.wait_for(share, WAIT_S)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_answered_do_not_count_as_running(monkeypatch):
+    """A client may be back before the thread has let go of its batch."""
+    let_go = threading.Event()
+
+    def deliver_and_hold(batch, outputs):
+        deliver(batch, outputs)
+        assert let_go.wait(WAIT_S)
+
+    async def scenario() -> None:
+        with closing(make_batcher(workers=2)) as batcher:
+            graph = Doubling()
+            monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
+            monkeypatch.setattr(batching, "deliver", deliver_and_hold)
+            await graph.submit(batcher, images(0))
+            monkeypatch.setattr(batching, "deliver", deliver)
+            await graph.submit(batcher, images(1))
+            try:
+                assert graph.queue.concurrent.at(time.monotonic()) == 1
+            finally:
+                let_go.set()
 
     asyncio.run(scenario())
 

@@ -46,6 +46,8 @@ def test_the_presets_are_the_papers_networks_on_pictures_prepared_alike():
         "calibration_momentum": 0.0,
         "density_exponent": 1.0,
         "matrix_noise": 0.03,
+        "inverse_temperature": 0.01,
+        "class_temperature_fraction": 0.25,
     }  # what makes it learn
     assert [replace(each.model, **without) for each in (large, small)] == [PAPER, SMALL]
     assert large.data == small.data == cnn.data == load_preset("smallnorb").data
