@@ -264,7 +264,7 @@ def _optimize(options: argparse.Namespace) -> None:
 
     if not 0 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
-    place = options.out.resolve()
+    place = Path(os.path.realpath(options.out))
     if any((folder / MANIFEST_FILE).exists() for folder in (place, *place.parents)):
         raise ValueError(f"--out {options.out} is in a published version, which must not change")
     bundle = newest_version(options.bundle)

@@ -56,10 +56,10 @@ class Destination:
         """A file of errors that is not the one beside the table, from the table's folder and quoted."""
         if self.out is None or self.errors is None:
             return None
-        errors = self.errors.resolve()
-        if errors == errors_beside(self.out).resolve():
+        errors = real(self.errors)
+        if errors == real(errors_beside(self.out)):
             return None
-        return quote_from_bytes(os.fsencode(os.path.relpath(errors, self.out.parent.resolve())))
+        return quote_from_bytes(os.fsencode(os.path.relpath(errors, real(self.out.parent))))
 
     @property
     def record(self) -> Path | None:
@@ -82,8 +82,8 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
     path = None if out == "-" else Path(out)
     chosen = Destination(kind, path, Path(errors) if errors else None)
     if chosen.errors:
-        taken = {place.resolve() for place in (chosen.out, chosen.rows, chosen.record) if place}
-        if chosen.errors.resolve() in taken or (chosen.errors.exists() and not chosen.errors.is_file()):
+        taken = {real(place) for place in (chosen.out, chosen.rows, chosen.record) if place}
+        if real(chosen.errors) in taken or (chosen.errors.exists() and not chosen.errors.is_file()):
             raise ScoreError(f"--errors must name a file of its own, got {errors}")
     if path is None or chosen.record is None:
         if kind == "parquet":
@@ -97,15 +97,20 @@ def errors_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.errors.jsonl")
 
 
+def real(path: Path) -> Path:
+    """Where a path leads; of a link to itself, for which `Path.resolve` raises, the path as it is."""
+    return Path(os.path.realpath(path))
+
+
 def check_inputs_stay(destination: Destination, sources: Sequence[str]) -> None:
     """Check that no file that is read is also written.
 
     Raises:
         ScoreError: one is; names it.
     """
-    written = {place.resolve() for place in (destination.out, destination.rows, destination.errors) if place}
+    written = {real(place) for place in (destination.out, destination.rows, destination.errors) if place}
     for source in sources:
-        if Path(source).is_file() and Path(source).resolve() in written:
+        if Path(source).is_file() and real(Path(source)) in written:
             raise ScoreError(f"{source} would be read and overwritten; choose another file to write")
 
 

@@ -174,7 +174,7 @@ def _on_disk(path: Path) -> Iterator[tuple[str, str, str]]:
         try:
             yield from ((str(path.absolute()), str(path), name) for name in _in_folder(path))
         except OSError as error:
-            raise ScoreError(f"{one_line(error)}") from None
+            raise ScoreError(one_line(error)) from None
         return
     _check_no_archive(path.name, str(path))
     yield str(path.absolute().parent), str(path.parent), path.name

@@ -391,6 +391,16 @@ def test_errors_elsewhere_are_found_again_however_they_are_named(score, paths, t
     )
 
 
+@pytest.mark.parametrize("option", ["--out", "--errors"])
+def test_a_link_to_itself_is_told_in_one_line(score, paths, tmp_path, capsys, option):
+    loop = tmp_path / "loop.csv"
+    loop.symlink_to("loop.csv")
+    others = [] if option == "--out" else ["--out", tmp_path / "out.csv"]
+    assert score(paths[0], option, loop, *others) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "loop.csv: Too many levels of symbolic links" in line
+
+
 def test_a_run_goes_on_under_another_name(score, paths, tmp_path):
     assert score(*paths[:5], "--out", tmp_path / "a.csv") == 1
     for file in tmp_path.iterdir():
