@@ -29,11 +29,12 @@ from torch import Tensor
 
 from benchmarks import option_types
 from training.config import MatrixCapsNetConfig, load_preset
+from training.models.build import build
 from training.models.capsules import ClassCapsules, squash
 from training.models.cuda.class_capsules import CudaClassCapsules
 from training.models.em import Capsules
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.models.matrix_capsnet import MatrixCapsNet
-from training.models.matrix_capsules import MatrixCapsules
 
 # B images, S child positions, I child types
 
@@ -81,19 +82,20 @@ def em_layers(device: torch.device, batch: int) -> Iterator[Contest]:
     if device.type == "cpu":
         config = replace(config, **TINY)  # type: ignore[arg-type]  # of several types
     torch.manual_seed(0)
-    network = MatrixCapsNet(config).to(device)
+    network = build(config).to(device)
+    assert isinstance(network, MatrixCapsNet)
     pixels = torch.rand(batch, config.image_channels, config.image_size, config.image_size, device=device)
     with torch.no_grad():
         children = network.primary_capsules(torch.nn.functional.avg_pool2d(pixels, 3, stride=1, padding=1))
     for number, layer in enumerate([*network.conv_caps, network.class_caps], start=1):
-        assert isinstance(layer, MatrixCapsules)
+        assert isinstance(layer, FusedMatrixCapsules)
         capsules = Capsules(*(part.detach().requires_grad_() for part in children))
 
-        def arrays(layer: MatrixCapsules = layer, capsules: Capsules = capsules) -> Capsules:
+        def arrays(layer: FusedMatrixCapsules = layer, capsules: Capsules = capsules) -> Capsules:
             *_, last = layer.iterations(capsules)
             return Capsules(last.mean, last.log_activations.exp())
 
-        def kernels(layer: MatrixCapsules = layer, capsules: Capsules = capsules) -> Capsules:
+        def kernels(layer: FusedMatrixCapsules = layer, capsules: Capsules = capsules) -> Capsules:
             return layer.fused(capsules, fused_em.route)
 
         name = "EM, class capsules" if layer is network.class_caps else f"EM, convolutional capsules {number}"

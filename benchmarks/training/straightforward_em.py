@@ -99,15 +99,8 @@ def looped(model: MatrixCapsNet) -> MatrixCapsNet:
 def by_array_operations(model: MatrixCapsNet) -> MatrixCapsNet:
     """The same network as it is exported."""
     for layer in [*_layers(model.conv_caps), model.class_caps]:
-        layer.__class__ = ArrayCapsules
+        layer.__class__ = MatrixCapsules
     return model
-
-
-class ArrayCapsules(MatrixCapsules):
-    """Routed by `training.models.em` alone."""
-
-    def _can_be_fused(self, poses: Tensor) -> bool:
-        return False
 
 
 def _layers(layers: nn.ModuleList) -> list[MatrixCapsules]:

@@ -1,8 +1,7 @@
 """The one place where the networks of the papers get their faster forms for training.
 
 A form is a subclass with the same parameters and the same results. It computes otherwise only where that
-pays, as `trained_on_cpu` says for CPUs, so that a network may have it on any device. EM routing alone chooses
-its compiled form itself, in `matrix_capsules.py`: one for CPUs, one for CUDA.
+pays, as `trained_on_cpu` says for CPUs, so that a network may have it on any device.
 """
 
 from torch import nn
@@ -13,12 +12,14 @@ from training.models.cpu.class_capsules import CpuRouting
 from training.models.cpu.convolution import CpuConvolution
 from training.models.cpu.primary_capsules import CpuPrimaryMatrixCapsules
 from training.models.cuda.class_capsules import CudaClassCapsules
-from training.models.matrix_capsules import PrimaryMatrixCapsules
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
+from training.models.matrix_capsules import MatrixCapsules, PrimaryMatrixCapsules
 
 FORMS: dict[type[nn.Module], type[nn.Module]] = {
     Convolution: CpuConvolution,
     ClassCapsules: CudaClassCapsules,  # and on a CPU CpuClassCapsules
     RoutingByAgreement: CpuRouting,
+    MatrixCapsules: FusedMatrixCapsules,
     PrimaryMatrixCapsules: CpuPrimaryMatrixCapsules,
 }
 

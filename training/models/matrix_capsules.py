@@ -4,12 +4,11 @@
 # receptive field, N = K * I children of a parent, P parent positions, J parent types, 16 pose elements
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from training.models.cuda.device import runs_triton
 from training.models.em import Capsules, EMRouting, Iteration, ReceptiveFields
 from training.models.graph_names import name_in_graph
 
@@ -22,7 +21,6 @@ OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
 # third iteration, the least change of a picture leads to other assignments, and little is learned.
 MATRIX_NOISE = 0.03
 AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
-FusedRouting = Callable[..., tuple[Tensor, Tensor]]  # `route` of one of the `fused_em.py`
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
 
@@ -104,8 +102,6 @@ class MatrixCapsules(nn.Module):
 
     def _routed(self, children: Capsules) -> Capsules:
         """`forward` of all examples together."""
-        if self._can_be_fused(children.poses):
-            return self.fused(children, _fused_routing(children.poses.device))
         votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
         parents: Capsules = self.routing(votes, activations, self.fields)
@@ -142,47 +138,3 @@ class MatrixCapsules(nn.Module):
         """Those of each child in a receptive field, [K, I, J, side, side]."""
         places = self.fields.inside.shape[1]
         return self.weight if len(self.weight) == places else self.weight.expand(places, -1, -1, -1, -1)
-
-    def _can_be_fused(self, poses: Tensor) -> bool:
-        """In float32 on a CPU or by Triton, unless a graph is traced, and not in ablations and variants."""
-        return (
-            (poses.device.type == "cpu" or runs_triton(poses.device))
-            and poses.dtype == torch.float32
-            and not torch.compiler.is_compiling()
-            and self.weight.shape[3] == MATRIX_SIDE
-            and not self.routing.mixing_proportions
-            and self.routing.constants.mean_inertia == 0
-            and self.routing.constants.cost_scale == 1
-        )
-
-    def fused(self, children: Capsules, route: FusedRouting) -> Capsules:
-        """`forward` with votes that are made where they are wanted, and never written down."""
-        fields, routing, types = self.fields, self.routing, children.poses.shape[2]
-        each = torch.arange(types, device=children.poses.device)
-        means, log_activations = route(
-            poses=children.poses.flatten(1, 2),  # [B, C, 16]
-            activations=children.activations.flatten(1),  # [B, C]
-            matrices=self.matrices().flatten(0, 1).flatten(2).transpose(0, 1),  # [J, N, 16]
-            offsets=self.offsets,  # [N, 16]
-            child=(fields.inside[:, :, None] * types + each).flatten(1),  # [P, N]
-            places=(fields.reached[:, None] * types + each[:, None]).flatten(0, 1),  # [C, Q]
-            counts=fields.counts.repeat_interleave(types),  # [C]
-            shares=routing.initial_assignments(fields, types),  # [P, N]
-            beta_u=routing.beta_u,
-            budget=routing.budget(),
-            inverse_temperatures=[routing.inverse_temperature_in(t) for t in range(routing.iterations)],
-            floors=(routing.constants.mass_floor, routing.constants.variance_floor),
-            density_exponent=routing.constants.density_exponent,
-        )
-        return Capsules(means, log_activations.exp())
-
-
-def _fused_routing(device: torch.device) -> FusedRouting:
-    """The fused form for a device; numba and Triton take a second to import."""
-    if device.type == "cpu":
-        from training.models.cpu import fused_em as on_cpu
-
-        return on_cpu.route
-    from training.models.cuda import fused_em as on_cuda
-
-    return on_cuda.route

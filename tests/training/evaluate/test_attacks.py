@@ -137,7 +137,7 @@ def test_gradients_of_matrix_capsules_on_a_cpu_are_those_of_plain_array_operatio
     model, pixels = build(MATRIX).eval(), torch.rand(4, 2, SIZE, SIZE, requires_grad=True)
     torch.nn.init.normal_(model.class_caps.routing.beta_a, std=0.01)
     labels = torch.tensor([0, 2, 1, 1])
-    assert model.class_caps._can_be_fused(pixels)
+    assert model.class_caps.can_be_fused(pixels)
     capsules = model.primary_caps(torch.relu(model.conv(standardize_per_image(pixels))))
     for layer in (*model.conv_caps, model.class_caps):
         seen = layer.fields.seen(capsules.activations)

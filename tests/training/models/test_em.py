@@ -16,7 +16,8 @@ from training.models.em import (
     EMRouting,
     ReceptiveFields,
 )
-from training.models.matrix_capsules import AT_ONCE, MatrixCapsules
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
+from training.models.matrix_capsules import AT_ONCE
 
 SIZE, KERNEL, TYPES, PARENTS = 5, 3, 2, 3
 
@@ -85,7 +86,7 @@ def layer(stride=1, iterations=3, seed=0, **options):
     if not routing.mixing_proportions:
         torch.nn.init.normal_(routing.beta_u)
         torch.nn.init.normal_(routing.beta_a, std=0.01)
-    return MatrixCapsules(ReceptiveFields.sliding(SIZE, KERNEL, stride), TYPES, routing, **options)
+    return FusedMatrixCapsules(ReceptiveFields.sliding(SIZE, KERNEL, stride), TYPES, routing, **options)
 
 
 def children(count=2, seed=1, positions=SIZE**2):
@@ -100,7 +101,7 @@ def by_array_operations(layer, capsules):
 
 def by_both(layer, capsules):
     """As it is trained on a CPU, and as it is trained elsewhere and exported."""
-    assert layer._can_be_fused(capsules.poses)
+    assert layer.can_be_fused(capsules.poses)
     return {"fused": layer(capsules), "array operations": by_array_operations(layer, capsules)}
 
 
@@ -127,7 +128,7 @@ def test_the_official_variant_is_the_procedure_with_inert_means_and_double_costs
     votes = routed.votes(capsules.poses)[0].tolist()
     seen = routed.fields.seen(capsules.activations)[0].tolist()
     mu, a = procedure_1(votes, seen, same_child(routed.fields, TYPES), routed.routing)
-    assert not routed._can_be_fused(capsules.poses)
+    assert not routed.can_be_fused(capsules.poses)
     found = routed(capsules)
     for (p, j), expected in a.items():
         assert found.activations[0, p, j].item() == pytest.approx(expected, abs=1e-5)
@@ -333,7 +334,7 @@ def test_one_child_is_its_only_parents_pose():
     [gradient] = torch.autograd.grad(found.activations.sum() + found.poses.sum(), vote)
     assert gradient.isfinite().all()
     torch.manual_seed(0)
-    alone = MatrixCapsules(ReceptiveFields.everything(1), 1, EMRouting(1, 3))
+    alone = FusedMatrixCapsules(ReceptiveFields.everything(1), 1, EMRouting(1, 3))
     capsules = Capsules(torch.randn(1, 1, 1, 16), torch.ones(1, 1, 1))
     for how, parents in by_both(alone, capsules).items():
         torch.testing.assert_close(parents.poses[0, 0, 0], alone.votes(capsules.poses).flatten(), msg=how)
@@ -375,7 +376,7 @@ def test_what_compiled_routing_keeps_is_let_go_by_the_backward_pass():
 def test_compiled_routing_rounds_alike_wherever_its_arrays_lie():
     """Else a run that was stopped and resumed is not to the bit the one that never stopped."""
     torch.manual_seed(0)
-    routed = MatrixCapsules(ReceptiveFields.everything(9), TYPES, EMRouting(PARENTS, 2))
+    routed = FusedMatrixCapsules(ReceptiveFields.everything(9), TYPES, EMRouting(PARENTS, 2))
     capsules = Capsules(*(part.requires_grad_() for part in children(4, positions=9)))
     random, between = np.random.default_rng(0), []
     found = set()
@@ -392,7 +393,7 @@ def test_compiled_routing_rounds_alike_wherever_its_arrays_lie():
 def test_random_draws_stay_finite(draws):
     """Of poses from tiny to huge and of activations from 0 to 1, many of them exactly 0 or 1."""
     torch.manual_seed(0)
-    routed = MatrixCapsules(ReceptiveFields.everything(4), TYPES, EMRouting(PARENTS, 3))
+    routed = FusedMatrixCapsules(ReceptiveFields.everything(4), TYPES, EMRouting(PARENTS, 3))
     scale = 10 ** (8 * torch.rand(draws, 1, 1, 1) - 6)
     poses = scale * torch.randn(draws, 4, TYPES, 16)
     activations = (3 * torch.rand(draws, 4, TYPES) - 1).clamp(0, 1)
@@ -406,7 +407,7 @@ def test_random_draws_stay_finite(draws):
 def test_draws_at_positions_that_share_children_stay_finite():
     torch.manual_seed(0)
     routing = EMRouting(PARENTS, 3)
-    routed = MatrixCapsules(ReceptiveFields.sliding(3, 2, 1), TYPES, routing)
+    routed = FusedMatrixCapsules(ReceptiveFields.sliding(3, 2, 1), TYPES, routing)
     for _ in range(20):
         torch.nn.init.normal_(routing.beta_u, std=3)
         torch.nn.init.normal_(routing.beta_a, std=0.1)
@@ -445,7 +446,7 @@ def test_a_pose_that_is_no_number_is_seen_in_what_comes_of_it():
 
 def test_mixing_proportions_sum_to_one_over_the_layer():
     routed = layer(mixing=True)
-    assert not routed._can_be_fused(children().poses)
+    assert not routed.can_be_fused(children().poses)
     found = routed(children())
     torch.testing.assert_close(found.activations.sum(dim=(1, 2)), torch.ones(2))
 
@@ -456,7 +457,7 @@ def test_mixing_proportions_have_no_parameters_that_nothing_learns():
 
 def test_an_ablation_with_vectors_has_a_vote_per_matrix():
     routed, capsules = layer(vector_poses=True), children()
-    assert not routed._can_be_fused(capsules.poses)
+    assert not routed.can_be_fused(capsules.poses)
     votes = routed.votes(capsules.poses)
     child = int(routed.fields.inside[4, 5])
     expected = capsules.poses[1, child, 1] @ routed.weight[5, 1, 2]

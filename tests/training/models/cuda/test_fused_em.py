@@ -6,7 +6,7 @@ import torch
 from tests.support.triton_here import DEVICE, MARKS
 from training.models.cuda import fused_em
 from training.models.em import Capsules, EMConstants, EMRouting, ReceptiveFields
-from training.models.matrix_capsules import MatrixCapsules
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
 
 pytestmark = MARKS
 
@@ -17,7 +17,7 @@ def layer(fields, types, parents, iterations, exponent=1.0, seed=0, calibrated=F
     routing = EMRouting(parents, iterations, constants, calibrated=calibrated)
     torch.nn.init.normal_(routing.beta_u)
     torch.nn.init.normal_(routing.beta_a, std=0.01)
-    return MatrixCapsules(fields, types, routing, matrix_noise=0.3, **options).to(DEVICE)
+    return FusedMatrixCapsules(fields, types, routing, matrix_noise=0.3, **options).to(DEVICE)
 
 
 def convolutional(size=4, stride=1, types=1, parents=2, iterations=3, **options):
