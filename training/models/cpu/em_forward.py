@@ -40,29 +40,80 @@ class Settings(NamedTuple):
     eta: np.float32
 
 
+class Children(NamedTuple):
+    """Poses [C, 16, L] and activations [C, L]."""
+
+    poses: Any
+    activations: Any
+
+
+class Parents(NamedTuple):
+    """What the layer has for its parents.
+
+    Attributes:
+        matrices: [J, N, 16].
+        offsets: added to the votes, [N, 16, L].
+        beta_u: cost of a child's element that is not explained, [J].
+        budget: what the costs are held against, [J].
+    """
+
+    matrices: Any
+    offsets: Any
+    beta_u: Any
+    budget: Any
+
+
+class Wiring(NamedTuple):
+    """Who sees whom.
+
+    Attributes:
+        child: the number of each child in a receptive field, [P, N].
+        places: where a child is seen, as p * N + n, [C, Q].
+        counts: in how many places, [C].
+        shares: the first assignments, [P, N].
+    """
+
+    child: Any
+    places: Any
+    counts: Any
+    shares: Any
+
+
+class Kept(NamedTuple):
+    """What the way back needs of each iteration.
+
+    Attributes:
+        assignments: those after the first iteration, [T - 1, P, J, N, L].
+        means: mu, [T, P, J, 16, L].
+        precisions: q, [T, P, J, 16, L].
+        half_logs: logs, [T, P, J, L].
+        totals: [T, P, J, L].
+        complements: 1 - a, [T, P, J, L].
+    """
+
+    assignments: Any
+    means: Any
+    precisions: Any
+    half_logs: Any
+    totals: Any
+    complements: Any
+
+
 @kernel
-def forward(  # arrays that a compiled function cannot take as one
+def forward(
     inverse_temperatures: Any,  # [T], lambda
     settings: Settings,
-    poses: Any,  # [C, 16, L]
-    activations: Any,  # [C, L]
-    matrices: Any,  # [J, N, 16]
-    offsets: Any,  # [N, 16, L]
-    child: Any,  # [P, N], its number
-    places: Any,  # [C, Q], where a child is seen: p * N + n
-    counts: Any,  # [C], in how many places
-    shares: Any,  # [P, N], the first assignments
-    beta_u: Any,  # [J]
-    budget: Any,  # [J]
-    assignments: Any,  # [T - 1, P, J, N, L], filled: those after the first
-    means: Any,  # [T, P, J, 16, L], filled
-    precisions: Any,  # [T, P, J, 16, L], filled: q
-    half_logs: Any,  # [T, P, J, L], filled: logs
-    totals: Any,  # [T, P, J, L], filled
-    complements: Any,  # [T, P, J, L], filled: 1 - a
+    children: Children,
+    parents: Parents,
+    wiring: Wiring,
+    kept: Kept,  # filled
     log_activations: Any,  # [P, J, L], filled: those of the last iteration
 ) -> None:
     """Route 16 examples, and keep what the way back needs."""
+    poses, activations = children
+    matrices, offsets, beta_u, budget = parents
+    child, places, counts, shares = wiring
+    assignments, means, precisions, half_logs, totals, complements = kept
     iterations, positions, types = len(means), len(child), len(matrices)
     mass = np.empty((child.shape[1], poses.shape[2]), np.float32)
     for t in range(iterations):
@@ -100,9 +151,9 @@ def assigned_mass(
     """Fill in r of each child, its activation times its share in this parent, [N, L]; their sum."""
     total = every(0)
     for n in range(len(mass)):
-        of_child = assigned(t, p, j, n, shares, assignments) * load(activations[child[n]])
-        store(mass[n], of_child)
-        total += of_child
+        child_mass = assigned(t, p, j, n, shares, assignments) * load(activations[child[n]])
+        store(mass[n], child_mass)
+        total += child_mass
     return total
 
 

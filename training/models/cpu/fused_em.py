@@ -20,20 +20,20 @@ result beside these files, or where NUMBA_CACHE_DIR says.
 #     and the next R_n is exp(joint_n) / sum over n's parents.
 # The Gaussian's constant, (2 pi)^8, is left out of density_n: it cancels.
 #
-# Backwards, of_x is the gradient of the loss by x. For a parent, from the last iteration to the first, where
-# R' and of_r' are those of the next one:
-#     of_joint_n = R'_n a_n (of_r'_n - sum over n's parents of R' of_r'), or 0 in the last,
-#     of_density_n = eta of_joint_n,
-#     of_budget = lambda (1 - a) of_log_a, of_beta_u = -16 total of_budget,
-#     of_logs = -sum_n of_density_n - total of_budget,
-#     of_var_h = q_h of_logs + 2 q_h^2 sum_n of_density_n d_nh^2,
-#     of_d_nh = 2 d_nh (w_n of_var_h - q_h of_density_n),
-#     of_mu_h = of_mean_h - sum_n of_d_nh, where sum_n w_n d_nh = mu_h floor / (total + floor),
-#     of_v_nh = of_d_nh + w_n of_mu_h,
-#     of_r_n = sum_h (of_var_h (d_nh^2 - (var_h - floor)) + of_mu_h d_nh) / (total + floor)
-#              - (16 beta_u + logs) of_budget,
-#     and a_n gets R_n of_r_n from every parent and iteration.
-# In the last iteration of_log_a and of_mean are what comes in; before it they are sum_n of_joint_n and 0.
+# Backwards, grad_x is the gradient of the loss with respect to x. For a parent, from the last iteration to
+# the first, where R' and grad_r' are those of the next one:
+#     grad_joint_n = R'_n a_n (grad_r'_n - sum over n's parents of R' grad_r'), or 0 in the last,
+#     grad_density_n = eta grad_joint_n,
+#     grad_budget = lambda (1 - a) grad_log_a, grad_beta_u = -16 total grad_budget,
+#     grad_logs = -sum_n grad_density_n - total grad_budget,
+#     grad_var_h = q_h grad_logs + 2 q_h^2 sum_n grad_density_n d_nh^2,
+#     grad_d_nh = 2 d_nh (w_n grad_var_h - q_h grad_density_n),
+#     grad_mu_h = grad_mean_h - sum_n grad_d_nh, where sum_n w_n d_nh = mu_h floor / (total + floor),
+#     grad_v_nh = grad_d_nh + w_n grad_mu_h,
+#     grad_r_n = sum_h (grad_var_h (d_nh^2 - (var_h - floor)) + grad_mu_h d_nh) / (total + floor)
+#              - (16 beta_u + logs) grad_budget,
+#     and a_n gets R_n grad_r_n from every parent and iteration.
+# In the last iteration grad_log_a and grad_mean are what comes in; before it, sum_n grad_joint_n and 0.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.models.cpu import em_backward, em_forward
+from training.models.cpu.em_backward import Gradients, backward
+from training.models.cpu.em_forward import Children, Kept, Parents, Settings, Wiring, forward
 from training.models.cpu.lanes import ELEMENTS, LANES
 
 Array = NDArray[np.float32]
@@ -94,9 +95,10 @@ def route(
         matrices.contiguous(),
         beta_u,
         budget,
-        (offsets[:, :, None].expand(-1, -1, LANES).contiguous(), child, places, counts, shares),
+        offsets[:, :, None].expand(-1, -1, LANES).contiguous(),
+        Wiring(*_arrays(child, places, counts, shares)),
         np.array([float(x) for x in inverse_temperatures], np.float32),
-        em_forward.Settings(*map(np.float32, (*floors, density_exponent))),
+        Settings(*map(np.float32, (*floors, density_exponent))),
     )
     return from_lanes(means, len(poses)), from_lanes(log_activations, len(poses))
 
@@ -124,55 +126,63 @@ class _FusedEM(torch.autograd.Function):
         matrices: Tensor,
         beta_u: Tensor,
         budget: Tensor,
-        wiring: tuple[Tensor, ...],
+        offsets: Tensor,
+        wiring: Wiring,
         inverse_temperatures: Array,
-        settings: em_forward.Settings,
+        settings: Settings,
     ) -> tuple[Tensor, Tensor]:
-        offsets, child, places, counts, shares = wiring
-        ctx.constants = inverse_temperatures, settings
         groups, iterations = len(poses), len(inverse_temperatures)
-        parents = len(child), len(matrices)  # P, J
-        assigned = poses.new_empty(groups, iterations - 1, *parents, child.shape[1], LANES)
-        of_elements = poses.new_empty(2, groups, iterations, *parents, ELEMENTS, LANES)
-        of_parents = poses.new_empty(3, groups, iterations, *parents, LANES)
-        log_activations = poses.new_empty(groups, *parents, LANES)
-        kept = assigned, *of_elements, *of_parents
-        shared = _arrays(matrices, offsets, child, places, counts, shares, beta_u, budget)
-        of_groups = _arrays(poses, activations), _arrays(*kept, log_activations)
+        each = len(wiring.child), len(matrices)  # P, J
+        kept = (
+            poses.new_empty(groups, iterations - 1, *each, wiring.child.shape[1], LANES),
+            *poses.new_empty(2, groups, iterations, *each, ELEMENTS, LANES),
+            *poses.new_empty(3, groups, iterations, *each, LANES),
+        )
+        log_activations = poses.new_empty(groups, *each, LANES)
+        parents = Parents(*_arrays(matrices, offsets, beta_u, budget))
+        of_groups = _arrays(poses, activations), _arrays(*kept), _arrays(log_activations)
 
         def work(group: int) -> None:
-            given, filled = ([array[group] for array in arrays] for arrays in of_groups)
-            em_forward.forward(*ctx.constants, *given, *shared, *filled)
+            given, filled, [last] = ([array[group] for array in arrays] for arrays in of_groups)
+            forward(inverse_temperatures, settings, Children(*given), parents, wiring, Kept(*filled), last)
 
         _in_threads(groups, work)
-        ctx.save_for_backward(poses, activations, matrices, offsets, child, shares, beta_u, *kept)
-        return of_elements[0, :, -1].clone(), log_activations
+        ctx.constants = wiring, inverse_temperatures, settings
+        ctx.save_for_backward(poses, activations, matrices, offsets, beta_u, budget, *kept)
+        return kept[1][:, -1].clone(), log_activations
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_means: Tensor, of_log_activations: Tensor) -> tuple[Tensor | None, ...]:
-        saved = _arrays(*ctx.saved_tensors)
-        poses, activations, shared, kept = saved[0], saved[1], saved[2:7], saved[7:]
-        matrices = shared[0]
+    def backward(ctx: Any, grad_means: Tensor, grad_log_activations: Tensor) -> tuple[Tensor | None, ...]:
+        wiring, inverse_temperatures, settings = ctx.constants
+        poses, activations, *of_parents = _arrays(*ctx.saved_tensors[:6])
+        parents, kept = Parents(*of_parents), _arrays(*ctx.saved_tensors[6:])
+        come_in = _arrays(grad_means.contiguous(), grad_log_activations.contiguous())
         groups = len(poses)
-        come_in = [*kept, *_arrays(of_means.contiguous(), of_log_activations.contiguous())]
         gradients = (
             np.zeros_like(poses),
             np.zeros_like(activations),
-            np.zeros((groups, *matrices.shape), np.float32),
-            np.zeros((groups, 2, len(matrices), LANES), np.float32),
+            np.zeros((groups, *parents.matrices.shape), np.float32),
+            np.zeros((groups, 2, len(parents.matrices), LANES), np.float32),
         )
 
         def work(group: int) -> None:
-            of_r = np.empty(kept[0].shape[2:], np.float32)
-            given = poses[group], activations[group]
-            others = [array[group] for array in come_in]
-            filled = [array[group] for array in gradients]
-            em_backward.backward(*ctx.constants, *given, *shared, *others, of_r, *filled)
+            grad_r = np.empty(kept[0].shape[2:], np.float32)
+            backward(
+                inverse_temperatures,
+                settings,
+                Children(poses[group], activations[group]),
+                parents,
+                wiring,
+                Kept(*(array[group] for array in kept)),
+                *(array[group] for array in come_in),
+                grad_r,
+                Gradients(*(array[group] for array in gradients)),
+            )
 
         _in_threads(groups, work)
-        of_poses, of_activations, of_matrices, of_betas = map(torch.from_numpy, gradients)
-        return of_poses, of_activations, of_matrices.sum(0), *of_betas.sum((0, 3)), None, None, None
+        grad_poses, grad_activations, grad_matrices, grad_betas = map(torch.from_numpy, gradients)
+        return grad_poses, grad_activations, grad_matrices.sum(0), *grad_betas.sum((0, 3)), *[None] * 4
 
 
 def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:

@@ -88,13 +88,15 @@ def m_step(
     cost = (16 * tl.load(beta_u + j) + logs) * total
     z = tl.load(inverse_temperature) * (tl.load(budget + j) - cost)
     log_activation = tl.minimum(z, 0.0) - tl.log(1 + tl.exp(-tl.abs(z)))  # log of the sigmoid
-    here, of_elements = parent * batch + b, (parent * 16 + h) * batch + b
-    tl.store(means + of_elements, mean, mask=b < batch)
-    tl.store(precisions + of_elements, precision, mask=b < batch)
-    tl.store(half_logs + here, logs, mask=b < batch)
-    tl.store(totals + here, total, mask=b < batch)
-    tl.store(complements + here, tl.exp(log_activation - z), mask=b < batch)  # exact where a is near 1
-    tl.store(log_activations + here, log_activation, mask=b < batch)
+    parent_offsets, element_offsets = parent * batch + b, (parent * 16 + h) * batch + b
+    tl.store(means + element_offsets, mean, mask=b < batch)
+    tl.store(precisions + element_offsets, precision, mask=b < batch)
+    tl.store(half_logs + parent_offsets, logs, mask=b < batch)
+    tl.store(totals + parent_offsets, total, mask=b < batch)
+    tl.store(
+        complements + parent_offsets, tl.exp(log_activation - z), mask=b < batch
+    )  # exact where a is near 1
+    tl.store(log_activations + parent_offsets, log_activation, mask=b < batch)
 
     if not is_last:
         for start in range(0, children, child_tile):

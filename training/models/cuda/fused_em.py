@@ -52,7 +52,7 @@ def route(
             budget,
             (offsets, child, places, counts, shares),
             lambdas,
-            (*floors, density_exponent),
+            {"mass_floor": floors[0], "variance_floor": floors[1], "eta": density_exponent},
         )
     return means.movedim(-1, 0), log_activations.movedim(-1, 0)
 
@@ -70,7 +70,7 @@ class _FusedEM(torch.autograd.Function):
         budget: Tensor,
         wiring: tuple[Tensor, ...],
         lambdas: list[Tensor],
-        settings: tuple[float, float, float],
+        settings: dict[str, float],
     ) -> tuple[Tensor, Tensor]:
         offsets, child, places, counts, shares = wiring
         batch, iterations = poses.shape[-1], len(lambdas)
@@ -79,20 +79,38 @@ class _FusedEM(torch.autograd.Function):
         means, precisions = poses.new_empty(2, iterations, positions, types, 16, batch)
         half_logs, totals, complements = poses.new_empty(3, iterations, positions, types, batch)
         log_activations = poses.new_empty(positions, types, batch)
+        sizes = {"batch": batch, "types": types, "children": children}
         for t in range(iterations):
             is_last = t + 1 == iterations
-            share = _assigned(t, shares, assignments)
             em_forward.m_step[_grid(positions * types, batch)](
-                *(poses, activations, matrices, offsets, child, share, *share.stride()),
-                *(beta_u, budget, lambdas[t], means[t], precisions[t], half_logs[t], totals[t]),
-                *(complements[t], log_activations, None if is_last else assignments[t]),
-                *(batch, types, children, *settings),
+                poses=poses,
+                activations=activations,
+                matrices=matrices,
+                offsets=offsets,
+                child=child,
+                **_by_strides(_assigned(t, shares, assignments)),
+                beta_u=beta_u,
+                budget=budget,
+                inverse_temperature=lambdas[t],
+                means=means[t],
+                precisions=precisions[t],
+                half_logs=half_logs[t],
+                totals=totals[t],
+                complements=complements[t],
+                log_activations=log_activations,
+                joint=None if is_last else assignments[t],
+                **sizes,
+                **settings,
                 is_last=is_last,
                 **SOME_CHILDREN,
             )
             if not is_last:
                 em_forward.e_step[_grid(len(poses), batch)](
-                    *(places, counts, assignments[t], batch, types, children, places.shape[1]),
+                    places=places,
+                    counts=counts,
+                    joint=assignments[t],
+                    **sizes,
+                    reach=places.shape[1],
                     type_tile=triton.next_power_of_2(types),
                     **ONE_CHILD,
                 )
@@ -103,45 +121,81 @@ class _FusedEM(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_means: Tensor, of_log_activations: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_means: Tensor, grad_log_activations: Tensor) -> tuple[Tensor | None, ...]:
         poses, activations, matrices, beta_u, offsets, child, places, counts, shares, *kept = (
             ctx.saved_tensors
         )
         assignments, means, precisions, half_logs, totals, complements = kept
-        mass_floor, _, exponent = ctx.settings
         iterations, positions, types, _, batch = means.shape
         children = child.shape[1]
-        votes, sizes = (poses, activations, matrices, offsets), (batch, types, children)
-        of_r = poses.new_zeros(positions, types, children, batch)  # or of_joint: 0 in the last iteration
+        factors = {"poses": poses, "activations": activations, "matrices": matrices, "offsets": offsets}
+        sizes = {"batch": batch, "types": types, "children": children}
+        settings = {name: ctx.settings[name] for name in ("mass_floor", "eta")}
+        grad_r = poses.new_zeros(positions, types, children, batch)  # or grad_joint: 0 in the last iteration
         now, later = torch.zeros_like(activations), torch.zeros_like(activations)
-        of_poses, of_activations, of_matrices = map(torch.zeros_like, (poses, activations, matrices))
-        of_parents = torch.empty_like(means[0]), torch.empty_like(means[0]), torch.empty_like(totals[0])
-        of_budgets = torch.empty_like(totals)
-        given = of_means.contiguous(), of_log_activations.contiguous()
+        grad_poses, grad_activations, grad_matrices = map(torch.zeros_like, (poses, activations, matrices))
+        grad_budgets = torch.empty_like(totals)
+        of_parents = {
+            "grad_means": torch.empty_like(means[0]),
+            "grad_variances": torch.empty_like(means[0]),
+            "grad_totals": torch.empty_like(totals[0]),
+        }
         for t in reversed(range(iterations)):
             is_last = t + 1 == iterations
             em_backward.gradients_of_parent[_grid(positions * types, batch)](
-                *(*votes, child, beta_u, ctx.lambdas[t], means[t], precisions[t], half_logs[t], totals[t]),
-                *(complements[t], None if is_last else assignments[t], later, of_r, *given, *of_parents),
-                *(of_budgets[t], *sizes, *ctx.settings),
+                **factors,
+                child=child,
+                beta_u=beta_u,
+                inverse_temperature=ctx.lambdas[t],
+                means=means[t],
+                precisions=precisions[t],
+                half_logs=half_logs[t],
+                totals=totals[t],
+                complements=complements[t],
+                next_shares=None if is_last else assignments[t],
+                later=later,
+                grad_r=grad_r,
+                grad_mean_given=grad_means.contiguous(),
+                grad_log_activation_given=grad_log_activations.contiguous(),
+                **of_parents,
+                grad_budgets=grad_budgets[t],
+                **sizes,
+                **ctx.settings,
                 is_last=is_last,
                 **SOME_CHILDREN,
             )
-            share = _assigned(t, shares, assignments)
-            fitted = share, *share.stride(), means[t], precisions[t], totals[t], of_r, *of_parents
-            em_backward.gradients_of_matrix[(types * children,)](
-                *(*votes, child, *fitted, of_matrices, *sizes, positions, mass_floor, exponent),
+            of_iteration = {
+                **factors,
+                **_by_strides(_assigned(t, shares, assignments)),
+                "means": means[t],
+                "precisions": precisions[t],
+                "totals": totals[t],
+                **of_parents,
+                **sizes,
+                **settings,
                 **ONE_CHILD,
+            }
+            em_backward.gradients_of_matrix[(types * children,)](
+                child=child,
+                grad_joints=grad_r,
+                grad_matrices=grad_matrices,
+                positions=positions,
+                **of_iteration,
             )
             em_backward.gradients_of_child[_grid(len(poses), batch)](
-                *(*votes, places, counts, *fitted, now, of_poses, of_activations),
-                *(*sizes, places.shape[1], mass_floor, exponent),
-                **ONE_CHILD,
+                places=places,
+                counts=counts,
+                grad_r=grad_r,
+                now=now,
+                grad_poses=grad_poses,
+                grad_activations=grad_activations,
+                reach=places.shape[1],
+                **of_iteration,
             )
             now, later = later, now
-        of_beta_u = -16 * (totals * of_budgets).sum((0, 1, 3))
-        of_budget = of_budgets.sum((0, 1, 3))
-        return of_poses, of_activations, of_matrices, of_beta_u, of_budget, None, None, None
+        grad_beta_u = -16 * (totals * grad_budgets).sum((0, 1, 3))
+        grad_budget = grad_budgets.sum((0, 1, 3))
+        return grad_poses, grad_activations, grad_matrices, grad_beta_u, grad_budget, None, None, None
 
 
 def _grid(programs: int, batch: int) -> tuple[int, int]:
@@ -152,3 +206,9 @@ def _grid(programs: int, batch: int) -> tuple[int, int]:
 def _assigned(t: int, shares: Tensor, assignments: Tensor) -> Tensor:
     """R in an iteration, [P, J, N, B]."""
     return shares[:, None, :, None].expand(assignments.shape[1:]) if t == 0 else assignments[t - 1]
+
+
+def _by_strides(shares: Tensor) -> dict[str, Any]:
+    """R with its strides: in the first iteration they are 0 along parent types and examples."""
+    names = ("stride_p", "stride_j", "stride_n", "stride_b")
+    return {"shares": shares, **dict(zip(names, shares.stride(), strict=True))}

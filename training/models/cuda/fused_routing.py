@@ -12,13 +12,13 @@ and upper capsules of each iteration. Nothing waits for the GPU, so that CUDA gr
 #     c = softmax over j of b, s_j = sum over i of c_ji u_hat_ji + bias_j, v = squash(s),
 #     and the next b_ji is b_ji + u_hat_ji . v_j.
 #
-# Backwards, of_x is the gradient of the loss by x. From the last iteration to the first, with of_b' of the
-# next one, 0 in the last:
-#     of_v_j = sum over i of of_b'_ji u_hat_ji, or in the last what comes in; of_s by the squash,
-#     of_c_ji = u_hat_ji . of_s_j,
-#     of_b_ji = c_ji (of_c_ji - sum over j of c of_c) + of_b'_ji,
-#     and u_hat_ji gets c_ji of_s_j + of_b'_ji v_j from every iteration.
-# of_b of an iteration and of_v of the one before need the same predictions: they are one kernel.
+# Backwards, grad_x is the gradient of the loss with respect to x. From the last iteration to the first, with
+# grad_b' of the next one, 0 in the last:
+#     grad_v_j = sum over i of grad_b'_ji u_hat_ji, or in the last what comes in; grad_s by the squash,
+#     grad_c_ji = u_hat_ji . grad_s_j,
+#     grad_b_ji = c_ji (grad_c_ji - sum over j of c grad_c) + grad_b'_ji,
+#     and u_hat_ji gets c_ji grad_s_j + grad_b'_ji v_j from every iteration.
+# grad_b of an iteration and grad_v of the one before need the same predictions: they are one kernel.
 
 from typing import Any
 
@@ -85,8 +85,14 @@ class _FusedRouting(torch.autograd.Function):
             is_first = t == 0
             before = first_logits if t <= 1 else logits[t - 2]
             routing_kernels.route_once[_grid(u)](
-                *(u, weight, before, *_strides(before), v[max(t - 1, 0)]),
-                *(None if is_first else logits[t - 1], sums, *_sizes(u, weight)),
+                u=u,
+                weight=weight,
+                logits=before,
+                **_strides(before),
+                v=v[max(t - 1, 0)],
+                next_logits=None if is_first else logits[t - 1],
+                sums=sums,
+                **_sizes(u, weight),
                 is_first=is_first,
                 none_of_the_above=none,
                 chunk=CHUNK,
@@ -105,41 +111,58 @@ class _FusedRouting(torch.autograd.Function):
         u, weight, first_logits, logits, s, v = ctx.saved_tensors
         iterations, batch, upper, upper_dim = s.shape
         lower = u.shape[1]
-        of_s, of_v = torch.empty_like(s), given
-        of_logits = u.new_empty(iterations + 1, batch, lower, upper)
-        of_logits[iterations] = 0
+        grad_s, grad_v = torch.empty_like(s), given
+        grad_logits = u.new_empty(iterations + 1, batch, lower, upper)
+        grad_logits[iterations] = 0
         sums = u.new_empty(triton.cdiv(lower, CHUNK), batch, upper, upper_dim)
         first = 0 if ctx.needs_input_grad[2] else 1
         for t in reversed(range(iterations)):
-            of_s[t] = _through_squash(s[t], of_v)
+            grad_s[t] = _through_squash(s[t], grad_v)
             if t >= first:
-                here = first_logits if t == 0 else logits[t - 1]
+                current = first_logits if t == 0 else logits[t - 1]
                 routing_kernels.gradients_of_iteration[_grid(u)](
-                    *(u, weight, here, *_strides(here), of_s[t], of_logits[t + 1], of_logits[t], sums),
-                    *_sizes(u, weight),
+                    u=u,
+                    weight=weight,
+                    logits=current,
+                    **_strides(current),
+                    grad_s=grad_s[t],
+                    grad_next_logits=grad_logits[t + 1],
+                    grad_logits=grad_logits[t],
+                    sums=sums,
+                    **_sizes(u, weight),
                     none_of_the_above=ctx.none,
                     chunk=CHUNK,
                     **tiles(*weight.shape[1:]),
                 )
-                of_v = sums.sum(0)
-        of_u, of_weight = torch.empty_like(u), torch.empty_like(weight)
+                grad_v = sums.sum(0)
+        grad_u, grad_weight = torch.empty_like(u), torch.empty_like(weight)
         routing_kernels.gradients_of_factors[(lower,)](
-            *(u, weight, first_logits, *_strides(first_logits), logits, v, of_s, of_logits[1:]),
-            *(of_u, of_weight, *_sizes(u, weight), iterations),
+            u=u,
+            weight=weight,
+            first_logits=first_logits,
+            **_strides(first_logits),
+            logits=logits,
+            v=v,
+            grad_s=grad_s,
+            grad_logits=grad_logits[1:],
+            grad_u=grad_u,
+            grad_weight=grad_weight,
+            **_sizes(u, weight),
+            iterations=iterations,
             none_of_the_above=ctx.none,
             **tiles(*weight.shape[1:]),
         )
-        of_first_logits = None if first else of_logits[0].sum(0)
-        return of_u, of_weight, of_first_logits, of_s.sum((0, 1)), None, None
+        grad_first_logits = None if first else grad_logits[0].sum(0)
+        return grad_u, grad_weight, grad_first_logits, grad_s.sum((0, 1)), None, None
 
 
-def _through_squash(s: Tensor, of_v: Tensor) -> Tensor:
-    """Gradient by s of v = s f(|s|^2), [B, J, D]: f of_v + 2 f' (s . of_v) s."""
+def _through_squash(s: Tensor, grad_v: Tensor) -> Tensor:
+    """Gradient by s of v = s f(|s|^2), [B, J, D]: f grad_v + 2 f' (s . grad_v) s."""
     sq = s.square().sum(dim=-1, keepdim=True)
     per_length = (sq + SQUASH_EPS).rsqrt()
     share = sq / (1 + sq)
     slope = per_length / (1 + sq).square() - 0.5 * share * per_length**3
-    return share * per_length * of_v + 2 * slope * (s * of_v).sum(dim=-1, keepdim=True) * s
+    return share * per_length * grad_v + 2 * slope * (s * grad_v).sum(dim=-1, keepdim=True) * s
 
 
 def _grid(u: Tensor) -> tuple[int, int]:
@@ -147,14 +170,22 @@ def _grid(u: Tensor) -> tuple[int, int]:
     return triton.cdiv(u.shape[0], IMAGES), triton.cdiv(u.shape[1], CHUNK)
 
 
-def _strides(logits: Tensor) -> tuple[int, int]:
+def _strides(logits: Tensor) -> dict[str, int]:
     """Of images and of lower capsules, in [B, I, J] or, the same for all images, [I, J]."""
-    return (0, logits.stride(0)) if logits.ndim == 2 else (logits.stride(0), logits.stride(1))
+    stride_b = 0 if logits.ndim == 2 else logits.stride(0)
+    return {"stride_b": stride_b, "stride_i": logits.stride(-2)}
 
 
-def _sizes(u: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """B, I, J, E, D."""
-    return len(u), len(weight), weight.shape[2], weight.shape[1], weight.shape[3]
+def _sizes(u: Tensor, weight: Tensor) -> dict[str, int]:
+    """Of the tensors."""
+    (batch, lower, lower_dim), (upper, upper_dim) = u.shape, weight.shape[2:]
+    return {
+        "batch": batch,
+        "lower": lower,
+        "upper": upper,
+        "lower_dim": lower_dim,
+        "upper_dim": upper_dim,
+    }
 
 
 def tiles(lower_dim: int, upper: int, upper_dim: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def route_once(
     j = tl.arange(0, upper_tile)[None]
     first = tl.program_id(1) * chunk
     if not is_first:
-        of_v = load_upper(v, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
+        v_before = load_upper(v, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
     s = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
     for i in range(first, tl.minimum(first + chunk, lower)):
         u_hat = predict(
@@ -143,11 +143,11 @@ def route_once(
         there = (b < batch) & (j < upper)
         logit = tl.load(logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
         if not is_first:
-            logit += tl.sum(u_hat * of_v, axis=2)
+            logit += tl.sum(u_hat * v_before, axis=2)
             tl.store(next_logits + (b * lower + i) * upper + j, logit, mask=there)
         s += couple(logit, none_of_the_above)[:, :, None] * u_hat
-    of_chunk = sums + tl.program_id(1).to(tl.int64) * batch * upper * upper_dim
-    store_upper(of_chunk, s, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
+    chunk_sums = sums + tl.program_id(1).to(tl.int64) * batch * upper * upper_dim
+    store_upper(chunk_sums, s, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
 
 
 @triton.jit
@@ -157,9 +157,9 @@ def gradients_of_iteration(
     logits,  # b, [B, I, J] by two strides
     stride_b,
     stride_i,
-    of_s,  # [B, J, D]
-    of_next_logits,  # of the next iteration, [B, I, J]; in the last it is 0
-    of_logits,  # [B, I, J], filled
+    grad_s,  # [B, J, D]
+    grad_next_logits,  # of the next iteration, [B, I, J]; in the last it is 0
+    grad_logits,  # [B, I, J], filled
     sums,  # [chunks, B, J, D], filled: of a chunk of lower capsules, for the v of the iteration before
     batch,
     lower,
@@ -177,8 +177,8 @@ def gradients_of_iteration(
     b = tl.program_id(0).to(tl.int64) * image_tile + tl.arange(0, image_tile)[:, None]
     j = tl.arange(0, upper_tile)[None]
     first = tl.program_id(1) * chunk
-    of_sum = load_upper(of_s, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
-    of_v = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
+    grad_s_tile = load_upper(grad_s, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
+    grad_v = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
     for i in range(first, tl.minimum(first + chunk, lower)):
         u_hat = predict(
             u,
@@ -195,16 +195,16 @@ def gradients_of_iteration(
             lower_dim_tile,
             upper_dim_tile,
         )
-        there, here = (b < batch) & (j < upper), (b * lower + i) * upper + j
+        there, slots = (b < batch) & (j < upper), (b * lower + i) * upper + j
         logit = tl.load(logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
         c = couple(logit, none_of_the_above)
-        of_c = tl.sum(u_hat * of_sum, axis=2)
-        of_logit = c * (of_c - tl.sum(c * of_c, axis=1, keep_dims=True))
-        of_logit += tl.load(of_next_logits + here, mask=there, other=0.0)
-        tl.store(of_logits + here, of_logit, mask=there)
-        of_v += of_logit[:, :, None] * u_hat
-    of_chunk = sums + tl.program_id(1).to(tl.int64) * batch * upper * upper_dim
-    store_upper(of_chunk, of_v, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
+        grad_c = tl.sum(u_hat * grad_s_tile, axis=2)
+        grad_logit = c * (grad_c - tl.sum(c * grad_c, axis=1, keep_dims=True))
+        grad_logit += tl.load(grad_next_logits + slots, mask=there, other=0.0)
+        tl.store(grad_logits + slots, grad_logit, mask=there)
+        grad_v += grad_logit[:, :, None] * u_hat
+    chunk_sums = sums + tl.program_id(1).to(tl.int64) * batch * upper * upper_dim
+    store_upper(chunk_sums, grad_v, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
 
 
 @triton.jit
@@ -216,10 +216,10 @@ def gradients_of_factors(
     stride_i,
     logits,  # b of the others, [T - 1, B, I, J]
     v,  # [T, B, J, D]
-    of_s,  # [T, B, J, D]
-    of_logits,  # of all iterations but the first, and 0 behind the last, [T, B, I, J]
-    of_u,  # [B, I, E], filled
-    of_weight,  # [I, E, J, D], filled
+    grad_s,  # [T, B, J, D]
+    grad_logits,  # of all iterations but the first, and 0 behind the last, [T, B, I, J]
+    grad_u,  # [B, I, E], filled
+    grad_weight,  # [I, E, J, D], filled
     batch,
     lower,
     upper,
@@ -237,31 +237,33 @@ def gradients_of_factors(
     j, e = tl.arange(0, upper_tile)[None], tl.arange(0, lower_dim_tile)[None]
     columns: tl.constexpr = upper_tile * upper_dim_tile
     matrix = load_matrix(weight, i, upper, lower_dim, upper_dim, upper_tile, lower_dim_tile, upper_dim_tile)
-    of_matrix = tl.zeros([lower_dim_tile, columns], tl.float32)
+    grad_matrix = tl.zeros([lower_dim_tile, columns], tl.float32)
     for start in range(0, batch, image_tile):
         b = start + tl.arange(0, image_tile)[:, None]
-        there, here = (b < batch) & (j < upper), (b * lower + i) * upper + j
-        of_u_hat = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
+        there, slots = (b < batch) & (j < upper), (b * lower + i) * upper + j
+        grad_u_hat = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
         for t in range(iterations):
             if t == 0:
                 logit = tl.load(first_logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
             else:
-                of_t = logits + (t - 1) * batch * lower * upper
-                logit = tl.load(of_t + here, mask=there, other=NOWHERE)
+                logits_of_t = logits + (t - 1) * batch * lower * upper
+                logit = tl.load(logits_of_t + slots, mask=there, other=NOWHERE)
             c = couple(logit, none_of_the_above)
-            of_agreement = tl.load(of_logits + t * batch * lower * upper + here, mask=there, other=0.0)
-            of_t = t * batch * upper * upper_dim
-            of_sum = load_upper(of_s + of_t, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
-            of_u_hat += c[:, :, None] * of_sum
-            v_of_t = load_upper(v + of_t, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
-            of_u_hat += of_agreement[:, :, None] * v_of_t
-        of_u_hat = tl.reshape(of_u_hat, [image_tile, columns])
+            grad_agreement = tl.load(grad_logits + t * batch * lower * upper + slots, mask=there, other=0.0)
+            start_of_t = t * batch * upper * upper_dim
+            grad_s_tile = load_upper(
+                grad_s + start_of_t, b, batch, upper, upper_dim, upper_tile, upper_dim_tile
+            )
+            grad_u_hat += c[:, :, None] * grad_s_tile
+            v_of_t = load_upper(v + start_of_t, b, batch, upper, upper_dim, upper_tile, upper_dim_tile)
+            grad_u_hat += grad_agreement[:, :, None] * v_of_t
+        grad_u_hat = tl.reshape(grad_u_hat, [image_tile, columns])
         pose = load_pose(u, i, b, batch, lower, lower_dim, lower_dim_tile)
-        of_matrix += tl.dot(tl.trans(pose), of_u_hat, input_precision="ieee")
-        of_pose = tl.dot(of_u_hat, tl.trans(matrix), input_precision="ieee")
-        of_u_here = of_u + (b * lower + i) * lower_dim + e
-        tl.store(of_u_here, of_pose, mask=(b < batch) & (e < lower_dim))
+        grad_matrix += tl.dot(tl.trans(pose), grad_u_hat, input_precision="ieee")
+        grad_pose = tl.dot(grad_u_hat, tl.trans(matrix), input_precision="ieee")
+        grad_u_slots = grad_u + (b * lower + i) * lower_dim + e
+        tl.store(grad_u_slots, grad_pose, mask=(b < batch) & (e < lower_dim))
     e, column = tl.arange(0, lower_dim_tile)[:, None], tl.arange(0, columns)[None]
     j, d = column // upper_dim_tile, column % upper_dim_tile
     there = (e < lower_dim) & (j < upper) & (d < upper_dim)
-    tl.store(of_weight + ((i * lower_dim + e) * upper + j) * upper_dim + d, of_matrix, mask=there)
+    tl.store(grad_weight + ((i * lower_dim + e) * upper + j) * upper_dim + d, grad_matrix, mask=there)
