@@ -224,7 +224,7 @@ def _experiment(options: argparse.Namespace) -> int:
 
 def _run_all_experiments(options: argparse.Namespace) -> None:
     """Run every experiment whose data is available; say at the end which were left out."""
-    from training.experiments.run import MeasuredInPartError
+    from training.experiments.command import MeasuredInPartError
 
     in_part: list[str] = []
     skipped: list[str] = []
@@ -248,7 +248,7 @@ def _run_all_experiments(options: argparse.Namespace) -> None:
 
 def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
     """Run an experiment and print its report."""
-    from training.experiments.run import run_experiment
+    from training.experiments.command import run_experiment
     from training.experiments.runner import Runner
 
     runner = Runner(out, options.networks, data_root(options.data), _device(options.device))
@@ -261,7 +261,7 @@ def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from training.experiments.run import write_page
+    from training.experiments.command import write_page
 
     print(f"wrote {write_page(options.folder)}")
     return 0

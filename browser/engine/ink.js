@@ -38,7 +38,7 @@ export function findInk(gray, isDark) {
   const levels = contrast.values.filter((_, at) => strokes.values[at]);
   if (!levels.length) return { ...gray, values: new Float32Array(gray.values.length) };
   const full = Math.max(floor, quantile(levels, 0.7)); // of dotted strokes most is paper
-  const near = widest(strokes, 2).values;
+  const near = dilate(strokes, 2).values;
   const values = contrast.values.map((level, at) => near[at] * clipped((level - 0.25 * full) / (0.6 * full)));
   return { ...gray, values };
 }
@@ -54,7 +54,7 @@ export function placeInk(ink, width, height) {
   const missing = Math.max(0, stroke - thickness);
   if (missing) {
     const room = (box - stroke) / Math.max(1, box - thickness); // thickened strokes must still fit the box
-    large = thickened(scaledInk(crop, (room * box) / longer), round(missing / 2));
+    large = dilateRound(scaledInk(crop, (room * box) / longer), round(missing / 2));
   }
   return centered(large, width, height);
 }
@@ -63,7 +63,7 @@ export function placeInk(ink, width, height) {
 function contrastOf(gray, isDark) {
   const light = isDark ? gray : { ...gray, values: gray.values.map((level) => 1 - level) };
   const reach = Math.max(2, round((GROUND_WINDOW * Math.min(gray.width, gray.height)) / 2));
-  const [straight, level] = [true, false].map((goesOn) => closed(light, reach, goesOn).values);
+  const [straight, level] = [true, false].map((goesOn) => close(light, reach, goesOn).values);
   const values = light.values.map((own, at) => {
     const ground = Math.min(straight[at], level[at]);
     return isDark ? (ground - own) / Math.max(ground, 0.1) : ground - own;
@@ -71,10 +71,10 @@ function contrastOf(gray, isDark) {
   return { ...gray, values };
 }
 
-/** Paint over dark things narrower than 2 x reach; beyond the edge the picture goes straight on, or level. */
-function closed(light, reach, isStraight) {
+/** Closing: paint over dark things narrower than 2 x reach; beyond the edge the picture goes straight on, or level. */
+function close(light, reach, isStraight) {
   const padded = framed(light, reach, isStraight ? straightOn : levelOn);
-  const opened = widest(negative(widest(padded, reach)), reach);
+  const opened = dilate(negative(dilate(padded, reach)), reach);
   return negative(part(opened, reach, reach, light.width, light.height));
 }
 
@@ -115,14 +115,14 @@ function part({ width, values }, left, top, wide, high) {
   return { width: wide, height: high, values: made };
 }
 
-/** Largest value within `reach` pixels in each direction. */
-function widest({ width, height, values }, reach) {
-  const rows = widestAlong(values, { lines: height, length: width, next: 1, line: width }, reach);
-  return { width, height, values: widestAlong(rows, { lines: width, length: height, next: width, line: 1 }, reach) };
+/** Dilation by a square: the largest value within `reach` pixels in each direction. */
+function dilate({ width, height, values }, reach) {
+  const rows = dilateAlong(values, { lines: height, length: width, next: 1, line: width }, reach);
+  return { width, height, values: dilateAlong(rows, { lines: width, length: height, next: width, line: 1 }, reach) };
 }
 
 /** The same along one axis: the largest so far from both ends of blocks of a window's size (van Herk 1992). */
-function widestAlong(values, { lines, length, next, line }, reach) {
+function dilateAlong(values, { lines, length, next, line }, reach) {
   const made = new Float32Array(values.length);
   const size = 2 * reach + 1;
   const padded = length + 2 * reach;
@@ -167,50 +167,50 @@ function strokesIn(contrast, floor) {
     const most = left.values.reduce((a, b) => Math.max(a, b), -Infinity);
     if (most < floor) break;
     const level = Math.max(floor, INK_LEVEL * most);
-    const { labels, things } = thingsIn({ ...left, values: left.values.map((one) => Number(one > level)) }, left.values);
-    const digits = things.filter(({ side, contact }) => side >= Math.max(3, LEAST_SIZE * shorter) && contact < CUT_OFF * side);
+    const { labels, components } = labelComponents({ ...left, values: left.values.map((one) => Number(one > level)) }, left.values);
+    const digits = components.filter(({ side, contact }) => side >= Math.max(3, LEAST_SIZE * shorter) && contact < CUT_OFF * side);
     if (digits.length) {
-      const kept = together(things, digits);
+      const kept = groupStrokes(components, digits);
       return { ...contrast, values: Float32Array.from(labels, (label) => Number(kept.has(label))) };
     }
-    const gone = widest({ ...left, values: Float32Array.from(labels, (label) => Number(label >= 0)) }, blur).values;
+    const gone = dilate({ ...left, values: Float32Array.from(labels, (label) => Number(label >= 0)) }, blur).values;
     gone.forEach((one, at) => one && (left.values[at] = 0));
   }
   return { ...contrast, values: new Float32Array(contrast.values.length) };
 }
 
-/** The labels of the heaviest digit, rather one that is not cut off, and of the things near enough to be its strokes. */
-function together(things, digits) {
+/** The labels of the heaviest digit, rather one that is not cut off, and of the components near enough to be its strokes. */
+function groupStrokes(components, digits) {
   const weight = ({ mass, contact }) => mass * (contact > 0 ? CUT_OFF : 1);
   const main = digits.reduce((best, one) => (weight(one) > weight(best) ? one : best));
   const gap = ({ top, left, bottom, right }) =>
     Math.max(Math.max(top - main.bottom, main.top - bottom), Math.max(left - main.right, main.left - right));
-  const kept = things.filter((one) => gap(one) < 0.3 * main.side && one.mass > 0.02 * main.mass && (!one.contact || digits.includes(one)));
+  const kept = components.filter((one) => gap(one) < 0.3 * main.side && one.mass > 0.02 * main.mass && (!one.contact || digits.includes(one)));
   return new Set(kept.map(({ label }) => label));
 }
 
 /** Tell connected regions apart; gaps of two pixels do not part them. */
-function thingsIn(mask, weight) {
+function labelComponents(mask, weight) {
   const { width, height, values } = mask;
-  const labels = connected(widest(mask, 1));
-  const things = [];
+  const labels = connectedComponents(dilate(mask, 1));
+  const components = [];
   values.forEach((inside, at) => {
     if (!inside) return (labels[at] = -1);
     const x = at % width;
     const y = Math.floor(at / width);
-    const one = (things[labels[at]] ??= { label: labels[at], mass: 0, contact: 0, top: y, left: x, bottom: 0, right: 0 });
+    const one = (components[labels[at]] ??= { label: labels[at], mass: 0, contact: 0, top: y, left: x, bottom: 0, right: 0 });
     one.mass += weight[at];
     one.contact += Number(x % (width - 1) === 0 || y % (height - 1) === 0);
     one.left = Math.min(one.left, x);
     one.right = Math.max(one.right, x + 1);
     one.bottom = y + 1;
   });
-  for (const one of things) one.side = Math.max(one.bottom - one.top, one.right - one.left);
-  return { labels, things };
+  for (const one of components) one.side = Math.max(one.bottom - one.top, one.right - one.left);
+  return { labels, components };
 }
 
 /** Number the regions of 8-connected pixels from 0; -1 outside. */
-function connected({ width, height, values }) {
+function connectedComponents({ width, height, values }) {
   const labels = new Int32Array(values.length).fill(-1);
   let count = 0;
   for (let start = 0; start < values.length; start++) {
@@ -272,7 +272,7 @@ function thicknessOf({ width, height, values }) {
 }
 
 /** Draw over with a round pen: largest value within `radius` pixels; grows by `radius` on each side. */
-function thickened(plane, radius) {
+function dilateRound(plane, radius) {
   const [width, height] = [plane.width + 2 * radius, plane.height + 2 * radius];
   const thick = new Float32Array(width * height);
   for (let y = -radius; y <= radius; y++) {

@@ -3,6 +3,9 @@
 The ground is what a closing leaves of the picture: every dark thing narrower than a third of the frame is
 painted over, so that shadows and falling light stay in the ground and strokes do not. What stands out
 from the ground by enough is ink, unless it is a speck or runs along the edge of the picture.
+
+Written in NumPy and Pillow, for the service installs no SciPy; `browser/engine/ink.js` is the same in
+JavaScript.
 """
 
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# H, W rows and columns of the picture; h, w of the model's frame; E pairs of neighbors; K things
+# H, W rows and columns of the picture; h, w of the model's frame; E pairs of neighbors; K components
 
 Plane = NDArray[np.float32]  # [H, W]
 Mask = NDArray[np.bool_]  # [H, W]
@@ -32,7 +35,7 @@ OVERSAMPLING = 8  # strokes are placed on a grid this much finer than the frame
 
 
 @dataclass(frozen=True)
-class Things:
+class Components:
     """Connected regions, one entry of each array for each: [K], boxes [K, 4] top, left, bottom, right."""
 
     labels: NDArray[np.intp]  # [H, W], 0 to K - 1, or -1
@@ -75,7 +78,7 @@ def find_ink(gray: Plane, is_dark: bool) -> Plane:
         return np.zeros_like(gray)
     full = max(floor, float(np.percentile(contrast[strokes], 70)))  # of dotted strokes most is paper
     ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
-    return np.asarray(ink * _widest(strokes.astype(np.float32), 2), np.float32)
+    return np.asarray(ink * _dilate(strokes.astype(np.float32), 2), np.float32)
 
 
 def place_ink(ink: Plane, height: int, width: int) -> Plane:
@@ -99,7 +102,7 @@ def place_ink(ink: Plane, height: int, width: int) -> Plane:
     missing = max(0.0, stroke - thickness)
     if missing:  # thickened strokes must still fit the box
         large = _scaled(crop, (box - stroke) / max(1.0, box - thickness) * box / max(crop.shape))
-        large = _thickened(large, round(missing / 2))
+        large = _dilate_round(large, round(missing / 2))
     return _centered(large, height, width)
 
 
@@ -107,26 +110,26 @@ def _contrast(gray: Plane, is_dark: bool) -> Plane:
     """How much a pixel stands out from its ground, 0-1; on paper as a share of the paper's brightness."""
     light = gray if is_dark else 1 - gray
     reach = max(2, round(GROUND_WINDOW * min(gray.shape) / 2))
-    ground = np.minimum(*(_closed(light, reach, go_on) for go_on in ("straight", "level")))
+    ground = np.minimum(*(_close(light, reach, padding) for padding in ("linear", "edge")))
     ink = ground - light
     return np.asarray(ink / np.maximum(ground, 0.1) if is_dark else ink, np.float32)
 
 
-def _closed(light: Plane, reach: int, go_on: Literal["straight", "level"]) -> Plane:
-    """Paint over dark things narrower than 2 x reach.
+def _close(light: Plane, reach: int, padding: Literal["linear", "edge"]) -> Plane:
+    """Closing: paint over what is dark and narrower than 2 x reach.
 
     Beyond the edge the picture goes on, or else what is dark at the edge would be painted over too: falling
     light straight on, and a shadow or a table at the level it has.
     """
-    if go_on == "straight":
+    if padding == "linear":
         padded = np.pad(light, reach, mode="reflect", reflect_type="odd")
     else:
         padded = np.pad(light, reach, mode="edge")
-    return -_widest(-_widest(padded, reach), reach)[reach:-reach, reach:-reach]
+    return -_dilate(-_dilate(padded, reach), reach)[reach:-reach, reach:-reach]
 
 
-def _widest(plane: Plane, reach: int) -> Plane:
-    """Largest value within `reach` pixels in each direction."""
+def _dilate(plane: Plane, reach: int) -> Plane:
+    """Dilation by a square: the largest value within `reach` pixels in each direction."""
     for axis in (0, 1):
         lines = np.moveaxis(plane, axis, 0)
         lines = np.concatenate([np.repeat(lines[:1], reach, 0), lines, np.repeat(lines[-1:], reach, 0)])
@@ -153,28 +156,28 @@ def _strokes(contrast: Plane, floor: float) -> Mask:
     for _ in range(ROUNDS):
         if left.max() < floor:
             break
-        things = _things(left > max(floor, INK_LEVEL * float(left.max())), left)
-        is_large = things.sides >= max(3.0, LEAST_SIZE * min(contrast.shape))
-        digits = is_large & (things.contact < CUT_OFF * things.sides)
+        components = _label_components(left > max(floor, INK_LEVEL * float(left.max())), left)
+        is_large = components.sides >= max(3.0, LEAST_SIZE * min(contrast.shape))
+        digits = is_large & (components.contact < CUT_OFF * components.sides)
         if digits.any():
-            return np.isin(things.labels, _together(things, digits))
-        left[_widest((things.labels >= 0).astype(np.float32), blur) > 0] = 0
+            return np.isin(components.labels, _group_strokes(components, digits))
+        left[_dilate((components.labels >= 0).astype(np.float32), blur) > 0] = 0
     return np.zeros(contrast.shape, bool)
 
 
-def _together(things: Things, digits: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The heaviest digit, rather one that is not cut off, and the things near enough to be its strokes."""
-    weight = things.mass * np.where(things.contact > 0, CUT_OFF, 1)
+def _group_strokes(components: Components, digits: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """The heaviest digit, rather one that is not cut off, and the components that are near."""
+    weight = components.mass * np.where(components.contact > 0, CUT_OFF, 1)
     main = int(np.argmax(np.where(digits, weight, -1)))
-    top_left, bottom_right = things.boxes[:, :2], things.boxes[:, 2:]
+    top_left, bottom_right = components.boxes[:, :2], components.boxes[:, 2:]
     gaps = np.maximum(top_left - bottom_right[main], top_left[main] - bottom_right).max(axis=1)
-    is_near = (gaps < 0.3 * things.sides[main]) & (things.mass > 0.02 * things.mass[main])
-    return np.flatnonzero(is_near & ((things.contact == 0) | digits))
+    is_near = (gaps < 0.3 * components.sides[main]) & (components.mass > 0.02 * components.mass[main])
+    return np.flatnonzero(is_near & ((components.contact == 0) | digits))
 
 
-def _things(mask: Mask, weight: Plane) -> Things:
+def _label_components(mask: Mask, weight: Plane) -> Components:
     """Tell connected regions apart; gaps of two pixels do not part them."""
-    labels = _connected(_widest(mask.astype(np.float32), 1) > 0)
+    labels = _connected_components(_dilate(mask.astype(np.float32), 1) > 0)
     count = int(labels.max()) + 1
     labels[~mask] = -1
     rows, columns = np.nonzero(mask)
@@ -185,7 +188,7 @@ def _things(mask: Mask, weight: Plane) -> Things:
         np.minimum.at(boxes[:, side], of, place)
         np.maximum.at(boxes[:, 2 + side], of, place + 1)
     on_edge = (rows % (mask.shape[0] - 1) == 0) | (columns % (mask.shape[1] - 1) == 0)
-    return Things(
+    return Components(
         labels,
         boxes,
         mass=np.bincount(of, weight[rows, columns], count).astype(np.float64),
@@ -193,7 +196,7 @@ def _things(mask: Mask, weight: Plane) -> Things:
     )
 
 
-def _connected(mask: Mask) -> NDArray[np.intp]:
+def _connected_components(mask: Mask) -> NDArray[np.intp]:
     """Number the regions of 8-connected pixels from 0; [H, W], -1 outside. Union-find, all pairs at once."""
     rows, columns = np.nonzero(mask)
     index = np.full((mask.shape[0] + 1, mask.shape[1] + 2), -1, np.intp)  # a margin: neighbors exist
@@ -229,8 +232,8 @@ def _thickness(mask: Mask) -> float:
     return 2 * float(mask.sum()) / max(1.0, float(np.hypot(down, across)))  # right for a straight stroke
 
 
-def _thickened(plane: Plane, radius: int) -> Plane:
-    """Draw over with a round pen: largest value within `radius` pixels; grows by `radius` on each side."""
+def _dilate_round(plane: Plane, radius: int) -> Plane:
+    """Dilation by a disc, as a round pen draws over strokes; the plane grows by `radius` on each side."""
     framed = np.pad(plane, 2 * radius)
     height, width = (side + 2 * radius for side in plane.shape)
     thick = np.zeros((height, width), np.float32)

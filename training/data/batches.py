@@ -26,9 +26,9 @@ from training.data.transforms.augment import (
     center_crop,
     clamped_brightness,
     clamped_contrast,
+    random_brightness_contrast,
     random_crop,
     random_flip,
-    random_light,
     random_shift,
     resize,
 )
@@ -50,15 +50,15 @@ class Batch:
         masks: 1 at the class of each object, [B, K, J]: the capsule to reconstruct it from.
         objects: each object alone, the target of its reconstruction, [B, K, C, H, W], 0 to 1; in its
             original brightness and contrast.
-        light: changes of brightness and contrast that the network applies itself, [B, 2], see
-            `training.models.standardize.relit`; None for no change.
+        brightness_contrast: changes of brightness and contrast that the network applies itself, [B, 2], see
+            `training.models.standardize.adjust_brightness_contrast`; None for no change.
     """
 
     pixels: Tensor
     targets: Tensor
     masks: Tensor
     objects: Tensor
-    light: Tensor | None = None
+    brightness_contrast: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -86,9 +86,15 @@ class Batch:
         return self._each(lambda tensor: tensor[some])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        light = None if self.light is None else change(self.light)
+        brightness_contrast = self.brightness_contrast
+        if brightness_contrast is not None:
+            brightness_contrast = change(brightness_contrast)
         return Batch(
-            change(self.pixels), change(self.targets), change(self.masks), change(self.objects), light
+            change(self.pixels),
+            change(self.targets),
+            change(self.masks),
+            change(self.objects),
+            brightness_contrast,
         )
 
 
@@ -148,7 +154,7 @@ class SingleObjects:
         is_blank = self._are_replaced(config.blank_fraction, choices)
         if is_blank is not None:
             made = replace(made.without_objects(is_blank), pixels=made.pixels * ~_per_image(is_blank))
-        return self._in_random_light(made, choices)
+        return self._with_random_changes(made, choices)
 
     @cached_property
     def _scribbles(self) -> Tensor:
@@ -164,13 +170,14 @@ class SingleObjects:
         """Which images show no object after all, bool [B]; None if none can."""
         return choices.uniform() < fraction if fraction else None
 
-    def _in_random_light(self, batch: Batch, choices: RandomChoices) -> Batch:
+    def _with_random_changes(self, batch: Batch, choices: RandomChoices) -> Batch:
         """The same images to look at, with other brightness and contrast; to draw they stay what they are."""
         config = self.config
         if not config.max_brightness and config.contrast == (1, 1):
             return batch
         if config.light == "standardized":
-            return replace(batch, light=random_light(config.max_brightness, config.contrast, choices))
+            changes = random_brightness_contrast(config.max_brightness, config.contrast, choices)
+            return replace(batch, brightness_contrast=changes)
         pixels = clamped_brightness(batch.pixels, config.max_brightness, choices)
         return replace(batch, pixels=clamped_contrast(pixels, *config.contrast, choices))
 

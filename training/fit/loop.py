@@ -194,7 +194,7 @@ class Trainer:
             return
         index = self._batch_index(len(train), per_epoch)
         batch = train.random(index, generator_for(self.config.seed, 0, self.device))
-        calibrate(self.model, batch.pixels, batch.light)
+        calibrate(self.model, batch.pixels, batch.brightness_contrast)
         self.processes.share_first(self.model.buffers())
 
     def _due(self, limits: Limits, signals: list[int]) -> tuple[bool, bool]:

@@ -68,8 +68,8 @@ class Step:
         if spread_margin is None:
             spread_margin = self._config.spread_margins[1]
         margin = batch.pixels.new_full((), spread_margin)  # a tensor: graphs replay any other number
-        light = () if batch.light is None else (batch.light,)
-        shown = (batch.pixels, batch.targets, batch.masks, batch.objects, *light, margin)
+        changes = () if batch.brightness_contrast is None else (batch.brightness_contrast,)
+        shown = (batch.pixels, batch.targets, batch.masks, batch.objects, *changes, margin)
         if self._capture_next:
             self._capture(shown)
         for group in self.optimizer.param_groups:

@@ -19,7 +19,7 @@ from training.loss.losses import (
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
 from training.models.decoder import Decoder
-from training.models.standardize import in_standard_light
+from training.models.standardize import standardize_brightness_contrast
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -56,11 +56,11 @@ def compute_losses(
         spread_margin: of spread loss at this moment of training, a scalar; None: at its end.
     """
     if isinstance(model, BaselineCnn):
-        logits = model(batch.pixels, batch.light).float()
+        logits = model(batch.pixels, batch.brightness_contrast).float()
         cross_entropy = softmax_loss if model.config.exclusive else sigmoid_loss
         loss = cross_entropy(logits, batch.targets)
         return LossOutput(model.probabilities(logits), loss, loss.new_zeros(()))
-    poses, probabilities = model.classify(batch.pixels, batch.light)
+    poses, probabilities = model.classify(batch.pixels, batch.brightness_contrast)
     loss = _classification_loss(probabilities, batch.targets, config, spread_margin)
     if model.decoder is None:
         return LossOutput(probabilities, loss, loss.new_zeros(()))
@@ -72,7 +72,7 @@ def _drawn_from(batch: Batch, config: LossConfig) -> Tensor:
     """What the decoder should draw of objects, [B, K, C, H, W]; black where there is none."""
     if config.reconstruction_target == "image":
         return batch.objects
-    shown = in_standard_light(batch.objects.flatten(0, 1)).unflatten(0, batch.objects.shape[:2])
+    shown = standardize_brightness_contrast(batch.objects.flatten(0, 1)).unflatten(0, batch.objects.shape[:2])
     return shown * batch.masks.sum(dim=2)[..., None, None, None]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from training.config import CnnConfig
 from training.models.convolution import Convolution
-from training.models.standardize import as_shown
+from training.models.standardize import prepare_pixels
 
 
 class BaselineCnn(nn.Module):
@@ -39,14 +39,14 @@ class BaselineCnn(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.classes = nn.Linear(widths[-1], config.classes)
 
-    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
-        """Images [B, C, H, W], 0 to 1, to logits [B, J]; with a `light` [B, 2] shown in that, see `relit`."""
-        logits: Tensor = self.classes(self.dropout(self.features(pixels, light)))
+    def forward(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Tensor:
+        """Images [B, C, H, W], 0 to 1, to logits [B, J]; `brightness_contrast` as in `CapsNet`."""
+        logits: Tensor = self.classes(self.dropout(self.features(pixels, brightness_contrast)))
         return logits
 
-    def features(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
+    def features(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Tensor:
         """What the last hidden layer makes of images, [B, F]; arguments as of `forward`."""
-        x = as_shown(pixels, self.config.standardize_per_image, light)
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2

@@ -20,7 +20,7 @@ ROUNDS = 3  # lambda acts back on costs through the assignments of the next iter
 
 
 @torch.no_grad()
-def calibrate(model: MatrixCapsNet, pixels: Tensor, light: Tensor | None = None) -> None:
+def calibrate(model: MatrixCapsNet, pixels: Tensor, brightness_contrast: Tensor | None = None) -> None:
     """Set lambda and the budgets' offsets of the convolutional capsule layers, from below, in place.
 
     Afterwards, in the last iteration, the logits of a layer's activations have the configured standard
@@ -31,7 +31,7 @@ def calibrate(model: MatrixCapsNet, pixels: Tensor, light: Tensor | None = None)
     Args:
         model: with its first weights.
         pixels: the images that the first step learns from, [N, C, H, W], 0 to 1.
-        light: that they are shown in, [N, 2].
+        brightness_contrast: that they are shown with, [N, 2].
 
     Raises:
         ValueError: costs are the same for all images, with the first lambda or with one that they ask for.
@@ -39,7 +39,7 @@ def calibrate(model: MatrixCapsNet, pixels: Tensor, light: Tensor | None = None)
     target = model.config.activation_logit_sd
     if target is None or model.config.mixing_proportions:
         return
-    children = model.primary_capsules(pixels, light)
+    children = model.primary_capsules(pixels, brightness_contrast)
     for layer in model.conv_caps:
         assert isinstance(layer, MatrixCapsules)
         for done in range(ROUNDS):

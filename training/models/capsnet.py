@@ -12,7 +12,7 @@ from training.models.convolution import Convolution
 from training.models.decoder import Decoder
 from training.models.graph_names import name_in_graph
 from training.models.official_initialization import initialize_officially
-from training.models.standardize import as_shown
+from training.models.standardize import prepare_pixels
 
 
 class CapsNet(nn.Module):
@@ -59,12 +59,12 @@ class CapsNet(nn.Module):
         if config.official_initialization:
             initialize_officially(self)
 
-    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Tensor:
+    def forward(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Tensor:
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities.
 
-        With a `light` [B, 2] they are shown in that, see `relit`.
+        With `brightness_contrast` [B, 2], `adjust_brightness_contrast` changes them first.
         """
-        x = as_shown(pixels, self.config.standardize_per_image, light)
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         name_in_graph(x=x)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what
@@ -76,9 +76,9 @@ class CapsNet(nn.Module):
         v: Tensor = self.class_caps(u)
         return v
 
-    def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:
+    def classify(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Classified:
         """Images [B, C, H, W], 0 to 1, to poses and probabilities of the classes."""
-        v = self(pixels, light)
+        v = self(pixels, brightness_contrast)
         return Classified(v, lengths(v))
 
 

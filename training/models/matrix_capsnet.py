@@ -31,7 +31,7 @@ from training.models.matrix_capsules import (
     MatrixCapsules,
     PrimaryMatrixCapsules,
 )
-from training.models.standardize import as_shown
+from training.models.standardize import prepare_pixels
 
 
 class MatrixCapsNet(nn.Module):
@@ -71,12 +71,12 @@ class MatrixCapsNet(nn.Module):
             else None
         )
 
-    def forward(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
+    def forward(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Capsules:
         """Images [B, C, H, W], 0 to 1, to class capsules: poses [B, J, 16] and activations [B, J].
 
-        With a `light` [B, 2] they are shown in that, see `relit`.
+        With `brightness_contrast` [B, 2], `adjust_brightness_contrast` changes them first.
         """
-        capsules = self.primary_capsules(pixels, light)
+        capsules = self.primary_capsules(pixels, brightness_contrast)
         for layer in self.conv_caps:
             capsules = layer(capsules)
             self._follow(layer, capsules.activations)
@@ -96,7 +96,7 @@ class MatrixCapsNet(nn.Module):
             with torch.no_grad():
                 routing.follow(activations, deviation, momentum)
 
-    def primary_capsules(self, pixels: Tensor, light: Tensor | None = None) -> Capsules:
+    def primary_capsules(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Capsules:
         """The capsules that the convolutional capsule layers are given.
 
         Raises:
@@ -105,15 +105,15 @@ class MatrixCapsNet(nn.Module):
         size = self.config.image_size
         if pixels.shape[2:] != (size, size):  # compiled routing reads positions without a look at the bounds
             raise ValueError(f"the network takes images of {size}x{size} pixels, got {tuple(pixels.shape)}")
-        x = as_shown(pixels, self.config.standardize_per_image, light)
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         features = self.conv.conv_relu(x)
         name_in_graph(x=x, features=features)
         capsules: Capsules = self.primary_caps(features)
         return capsules
 
-    def classify(self, pixels: Tensor, light: Tensor | None = None) -> Classified:
+    def classify(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Classified:
         """The same as poses and probabilities of the classes."""
-        return Classified(*self(pixels, light))
+        return Classified(*self(pixels, brightness_contrast))
 
     def _routing(self, types: int, of_classes: bool = False) -> EMRouting:
         config = self.config

@@ -21,23 +21,23 @@ def standardize_per_image(pixels: Tensor) -> Tensor:
     return centered / variance.clamp(min=MIN_VARIANCE).sqrt()
 
 
-def in_standard_light(pixels: Tensor) -> Tensor:
+def standardize_brightness_contrast(pixels: Tensor) -> Tensor:
     """Pictures [B, C, H, W], 0 to 1, of the same brightness and contrast: mean 1/2, deviation 1/6."""
     return (0.5 + standardize_per_image(pixels) / 6).clamp(0, 1)
 
 
-def relit(x: Tensor, light: Tensor) -> Tensor:
+def adjust_brightness_contrast(x: Tensor, brightness_contrast: Tensor) -> Tensor:
     """Images [B, C, H, W] with other brightness and contrast: amount and factor of each, [B, 2].
 
     As `tf.image.random_brightness` and then `random_contrast`: the amount is added, then what a pixel differs
     by from the mean of its channel is scaled. Nothing is clamped.
     """
-    amount, factor = light[:, :, None, None, None].unbind(dim=1)
+    amount, factor = brightness_contrast[:, :, None, None, None].unbind(dim=1)
     mean = x.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
     return mean + amount + factor * (x - mean)
 
 
-def as_shown(pixels: Tensor, standardized: bool, light: Tensor | None) -> Tensor:
-    """Pixels [B, C, H, W], 0 to 1, standardized if configured, then in another light, [B, 2], if given."""
+def prepare_pixels(pixels: Tensor, standardized: bool, brightness_contrast: Tensor | None) -> Tensor:
+    """Images [B, C, H, W], 0 to 1, standardized if configured, then changed as `brightness_contrast` says."""
     x = standardize_per_image(pixels) if standardized else pixels
-    return x if light is None else relit(x, light)
+    return x if brightness_contrast is None else adjust_brightness_contrast(x, brightness_contrast)

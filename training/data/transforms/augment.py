@@ -94,8 +94,10 @@ def random_flip(images: Tensor, choices: RandomChoices) -> Tensor:
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
-def random_light(max_brightness: float, contrast: tuple[float, float], choices: RandomChoices) -> Tensor:
-    """How the light of each image changes, where a network changes it (`training/models/standardize.py`).
+def random_brightness_contrast(
+    max_brightness: float, contrast: tuple[float, float], choices: RandomChoices
+) -> Tensor:
+    """How brightness and contrast of each image change, where a network does that (`models/standardize.py`).
 
     Args:
         max_brightness: the amounts that are added are uniform in -max_brightness..max_brightness.

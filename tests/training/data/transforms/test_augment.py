@@ -11,14 +11,14 @@ from training.data.transforms.augment import (
     center_crop,
     clamped_brightness,
     clamped_contrast,
+    random_brightness_contrast,
     random_crop,
     random_flip,
-    random_light,
     random_shift,
     resize,
 )
 from training.data.transforms.warp import random_warp
-from training.models.standardize import relit
+from training.models.standardize import adjust_brightness_contrast
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -123,7 +123,9 @@ def test_a_negative_shift_is_refused():
         lambda images, source: random_warp((255 * images).byte(), WarpConfig(20.0, (0.8, 1.2)), source),
         lambda images, source: clamped_brightness(images, 0.25, source),
         lambda images, source: clamped_contrast(images, 0.2, 1.8, source),
-        lambda images, source: relit(images, random_light(0.25, (0.2, 1.8), source)),
+        lambda images, source: adjust_brightness_contrast(
+            images, random_brightness_contrast(0.25, (0.2, 1.8), source)
+        ),
     ],
 )
 def test_augmentation_on_the_gpu_never_waits_for_it(change):
@@ -253,12 +255,12 @@ def test_a_range_of_contrast_that_is_upside_down_is_refused():
 
 def test_light_that_a_network_changes_is_as_bright_and_contrasted_as_in_the_pixels_but_not_clamped():
     pixels = middle_grays()
-    light = random_light(0.25, (0.2, 1.8), source := choices(pixels))
+    light = random_brightness_contrast(0.25, (0.2, 1.8), source := choices(pixels))
     source.generator.manual_seed(0)
     brighter = clamped_brightness(pixels, 0.25, source)
     expected = clamped_contrast(brighter, 0.2, 1.8, source)
-    torch.testing.assert_close(relit(pixels, light), expected)
-    assert relit(torch.eye(6)[None, None], torch.tensor([[0.5, 1.0]])).max() == 1.5
+    torch.testing.assert_close(adjust_brightness_contrast(pixels, light), expected)
+    assert adjust_brightness_contrast(torch.eye(6)[None, None], torch.tensor([[0.5, 1.0]])).max() == 1.5
 
 
 def test_choices_for_a_part_of_a_batch_are_those_of_the_whole():
