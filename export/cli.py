@@ -176,7 +176,10 @@ def _add_triton(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     _add_bundle(triton)
     triton.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model repository")
     triton.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="where the graphs run (default: cpu)"
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="where the graphs run; gpu: Triton 24.08 or later (default: cpu)",
     )
     triton.add_argument(
         "--max-batch", type=int, default=32, metavar="N", help="maximum batch size (default: 32)"

@@ -14,9 +14,15 @@ Step = tuple[str, Sequence[Tensor], Sequence[Tensor]]  # a model, its inputs and
 LABELS = "labels.txt"
 WRITTEN_BY = "# Written by capsnet-export triton, which writes it anew when it adds a version."
 KINDS: dict[Device, str] = {"cpu": "KIND_CPU", "gpu": "KIND_GPU"}
-# The service's own settings: by default cuDNN times every algorithm anew for each batch size it meets, in
-# traffic, and memory doubles whenever it grows.
+# The service's own settings: by default products are rounded to TF32, cuDNN times every algorithm anew for
+# each batch size it meets, in traffic, and memory doubles whenever it grows. Triton passes options of the
+# accelerator "cuda" on from 24.08 (triton-inference-server/onnxruntime_backend, pull request 256). The other
+# two stand among the parameters, where every version looks for them and takes its defaults if they are missing.
 GPU_OPTIONS = """\
+optimization { execution_accelerators { gpu_execution_accelerator: [ {
+  name: "cuda"
+  parameters { key: "use_tf32" value: "0" }
+} ] } }
 parameters { key: "cudnn_conv_algo_search" value: { string_value: "1" } }  # HEURISTIC
 parameters { key: "arena_extend_strategy" value: { string_value: "1" } }  # kSameAsRequested
 """

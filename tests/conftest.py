@@ -17,6 +17,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from training.data.datasets import load_split, sources
 
+torch.backends.cudnn.allow_tf32 = False  # as in every command
+
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
 # theirs to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -214,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+    torch.backends.cudnn.allow_tf32 = False  # as `capsnet-train` sets it
     print(f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'interpreted'}, batch {batch}\n")
     print(f"{'':30}{'images/s':>20}{'':10}{'MiB':>20}{'largest difference':>24}")
     heads = "".join(f"{head:>10}" for head in ("arrays", "Triton", "times", "arrays", "Triton"))

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     options = _parser().parse_args(arguments)
     if not shutil.which("wrk"):
-        print("benchmarks.serving.throughput: wrk makes the load and is not installed: apt install wrk", file=sys.stderr)
+        print("throughput.py: wrk makes the load and is not installed: apt install wrk", file=sys.stderr)
         return 2
     servers = [server for server in SERVERS if find_spec(server.package)]
     for missing in sorted({server.name for server in SERVERS} - {server.name for server in servers}):

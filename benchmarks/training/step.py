@@ -95,6 +95,7 @@ def batch_of(config: RunConfig, images: int, device: torch.device) -> tuple[Tens
 
 def make_step(network: str, kind: str, images: int, device: torch.device) -> Learn:
     """A network with weights that depend on nothing but the seed, ready to learn from one batch."""
+    torch.backends.cudnn.allow_tf32 = False  # as `capsnet-train` sets it
     contest = CONTESTS[network]
     config = load_preset(contest.preset)
     pixels, targets = batch_of(config, images, device)

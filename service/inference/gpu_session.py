@@ -133,6 +133,8 @@ class GpuSession:
         for number, size in reversed(list(enumerate(self._sizes, start=1))):
             with GPU.shared():
                 slot = Slot(session, size, memory, number if records else NO_RECORDING)
+                if records:  # memory that is allocated during a recording makes it fail
+                    slot.warm_up()
             # The first run with a number warms up, records and repeats the recording.
             with GPU.exclusive() if records else GPU.shared():
                 slot.run()
@@ -228,6 +230,12 @@ def _release_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
+def _options(number: int) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry(GRAPH_ID, str(number))
+    return options
+
+
 class Slot:
     """The buffers of one batch size, bound to the session for good.
 
@@ -259,9 +267,7 @@ class Slot:
             self._binding.bind_ortvalue_input(name, value)
         for name, value in self._outputs.items():
             self._binding.bind_ortvalue_output(name, value)
-        options = ort.RunOptions()
-        options.add_run_config_entry(GRAPH_ID, str(number))
-        self._session, self._options = session, options
+        self._session, self._options, self._unrecorded = session, _options(number), _options(NO_RECORDING)
 
     def fill(self, feeds: Mapping[str, Floats], images: int) -> None:
         """Put arrays [images, ...] into the inputs; rows after them keep what they had."""
@@ -270,6 +276,12 @@ class Slot:
                 self._staged[name][:images] = feed
                 feed = self._staged[name]
             self._inputs[name].update_inplace(feed)
+
+    def warm_up(self) -> None:
+        """Run without a recording: the first run shows what memory is needed, the second one allocates it."""
+        for _ in range(2):
+            self._session.run_with_iobinding(self._binding, self._unrecorded)
+        self._binding.synchronize_outputs()
 
     def run(self) -> None:
         """Compute the outputs, and wait until they are there."""

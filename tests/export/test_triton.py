@@ -187,8 +187,10 @@ def test_on_gpus_encoder_and_decoder_run_there_and_the_mask_does_not(bundle: Pat
     }
     gpu, cpu = [ModelInstanceGroup.KIND_GPU], [ModelInstanceGroup.KIND_CPU]
     assert kinds == {"tiny": gpu, "tiny-mask": cpu, "tiny-decoder": gpu}
-    options = read_config(tmp_path / "triton" / "tiny").parameters
-    assert options["cudnn_conv_algo_search"].string_value == "1"
+    config = read_config(tmp_path / "triton" / "tiny")
+    assert config.parameters["cudnn_conv_algo_search"].string_value == "1"
+    [accelerator] = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (accelerator.name, dict(accelerator.parameters)) == ("cuda", {"use_tf32": "0"})
 
 
 def test_everything_runs_on_cpus_unless_asked(repository: Path):
@@ -196,6 +198,7 @@ def test_everything_runs_on_cpus_unless_asked(repository: Path):
         config = read_config(repository / name)
         assert [group.kind for group in config.instance_group] == [ModelInstanceGroup.KIND_CPU]
         assert not config.parameters
+        assert not config.HasField("optimization")
 
 
 def test_a_second_version_joins_the_first_and_takes_the_ensemble(repository: Path, bundle: Path):

@@ -27,9 +27,9 @@ class FusedMatrixCapsules(MatrixCapsules):
     def can_be_fused(self, poses: Tensor) -> bool:
         """In float32 on a CPU or by Triton, unless a graph is traced, and not in ablations and variants."""
         return (
-            (poses.device.type == "cpu" or runs_triton(poses.device))
+            not torch.compiler.is_compiling()  # first: it cannot trace `runs_triton`
+            and (poses.device.type == "cpu" or runs_triton(poses.device))
             and poses.dtype == torch.float32
-            and not torch.compiler.is_compiling()
             and self.weight.shape[3] == MATRIX_SIDE
             and not self.routing.mixing_proportions
             and self.routing.constants.mean_inertia == 0

@@ -20,6 +20,7 @@ from export.optimize.half_precision import halved
 from service.inference.engine import Engine
 from service.inference.gpu_session import (
     GPU,
+    GRAPH_ID,
     NO_RECORDING,
     Gpu,
     GpuSession,
@@ -250,15 +251,15 @@ def test_what_a_session_that_cannot_be_made_has_taken_is_freed_while_the_gpu_is_
 
 
 class Forgetful:
-    """A session whose outputs are lost once every size has run."""
+    """A session whose outputs are lost once every size has been recorded."""
 
     def __init__(self) -> None:
-        self._inside, self._runs = plain_session(), 0
+        self._inside, self.numbers = plain_session(), []
 
     def run_with_iobinding(self, binding, options) -> None:
         self._inside.run_with_iobinding(binding, options)
-        self._runs += 1
-        if self._runs > len(batch_sizes(4)):
+        self.numbers.append(int(options.get_run_config_entry(GRAPH_ID)))
+        if sum(number != NO_RECORDING for number in self.numbers) > len(batch_sizes(4)):
             for value in binding.get_outputs():
                 value.update_inplace(np.zeros(value.shape(), np.float32))
 
@@ -269,6 +270,16 @@ class Forgetful:
 def test_a_recording_that_does_not_outlive_the_next_ones_is_found_out():
     with pytest.raises(RuntimeError, match="of 1 images is no longer what was recorded"):
         GpuSession(Forgetful(), 4, "cpu", records=True)
+
+
+def test_each_size_runs_twice_before_it_is_recorded():
+    """What the first runs allocate would make a recording fail."""
+    session = Forgetful()
+    with pytest.raises(RuntimeError):
+        GpuSession(session, 4, "cpu", records=True)
+    numbers = range(len(batch_sizes(4)), 0, -1)
+    recorded = [run for number in numbers for run in (NO_RECORDING, NO_RECORDING, number)]
+    assert session.numbers[: len(recorded)] == recorded
 
 
 def test_where_recordings_do_not_last_there_are_none_and_the_log_says_why(plain, caplog):

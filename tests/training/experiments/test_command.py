@@ -13,9 +13,9 @@ from training.cli import main
 from training.config import load_preset
 from training.data.readers.mnist import FILE_PREFIX
 from training.experiments import EXPERIMENTS, markdown
+from training.experiments.command import read_claim, run_experiment
 from training.experiments.hinton2018 import norb
 from training.experiments.quick import narrowed
-from training.experiments.command import read_claim, run_experiment
 from training.experiments.runner import Runner
 from training.experiments.sabour2017 import routing
 

@@ -42,9 +42,9 @@ def _power_of_2(count: int) -> int:
 def _trained_with_triton(u: Tensor) -> bool:
     """As `trained_on_cpu`, on CUDA where Triton is; under autocast the layer turns that off first."""
     return (
-        runs_triton(u.device)
+        not torch.compiler.is_compiling()  # first: it cannot trace `runs_triton`; true while exporting, too
+        and runs_triton(u.device)
         and u.dtype == torch.float32
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled(u.device.type)
-        and not torch.compiler.is_compiling()  # true while exporting, too
     )

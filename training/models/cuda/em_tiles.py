@@ -14,8 +14,10 @@ one child in one example: products of matrices need no exchange between threads.
 import triton
 import triton.language as tl
 
-# Knowing that B is a multiple of 16, Triton would load four examples in a thread, and exchange them again.
-kernel = triton.jit(do_not_specialize=["batch"])
+# Knowing that B is a multiple of 16, Triton would load four examples in a thread, and exchange them again. Of
+# the others it would learn nothing that pays, and compile a kernel anew for each layer.
+OF_LAYER = ["types", "children", "reach", "positions", "stride_p", "stride_j"]
+kernel = triton.jit(do_not_specialize=["batch", *OF_LAYER])
 
 
 @triton.jit

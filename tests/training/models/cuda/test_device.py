@@ -43,6 +43,18 @@ def test_without_a_c_compiler_kernels_are_left_out_with_a_warning(monkeypatch, c
     assert "no C compiler" in caplog.text
 
 
+def test_torch_compile_has_one_graph_of_a_layer_that_has_kernels(monkeypatch):
+    """Dynamo cannot trace the search for Triton and for a compiler."""
+
+    def search(device):
+        raise AssertionError("it was asked for while the layer was traced")
+
+    monkeypatch.setattr(class_capsules, "runs_triton", search)
+    layer = ClassCapsules(2, 3, 4, 16, iterations=2)
+    use_training_forms(layer)
+    torch.compile(layer, backend="eager", fullgraph=True)(torch.rand(1, 2, 3))
+
+
 @pytest.mark.parametrize(("upper", "by_kernels"), [(10, True), (32, True), (33, False), (1000, False)])
 def test_more_class_capsules_than_fit_into_registers_are_routed_by_array_operations(
     monkeypatch, upper, by_kernels
