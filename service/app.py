@@ -74,18 +74,20 @@ def create_app(
     on_stopped: Callable[[str], None] | None = None,
     engine: EngineAddress | None = None,
     beside: Callable[[Service], AbstractAsyncContextManager[None]] | None = None,
+    keys: Keys | None = None,
     key_use: KeyUse | None = None,
 ) -> FastAPI:
     """The application; models load in the background, and /readyz says when they have.
 
     Args:
         settings: deployment facts.
-        on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
+        on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
         on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
         engine: the process that has the models; None: this one has them. With it, the application starts once
             the models are loaded, and calls neither of the two.
         beside: another port of the same service, which is open as long as the service runs.
+        keys: those that open it; None: they are read now.
         key_use: what each key has sent to all processes; None: this one is alone.
 
     Raises:
@@ -94,7 +96,7 @@ def create_app(
     request_metrics = RequestMetrics()
     tracer = make_tracer() if settings.tracing else None
     bodies = BodyMemory(settings.uploads_bytes)
-    keys, key_use = Keys(settings), key_use or KeyUse()
+    keys, key_use = keys or Keys(settings), key_use or KeyUse()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:

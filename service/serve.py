@@ -13,6 +13,7 @@ from service.stopping import hold_hangups, leave, leave_at_signals
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from service.http.keys import Keys
     from service.oip.grpc_server import GrpcPort
     from service.settings import Settings
     from service.workers.place import Place
@@ -70,17 +71,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         for one in (*listeners, *filter(None, [kept])):
             opened.enter_context(one)
         if settings.worker_count > 1:
-            return _supervise(settings, listeners)
+            return _supervise(settings, listeners, keys)
         leave_at_signals(is_logging=True)
-        return _serve(settings, listeners)
+        return _serve(settings, listeners, keys)
 
 
-def _supervise(settings: "Settings", listeners: list[socket.socket]) -> int:
+def _supervise(settings: "Settings", listeners: list[socket.socket], keys: "Keys") -> int:
     from service.workers.supervisor import Supervisor
 
     supervisor = Supervisor(
         settings,
         listeners,
+        keys,
         serve_models=serve_models,
         serve_requests=serve_requests,
         say=lambda loaded: _announce(loaded, listeners, settings),
@@ -111,13 +113,14 @@ def serve_models(settings: "Settings", place: "Place", supervisor: "Connection")
     sys.exit(1)
 
 
-def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection") -> None:
+def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection", keys: "Keys") -> None:
     """Serve HTTP with the models of an engine process until a signal comes: a worker.
 
     Args:
         settings: those of one worker.
         place: where the processes meet.
         supervisor: is sent a line once connections are accepted.
+        keys: those that open the service.
     """
     from service.observability.logs import logging_to_stderr
     from service.workers.supervisor import begin_child
@@ -126,13 +129,14 @@ def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection
     place.engine_listener.close()
     with logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)
-        status = _serve(settings, place.listeners, place, lambda: supervisor.send("ready"))
+        status = _serve(settings, place.listeners, keys, place, lambda: supervisor.send("ready"))
     sys.exit(status)
 
 
 def _serve(
     settings: "Settings",
     listeners: list[socket.socket],
+    keys: "Keys",
     place: "Place | None" = None,
     on_started: Callable[[], None] | None = None,
 ) -> int:
@@ -172,6 +176,7 @@ def _serve(
         on_stopped=end,
         engine=place.address if place else None,
         beside=beside,
+        keys=keys,
         key_use=KeyUse(place.key_use, place.worker) if place else None,
     )
     config = uvicorn.Config(
@@ -220,7 +225,7 @@ def _keep_grpc_port(settings: "Settings") -> "tuple[Settings, socket.socket | No
     """The settings with the port that gRPC gets, and the socket that keeps it; as they are without gRPC.
 
     Raises:
-        OSError: the port cannot be had; the message says which, and why.
+        OSError: the port is not available; the message says which, and why.
     """
     from service.oip.grpc_start import keep_port
 
@@ -249,7 +254,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """A listening socket; opened here so that a port in use is one line and not a traceback.
 
     Raises:
-        OSError: the address cannot be had; the message says which, and why.
+        OSError: the address is not available; the message says which, and why.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

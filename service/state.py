@@ -12,6 +12,7 @@ from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.served import Models
+from service.models.use import STILL_LOADING
 from service.observability.request_metrics import RequestMetrics
 from service.observability.tracing import Tracer
 from service.settings import Settings
@@ -56,11 +57,14 @@ class Service:
         """
         return _Answering(self, request)
 
-    def too_late(self) -> DeadlineExceededError:
-        """The error for a request that has reached its deadline."""
+    def too_late(self, cancelled: BaseException | None = None) -> DeadlineExceededError:
+        """The error for a request that has reached its deadline; `cancelled` ended the work on it."""
+        if cancelled and STILL_LOADING in cancelled.args:
+            why = "the model is still being loaded, which goes on; try again"
+        else:
+            why = f"{self.pool.images} images are being decoded or wait for it"
         return DeadlineExceededError(
-            f"no result within {self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS); {self.pool.images} "
-            "images are being decoded or wait for it"
+            f"no result within {self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS); {why}"
         )
 
 
@@ -92,14 +96,17 @@ class _Answering:
         self._ends_at = loop.time() + limit_s
         self._timer = loop.call_later(min(WATCHED_AFTER_S, limit_s), self._watch)
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, _: object
+    ) -> None:
         self._timer.cancel()
         if self._watcher:
             self._watcher.cancel()
         if self._error is None:
             return
         if self._worker.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
-            raise self._error from None
+            is_late = isinstance(self._error, DeadlineExceededError)
+            raise self._service.too_late(raised) if is_late else self._error from None
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()

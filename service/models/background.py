@@ -22,7 +22,7 @@ async def load_and_watch(repository: Repository, on_loaded: Callable[[Repository
 
     Args:
         repository: loads them.
-        on_loaded: called after the first look.
+        on_loaded: called after the first scan.
     """
     try:
         await repository.first_scan()

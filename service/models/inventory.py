@@ -1,6 +1,7 @@
 """What is on disk, what is loaded of it, and what has become of every version."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -12,31 +13,34 @@ from service.models.scanner import Bundles
 from service.models.traffic import Rule, UnreadableTraffic, choose, choose_for_many, is_named, pinned_by
 from service.settings import Settings
 
+log = logging.getLogger(__name__)
+
 
 class StartError(RuntimeError):
     """Nothing can be served; the message says what was looked for, where, and what was wrong with it."""
 
 
 class Inventory:
-    """Answers which versions there are, which one a request means, and why one is not served.
+    """State that `Repository` changes, and queries on it.
 
-    It changes nothing by itself: `Repository` loads and drops versions.
+    The queries are which versions there are, which one a request means, and why one is not served.
 
     Attributes:
         bundles: what is on disk.
         loaded: the versions that serve, by model and number.
-        traffic: the rules that hold, of models that have one. One that names a version not loaded yet is on
-            disk for a while before it holds.
+        active_traffic: the rules that hold, of models that have one. One that pins a version not loaded yet
+            is on disk, in `bundles.traffic`, before it holds.
         unloaded: models that an operator has taken down.
         changing: held while the versions of a model change.
-        is_scanned: the disk has been looked through at least once.
-        failure: why nothing can be served, as of the last look; None while something can.
+        is_scanned: the disk has been scanned at least once.
+        failure: why nothing can be served, as of the last scan; None while something can.
     """
 
     def __init__(self, bundles: Bundles, settings: Settings) -> None:
         self.bundles = bundles
         self.loaded: dict[str, dict[int, LoadedModel]] = {}
-        self.traffic: dict[str, Rule] = {}
+        self.active_traffic: dict[str, Rule] = {}
+        self._held_back: dict[str, str] = {}  # why the rule on disk does not hold, as last logged
         self.unloaded: set[str] = set()
         self.changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.is_scanned = False
@@ -49,7 +53,7 @@ class Inventory:
         name = self.default() if model is None else model
         if name is None or not (versions := self.loaded.get(name)):
             return None
-        chosen = choose(self.traffic.get(name), versions) if version is None else version
+        chosen = choose(self.active_traffic.get(name), versions) if version is None else version
         return None if chosen is None else versions.get(chosen)
 
     def name_of(self, model: str | None) -> str:
@@ -87,7 +91,7 @@ class Inventory:
         """Every model that is loaded or on disk.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
         """
         if not self.is_scanned:
             raise self.not_ready()
@@ -133,16 +137,36 @@ class Inventory:
 
     def adopt_traffic(self, model: str, rule: Rule | None) -> None:
         """From now on a model's rule is this one."""
+        self._held_back.pop(model, None)
+        if rule == self.active_traffic.get(model):
+            return
+        log.info("requests to %s that name no version go to %s", model, rule or "the newest")
         if rule:
-            self.traffic[model] = rule
+            self.active_traffic[model] = rule
         else:
-            self.traffic.pop(model, None)
+            self.active_traffic.pop(model, None)
+
+    def hold_traffic_back(self, model: str) -> None:
+        """The rule before serves on: the version that the one on disk pins is not loaded. Logged once."""
+        reason = self._why_held_back(model)
+        if reason and self._held_back.get(model) != reason:
+            self._held_back[model] = reason
+            log.warning("%s", reason)
+
+    def _why_held_back(self, model: str) -> str:
+        """Why the rule on disk does not hold; "" if it does, or if nothing of the model is loaded."""
+        rule, active = self.bundles.traffic.get(model), self.active_traffic.get(model)
+        loaded, pinned = self.loaded.get(model, {}), pinned_by(rule)
+        if not loaded or rule == active or pinned is None or pinned in loaded:
+            return ""
+        why = self.why_not(model, pinned)
+        return f"requests to {model} that name no version still go to {active or 'the newest'}: {why}"
 
     def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is on disk of a model and what has become of it, newest first.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model.
         """
         self.check_known(model)
@@ -158,13 +182,15 @@ class Inventory:
             described["traffic_error"] = rule.reason
         elif rule:
             described["traffic"] = rule.model_dump(exclude_none=True)
+            if reason := self._why_held_back(model):
+                described["traffic_error"] = reason
         return described
 
     def check_known(self, model: str) -> None:
         """There is such a model.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is not.
         """
         if model not in self.names():
@@ -185,7 +211,7 @@ class Inventory:
         """These versions of a model are on disk and not refused.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model, or no such version.
             RefusedModelError: one cannot be served; says why.
         """
@@ -232,7 +258,7 @@ class Inventory:
     def _default_version(self, model: str, entries: list[IndexEntry]) -> int | None:
         """What answers requests that name no version; of a model that loads with the first one, what will."""
         if loaded := self.loaded.get(model):
-            return choose_for_many(self.traffic.get(model), loaded)
+            return choose_for_many(self.active_traffic.get(model), loaded)
         servable = [entry.version for entry in entries if entry.state in SERVABLE]
         return choose_for_many(self.bundles.traffic.get(model), servable)
 

@@ -100,7 +100,7 @@ async def run_models(
 
     Args:
         settings: deployment facts.
-        on_loaded: called once the first look at the disk is over; the repository's `failure` says whether
+        on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
         on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
     """

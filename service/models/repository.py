@@ -13,10 +13,16 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from service.errors import InferenceStoppedError, NotReadyError, RefusedModelError, UnknownModelError
+from service.errors import (
+    InferenceStoppedError,
+    NotReadyError,
+    RefusedModelError,
+    UnknownModelError,
+    shown,
+)
 from service.inference.providers import DeviceError
 from service.models.index_entry import SERVABLE, IndexEntry
 from service.models.inventory import Inventory, StartError
@@ -60,7 +66,7 @@ class Repository:
 
     @property
     def failure(self) -> StartError | None:
-        """Why nothing can be served, as of the last look; None while something can."""
+        """Why nothing can be served, as of the last scan; None while something can."""
         return self._inventory.failure
 
     def use(self, model: str | None, version: int | None) -> Use[LoadedModel]:
@@ -104,7 +110,7 @@ class Repository:
             await self.scan()
         except (OSError, DeviceError) as error:
             self._inventory.failure = StartError(str(error))
-        except Exception as error:  # a mistake of ours, which may not happen at the next look
+        except Exception as error:  # a mistake of ours, which may not happen at the next scan
             log.exception("looking for bundles failed")
             self._inventory.failure = StartError(
                 f"looking for bundles failed: {type(error).__name__}: {error}"
@@ -112,7 +118,7 @@ class Repository:
         self._inventory.is_scanned = True
 
     async def watch(self) -> None:
-        """Look for new bundles for ever; where a look fails, what is loaded serves on."""
+        """Scan for new bundles for ever; where a scan fails, what is loaded serves on."""
         while self._settings.rescan_s:
             await asyncio.sleep(self._settings.rescan_s)
             try:
@@ -129,7 +135,7 @@ class Repository:
             OSError: a folder of CAPSNET_MODELS that was there is not; nothing has been changed.
             DeviceError: an explicit device is not available.
         """
-        await self._bundles.look()
+        await self._bundles.scan()
         self._inventory.is_scanned = True
         for model in sorted(self._bundles.versions.keys() | self._loaded.keys()):
             if model in self._requested or model in self._loaded or model == self._inventory.default():
@@ -140,7 +146,7 @@ class Repository:
     @property
     def traffic(self) -> dict[str, Rule]:
         """The rules that hold now, of models that have one."""
-        return dict(self._inventory.traffic)
+        return dict(self._inventory.active_traffic)
 
     def default(self) -> str | None:
         """The model of requests that name none; None where they must."""
@@ -150,7 +156,7 @@ class Repository:
         """Every version that is loaded or on disk, by name, newest first.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
         """
         return [entry for name in self.names() for entry in self._inventory.entries(name)]
 
@@ -158,7 +164,7 @@ class Repository:
         """Every model that is loaded or on disk.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
         """
         return self._inventory.names()
 
@@ -166,7 +172,7 @@ class Repository:
         """What is on disk of a model and what has become of it, newest first.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model.
         """
         return self._inventory.describe(model, manifests=manifests)
@@ -175,15 +181,13 @@ class Repository:
         """Load the newest versions of a model as they are on disk now, even if it was taken down.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished, or a folder of models is away.
             UnknownModelError: there is no such model, or it was taken down again meanwhile.
             RefusedModelError: none of its versions can be served; says why.
             DeviceError: an explicit device is not available.
         """
-        paths = await self._bundles.paths(model)
-        if not paths:
-            self._inventory.check_known(model)
-        await self._bundles.check_versions(model, paths, again=True)
+        await self._scan_model(model, again=True)
+        self._inventory.check_known(model)
         self._inventory.unloaded.discard(model)
         self._requested.add(model)
         await self._update(model)
@@ -193,7 +197,7 @@ class Repository:
         """Take a model down until `load`: it finishes what it has begun.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model.
         """
         self._inventory.check_known(model)
@@ -214,7 +218,7 @@ class Repository:
             rule: None for the newest.
 
         Raises:
-            NotReadyError: the first scan is not over.
+            NotReadyError: the first scan has not finished, or a folder of models is away.
             UnknownModelError: there is no such model, or no version that the rule names.
             RefusedModelError: such a version cannot be served; says why.
             NotWritableError: no folder of the model can be written.
@@ -226,7 +230,7 @@ class Repository:
 
     async def _rule(self, model: str, rule: Traffic | None) -> None:
         named = rule.named if rule else ()
-        await self._bundles.check_versions(model, await self._bundles.paths(model), named=named)
+        await self._scan_model(model, named=named)
         self._inventory.check_servable(model, named)
         before = self._bundles.traffic.get(model)
         await self._bundles.set_traffic(model, rule)
@@ -352,9 +356,17 @@ class Repository:
                 if version == pinned:
                     self._inventory.adopt_traffic(model, rule)
                 self.on_change()
-        if pinned is None or pinned in wanted:  # else the one before serves on
+        if pinned is None or pinned in wanted:
             self._inventory.adopt_traffic(model, rule)
+        else:
+            self._inventory.hold_traffic_back(model)
         return wanted
+
+    async def _scan_model(self, model: str, *, again: bool = False, named: Collection[int] = ()) -> None:
+        try:
+            await self._bundles.scan_model(model, again=again, named=named)
+        except OSError as error:
+            raise NotReadyError(f"what is on disk of {shown(model)} cannot be looked at: {error}") from None
 
     def _retire(self, model: LoadedModel) -> None:
         task = asyncio.create_task(self._drain(model))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import stat
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from service.settings import Settings
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]  # of every file, see `_fingerprint`
 
-SECOND_LOOK_S = 0.5  # a folder that is replaced by another one is missing for a moment
+RESCAN_MISSING_S = 0.5  # a folder that is replaced by another one is missing for a moment
 
 NOT_THERE = FileNotFoundError | NotADirectoryError
 
@@ -37,7 +38,7 @@ class BundleVersion:
     """A version on disk.
 
     Attributes:
-        fingerprint: of its files; () if they could not be read, so that the next look tries them again.
+        fingerprint: of its files; () if they could not be read, so that the next scan tries them again.
         reason: why it is refused, until its files change; "" if it is not.
         manifest: as of the check of its files; None if they have not been checked, or are refused.
     """
@@ -67,43 +68,57 @@ class Found:
 
 
 class Bundles:
-    """What was found in the folders of CAPSNET_MODELS when they were last looked through.
+    """What the last scan found in the folders of CAPSNET_MODELS.
 
     All methods belong to the event loop; disks are read in threads.
 
     Attributes:
         versions: every version by model and number.
-        traffic: the rules of models that have one.
+        traffic: the rules on disk, of models that have one.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.versions: dict[str, dict[int, BundleVersion]] = {}
         self.traffic: dict[str, Rule] = {}
+        self._scanning: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
         self._traffic_changing = asyncio.Lock()
         self._traffic_known: set[str] = set()  # models whose rule, or that they have none, has been read
-        self._wrong_traffic: dict[str, str] = {}  # what is wrong with a model's file, as last logged
+        self._unreadable_logged: dict[str, str] = {}  # what is wrong with a model's file, as last logged
         self._roots = settings.roots
         self._checked_versions = settings.versions_kept
         self._metrics = metrics
         self._roots_seen: set[Path] = set()
 
-    async def look(self) -> None:
-        """Look through the folders.
+    async def scan(self) -> None:
+        """Note every model and version that is on disk now.
 
         Raises:
-            OSError: one that was there is not; nothing has been changed.
+            OSError: a folder that was there is not; what was known of its models stays.
         """
         found = await asyncio.to_thread(_list_bundles, self._roots)
-        if self._is_any_missing(found):
-            await asyncio.sleep(SECOND_LOOK_S)
-            found = await asyncio.to_thread(_list_bundles, self._roots)
         self._check_roots(found)
         for model in sorted(found.bundles.keys() | self.versions.keys()):
-            await self.check_versions(model, self._paths(model, found))
+            await self.scan_model(model)
 
-    async def paths(self, model: str) -> Mapping[int, Path]:
-        """The folders of a model's versions as they are now; empty if there is no such model."""
-        return self._paths(model, await asyncio.to_thread(_list_bundles, self._roots))
+    async def scan_model(self, model: str, *, again: bool = False, named: Collection[int] = ()) -> None:
+        """Note the rule of a model and its versions as they are on disk now.
+
+        Args:
+            model: its name; there may be none of that name.
+            again: also check refused versions that have not changed.
+            named: also check these, as if the rule named them.
+
+        Raises:
+            OSError: a folder that was there is not; nothing has been changed.
+        """
+        async with self._scanning[model]:  # or a slow scan would bring back what was listed before another
+            found = await asyncio.to_thread(_list_bundles, self._roots, model)
+            if self.versions.get(model, {}).keys() - self._paths(model, found).keys():
+                await asyncio.sleep(RESCAN_MISSING_S)
+                found = await asyncio.to_thread(_list_bundles, self._roots, model)
+            if missing := self._missing_root(found):
+                raise missing
+            await self._check_versions(model, self._paths(model, found), again=again, named=named)
 
     def _paths(self, model: str, found: Found) -> dict[int, Path]:
         """The folders of a model's versions, with those known in a folder that just now cannot be listed."""
@@ -117,7 +132,7 @@ class Bundles:
         Raises:
             NotWritableError: no folder of the model can be written; nothing has been changed.
         """
-        async with self._traffic_changing:  # or a look that has read the old one would bring it back
+        async with self._traffic_changing:  # or a scan that has read the old one would bring it back
             try:
                 await asyncio.to_thread(write_traffic, self._folders(model), rule)
             except OSError as error:
@@ -126,17 +141,10 @@ class Bundles:
                 ) from None
             self._note_traffic(model, rule)
 
-    async def check_versions(
-        self, model: str, paths: Mapping[int, Path], *, again: bool = False, named: Collection[int] = ()
+    async def _check_versions(
+        self, model: str, paths: Mapping[int, Path], *, again: bool, named: Collection[int]
     ) -> None:
-        """Note a model's rule and its bundles; those that are to be served and have changed are hashed.
-
-        Args:
-            model: its name.
-            paths: the folders of its versions.
-            again: also check refused versions that have not changed.
-            named: also check these, as if the rule named them.
-        """
+        """Note a model's rule and its bundles; those that are to be served and have changed are hashed."""
         await self._read_traffic(model)
         rule = self.traffic.get(model)
         known, now = self.versions.get(model, {}), dict[int, BundleVersion]()
@@ -166,29 +174,28 @@ class Bundles:
             try:
                 rule = await asyncio.to_thread(read_traffic, self._folders(model))
             except (OSError, ValueError) as error:
-                self._note_broken_traffic(model, str(error))
+                self._note_unreadable_traffic(model, str(error))
             else:
                 self._note_traffic(model, rule)
 
-    def _note_broken_traffic(self, model: str, reason: str) -> None:
+    def _note_unreadable_traffic(self, model: str, reason: str) -> None:
         """What was read before stays. Where nothing was, the newest version may not be the one to answer."""
         is_known = model in self._traffic_known
         if not is_known:
             self.traffic[model] = UnreadableTraffic(reason)
-        if self._wrong_traffic.get(model) == reason:
+        if self._unreadable_logged.get(model) == reason:
             return
-        self._wrong_traffic[model] = reason
+        self._unreadable_logged[model] = reason
         if is_known:
             log.warning("the traffic of %s stays as it was: %s", model, reason)
         else:
             log.error("no version of %s answers requests that name none: %s", model, reason)
 
     def _note_traffic(self, model: str, rule: Rule | None) -> None:
-        self._wrong_traffic.pop(model, None)
+        self._unreadable_logged.pop(model, None)
         self._traffic_known.add(model)
         if rule == self.traffic.get(model):
             return
-        log.info("requests to %s that name no version go to %s", model, rule or "the newest")
         if rule:
             self.traffic[model] = rule
         else:
@@ -250,8 +257,10 @@ class Bundles:
             f"no bundle <model>/<version>/ in {folders}; set CAPSNET_MODELS or export one with capsnet-export"
         )
 
-    def _is_any_missing(self, found: Found) -> bool:
-        return any(self.versions[model].keys() - self._paths(model, found).keys() for model in self.versions)
+    def _missing_root(self, found: Found) -> OSError | None:
+        """Why a folder that was there is not; one that is there and cannot be listed is none."""
+        faults = [found.faults.get(root) for root in self._roots_seen]
+        return next((fault for fault in faults if isinstance(fault, NOT_THERE)), None)
 
     def _check_roots(self, found: Found) -> None:
         """Raise if a folder is gone that was there: a volume may be away. A missing one may still appear."""
@@ -271,11 +280,12 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
     return _list_bundles(roots).bundles
 
 
-def _list_bundles(roots: tuple[Path, ...]) -> Found:
+def _list_bundles(roots: tuple[Path, ...], model: str | None = None) -> Found:
+    """The bundles of one model, or of all."""
     found = Found({}, {})
     for root in roots:
         for folder in _folders(root, found.faults):
-            if not MODEL_NAME.fullmatch(folder.name):
+            if not MODEL_NAME.fullmatch(folder.name) or model not in (None, folder.name):
                 continue
             for bundle in _folders(folder, found.faults):
                 if VERSION.fullmatch(bundle.name):

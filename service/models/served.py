@@ -161,21 +161,21 @@ class Models(Protocol):
         """Every model that is loaded or on disk.
 
         Raises:
-            NotReadyError: the first look at the disk is not over.
+            NotReadyError: the first scan has not finished.
         """
 
     async def index(self) -> list[IndexEntry]:
         """Every version that is loaded or on disk, by name, newest first.
 
         Raises:
-            NotReadyError: the first look at the disk is not over.
+            NotReadyError: the first scan has not finished.
         """
 
     async def describe(self, model: str, *, manifests: bool) -> dict[str, Any]:
         """What is on disk of a model and what has become of it, newest first.
 
         Raises:
-            NotReadyError: the first look at the disk is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model.
         """
 
@@ -186,7 +186,7 @@ class Models(Protocol):
         """Load the newest versions of a model as they are on disk now, even if it was taken down.
 
         Raises:
-            NotReadyError: the first look is not over, or an explicit device is not available.
+            NotReadyError: the first scan has not finished, or an explicit device is not available.
             UnknownModelError: there is no such model, or it was taken down again meanwhile.
             RefusedModelError: none of its versions can be served; says why.
         """
@@ -195,7 +195,7 @@ class Models(Protocol):
         """Take a model down until `load`: it finishes what it has begun.
 
         Raises:
-            NotReadyError: the first look at the disk is not over.
+            NotReadyError: the first scan has not finished.
             UnknownModelError: there is no such model.
         """
 
@@ -207,7 +207,7 @@ class Models(Protocol):
             rule: None for the newest.
 
         Raises:
-            NotReadyError: the first look is not over, or an explicit device is not available.
+            NotReadyError: the first scan has not finished, or an explicit device is not available.
             UnknownModelError: there is no such model, or no version that the rule names.
             RefusedModelError: such a version cannot be served; says why.
             NotWritableError: the folder of the model cannot be written.

@@ -1,10 +1,12 @@
 """A request's use of a model, wherever the models are."""
 
+import asyncio
 from typing import Generic, Protocol, TypeVar
 
 from service.models.served import ServedModel
 
 Served = TypeVar("Served", bound=ServedModel)
+STILL_LOADING = "the model was still being loaded"  # says a CancelledError; loading goes on
 
 
 class Lender(Protocol[Served]):
@@ -25,7 +27,10 @@ class Use(Generic[Served]):
         self._wanted = model, version
 
     async def __aenter__(self) -> Served:
-        self._found = await self._lender.begin_use(*self._wanted)
+        try:
+            self._found = await self._lender.begin_use(*self._wanted)
+        except asyncio.CancelledError:  # only of a model that has to be loaded: any other is there at once
+            raise asyncio.CancelledError(STILL_LOADING) from None
         return self._found
 
     async def __aexit__(self, *_: object) -> None:

@@ -160,10 +160,10 @@ async def _until_deadline(service: Service) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(service.settings.deadline_ms / 1000) as deadline:
             yield
-    except TimeoutError:
+    except TimeoutError as error:
         if not deadline.expired():
             raise
-        raise service.too_late() from None
+        raise service.too_late(error.__cause__) from None
 
 
 async def _read(service: Service, message: Any, model: OipModel) -> tuple[InferRequest, Arrays]:

@@ -111,7 +111,7 @@ async def list_versions(models: Models, *, only_ready: bool) -> list[dict[str, s
     """Every version on disk and its state, or those that are loaded.
 
     Raises:
-        NotReadyError: the first look at the disk is not over.
+        NotReadyError: the first scan has not finished.
     """
     entries = await models.index()
     return [_describe(entry) for entry in entries if entry.state == "loaded" or not only_ready]

@@ -17,7 +17,7 @@ async def statistics(models: Models, name: str = "", version: str = "") -> dict[
 
     Raises:
         UnknownModelError: no such model or version, or it has no such graph.
-        NotReadyError: the first look at the disk is not over.
+        NotReadyError: the first scan has not finished.
     """
     graphs = await models.graphs()
     if name:

@@ -345,7 +345,8 @@ class ModelAnswer(BaseModel):
         default=None, description="which version answers requests that name none, if it is not the newest"
     )
     traffic_error: str | None = Field(
-        default=None, description="why that cannot be read; no version answers requests that name none"
+        default=None,
+        description="why that does not hold: it cannot be read, or the version that it pins is not loaded",
     )
 
 

@@ -54,7 +54,8 @@ def run_engine(settings: Settings, place: Place, on_loaded: Callable[[str], None
         on_loaded: called with what is loaded, for people, once it is.
     """
     use_one_heap()
-    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:  # uvloop where it is
+    config = uvicorn.Config("", log_config=None)  # which by default ends the logging that has begun
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop where it is
         return runner.run(_serve(settings, place, on_loaded))
 
 

@@ -23,7 +23,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from service.settings import Settings
+from service.http.keys import Keys
+from service.settings import Settings, SettingsError
 from service.stopping import hold_hangups, stop_signals, take_hangups
 from service.workers.heartbeat import LOOK_EVERY_S, Pulse
 from service.workers.place import SHARED_COUNTS, Place, make_place
@@ -37,7 +38,8 @@ PR_SET_PDEATHSIG = 1  # of Linux' prctl
 log = logging.getLogger(__name__)
 
 
-Work = Callable[[Settings, Place, Connection], None]
+ServeModels = Callable[[Settings, Place, Connection], None]
+ServeRequests = Callable[[Settings, Place, Connection, Keys], None]
 Say = Callable[[str], None]
 
 
@@ -86,6 +88,8 @@ class Supervisor:
     Args:
         settings: of the service.
         listeners: accept the connections of all workers.
+        keys: those that open the service. Workers get them from here: one that is started while a file has a
+            mistake has those that are in force.
         serve_models: what the engine process runs; sends what it has loaded, once it has. A function of a
             module, since each process is a new interpreter.
         serve_requests: what a worker runs; sends a line once it accepts connections.
@@ -96,13 +100,15 @@ class Supervisor:
         self,
         settings: Settings,
         listeners: list[socket.socket],
+        keys: Keys,
         *,
-        serve_models: Work,
-        serve_requests: Work,
+        serve_models: ServeModels,
+        serve_requests: ServeRequests,
         say: Say,
     ) -> None:
         self._settings = settings
         self._listeners = listeners
+        self._keys = keys
         self._serve_models = serve_models
         self._serve_requests = serve_requests
         self._say = say
@@ -153,7 +159,9 @@ class Supervisor:
         return status or 0
 
     def _pass_on(self, number: int, _: object) -> None:
-        """All workers read keys again: one that is still starting may have read them already."""
+        """All processes read keys again; only workers log whether they could."""
+        with suppress(SettingsError):
+            self._keys.read()
         for child in self._children:
             if not child.is_engine and child.process.pid:
                 with suppress(ProcessLookupError):
@@ -186,14 +194,16 @@ class Supervisor:
 
     def _start(self, *, is_engine: bool, number: int = 0) -> None:
         ours, theirs = self._spawn.Pipe()
-        settings = self._settings if is_engine else share_of(self._settings)
-        work = self._serve_models if is_engine else self._serve_requests
         if is_engine:
             os.environ.pop(SHARED_COUNTS, None)
         else:  # its library reads this while it is imported
             os.environ[SHARED_COUNTS] = str(self._place.counts)
         place = replace(self._place, worker=number)
-        process = self._spawn.Process(target=work, args=(settings, place, theirs))
+        if is_engine:
+            process = self._spawn.Process(target=self._serve_models, args=(self._settings, place, theirs))
+        else:
+            arguments = share_of(self._settings), place, theirs, self._keys
+            process = self._spawn.Process(target=self._serve_requests, args=arguments)
         with theirs:
             try:
                 process.start()

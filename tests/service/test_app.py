@@ -27,6 +27,7 @@ from service.http.picture_pool import PicturePool
 from service.inference.engine import Engine
 from service.models.local_models import LocalModels
 from service.models.repository import Repository
+from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
 from service.observability.request_metrics import RequestMetrics
 from service.state import Service
@@ -253,6 +254,29 @@ def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
     for answer in refused:
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")
         assert "decoded" in answer.json()["detail"]
+
+
+def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkeypatch):
+    load, may_end = VersionLoader.load, threading.Event()
+
+    async def slow_load(self, model, *arguments, **options):
+        if model == "other":
+            await asyncio.to_thread(may_end.wait, 60)
+        return await load(self, model, *arguments, **options)
+
+    monkeypatch.setattr(VersionLoader, "load", slow_load)
+    for name in ("tiny", "other"):
+        write_bundle(tmp_path / name / "1")
+    png = {"files": {"images": large_png()}}
+    try:
+        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=300)) as client:
+            answer = client.post("/classify?model=other", **png)
+            assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
+            assert "the model is still being loaded, which goes on; try again" in answer.json()["detail"]
+            may_end.set()
+            wait_until(lambda: client.post("/classify?model=other", **png).status_code == 200)
+    finally:
+        may_end.set()
 
 
 def test_decoding_is_part_of_what_the_deadline_bounds(models):

@@ -372,8 +372,19 @@ def test_a_hangup_has_the_keys_read_again_by_all_processes(tmp_path, workers):
         written(tmp_path, "nonsense")
         hang_up(service, "the keys stay as they are", workers)
         assert statuses(service, "new-key") == {200}
+        if workers > 1:
+            replace_a_worker(service)
+            assert statuses(service, "new-key") == {200}
         service.stop()
         assert service.running.wait(60) == 0
+
+
+def replace_a_worker(service: LiveProcess) -> None:
+    """Kill one, and wait for another."""
+    ready = "accepts connections"
+    lines = [line["message"] for line in service.lines if ready in line["message"]]
+    os.kill(int(lines[0].split()[1]), signal.SIGKILL)
+    wait_until(lambda: sum(ready in line["message"] for line in service.lines) > len(lines))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")

@@ -273,7 +273,7 @@ def test_a_version_that_is_listed_as_available_answers_though_others_are_loaded(
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             write_bundle(tmp_path / "tiny" / "2")
-            await repository._bundles.look()
+            await repository._bundles.scan()
             assert states(repository, "tiny") == {2: "available", 1: "loaded"}
             async with repository.use("tiny", 2) as served:
                 assert served.version == 2

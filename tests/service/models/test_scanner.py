@@ -1,8 +1,10 @@
 """The scanner: every bundle on disk is found, what is broken is named, and nothing else is touched."""
 
+import asyncio
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,9 +110,48 @@ def test_a_bundle_that_goes_while_it_is_looked_at_is_refused(tmp_path):
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             found = {1: tmp_path / "tiny" / "1", 2: tmp_path / "tiny" / "2"}
-            await repository._bundles.check_versions("tiny", found)
+            await repository._bundles._check_versions("tiny", found, again=False, named=())
             await repository._update("tiny")
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_version_that_was_loaded_during_a_slow_scan_stays_loaded(tmp_path, monkeypatch):
+    """The scan has listed the folders before the version was there."""
+    reading, go_on = threading.Event(), threading.Event()
+    check = scanner.check_bundle
+
+    def slow_check(path: Path, model: str):
+        if path.parent.name == "slow":
+            reading.set()
+            assert go_on.wait(60)
+        return check(path, model)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path, versions_kept=1) as repository:
+            monkeypatch.setattr(scanner, "check_bundle", slow_check)
+            write_bundle(tmp_path / "slow" / "1")
+            scan = asyncio.create_task(repository.scan())
+            await asyncio.to_thread(reading.wait, 60)
+            write_bundle(tmp_path / "tiny" / "2")
+            await repository.load("tiny")
+            go_on.set()
+            await scan
+            assert loaded(repository) == ["tiny/2"]
+
+    run(scenario())
+
+
+def test_a_model_is_not_taken_down_by_a_load_while_its_folder_is_away(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "models" / "tiny" / "1")
+        async with opened(tmp_path / "models") as repository:
+            (tmp_path / "models").rename(tmp_path / "away")
+            with pytest.raises(NotReadyError, match="what is on disk of 'tiny' cannot be looked at"):
+                await repository.load("tiny")
+            assert loaded(repository) == ["tiny/1"]
 
     run(scenario())
 

@@ -308,6 +308,30 @@ def test_a_rule_that_cannot_hold_leaves_a_broken_file_broken(tmp_path):
     run(scenario())
 
 
+def test_a_rule_on_disk_that_pins_what_cannot_be_loaded_does_not_hold_and_says_so(tmp_path, caplog):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            write(tmp_path, '{"pinned": 77}')
+            for _ in range(2):
+                await repository.scan()
+            assert await answering(repository) == 1
+            described = repository.describe("tiny", manifests=False)
+            assert described["traffic"] == {"pinned": 77}
+            assert described["traffic_error"].startswith(
+                "requests to tiny that name no version still go to the newest: tiny has no loaded version 77"
+            )
+            warnings = [line for line in caplog.messages if "still go to the newest" in line]
+            assert len(warnings) == 1  # though it was scanned twice
+            assert not any("go to version 77" in line for line in caplog.messages)
+            write_bundle(tmp_path / "tiny" / "77")
+            await repository.scan()
+            assert await answering(repository) == 77
+            assert "traffic_error" not in repository.describe("tiny", manifests=False)
+
+    run(scenario())
+
+
 def test_a_pinned_version_that_is_gone_is_an_error_and_no_other_one_answers(tmp_path):
     async def scenario() -> None:
         for version in (1, 2):

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.http.keys import Keys
 from service.settings import Settings, SettingsError, read_settings
 from service.workers.supervisor import Supervisor, share_of
 from tests.support.live_process import LiveProcess, live_process
@@ -53,7 +54,8 @@ def test_a_process_that_cannot_be_replaced_now_is_tried_again(monkeypatch, caplo
     def no_file_left(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    supervisor = Supervisor(Settings(workers=2), [], serve_models=print, serve_requests=print, say=print)
+    settings = Settings(workers=2)
+    supervisor = Supervisor(settings, [], Keys(settings), serve_models=print, serve_requests=print, say=print)
     monkeypatch.setattr(SpawnContext, "Pipe", no_file_left)
     with pytest.raises(OSError, match="Too many open files"):
         supervisor._start_missing()
@@ -64,6 +66,16 @@ def test_a_process_that_cannot_be_replaced_now_is_tried_again(monkeypatch, caplo
     monkeypatch.setattr(Supervisor, "_start", lambda _, **which: started.append(which))
     supervisor._start_missing()
     assert [which["is_engine"] for which in started] == [True, False, False]
+
+
+def test_the_engine_process_logs_what_becomes_of_models(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    (tmp_path / "models" / "tiny" / "2").mkdir()
+    (tmp_path / "models" / "tiny" / "2" / "manifest.json").write_text("{}")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
+        logged = [line["message"] for line in service.lines if line["logger"].startswith("service.models")]
+    assert any("loaded" in message for message in logged)
+    assert any("refused" in message for message in logged)
 
 
 def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):
