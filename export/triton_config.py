@@ -17,7 +17,7 @@ KINDS: dict[Device, str] = {"cpu": "KIND_CPU", "gpu": "KIND_GPU"}
 # The service's own settings: by default products are rounded to TF32, cuDNN times every algorithm anew for
 # each batch size it meets, in traffic, and memory doubles whenever it grows. Triton passes options of the
 # accelerator "cuda" on from 24.08 (triton-inference-server/onnxruntime_backend, pull request 256). The other
-# two stand among the parameters: every version looks for them there, and has its defaults if they are missing.
+# two stand among the parameters, where every version looks for them and else has its defaults.
 GPU_OPTIONS = """\
 optimization { execution_accelerators { gpu_execution_accelerator: [ {
   name: "cuda"

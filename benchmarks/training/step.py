@@ -38,7 +38,7 @@ from benchmarks.training.straightforward import StraightforwardCapsNet, Straight
 from benchmarks.training.straightforward_em import by_array_operations, looped
 from training.config import RunConfig, load_preset
 from training.data.batches import Batch
-from training.fit.step import Step
+from training.fit.step import TrainStep
 from training.loss.objective import total_loss
 from training.models.build import build
 from training.models.capsnet import CapsNet
@@ -107,7 +107,7 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
         return lambda: plain(pixels, targets)
     if isinstance(ours, MatrixCapsNet) and kind in (LOOP, ARRAYS):
         ours = looped(ours) if kind == LOOP else by_array_operations(ours)
-    step = Step(ours.to(device), config.loss, rate, config.optimizer.weight_decay, graphs=kind == OURS)
+    step = TrainStep(ours.to(device), config.loss, rate, config.optimizer.weight_decay, graphs=kind == OURS)
     shown = Batch.of(pixels, targets)
 
     def learn() -> Tensor:

@@ -1,4 +1,4 @@
-"""What a command says of an error that is its user's to mend."""
+"""One-line messages for errors that the user of a command can fix."""
 
 
 def one_line(error: Exception) -> str:

@@ -55,15 +55,15 @@ class PictureError(ValueError):
     view: int = 0
 
 
-class UnsupportedPicture(PictureError):  # noqa: N818 - reads as what it is
+class PictureFormatError(PictureError):
     """Not a file of a format that is read here."""
 
 
-class PictureTooLarge(PictureError):  # noqa: N818
+class PictureSizeError(PictureError):
     """More pixels than allowed."""
 
 
-class MismatchedViews(PictureError):  # noqa: N818
+class ViewMismatchError(PictureError):
     """Two pictures that are no views of one pair."""
 
 
@@ -84,9 +84,9 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
         A loaded picture of mode L or RGB, each side at least 8 pixels.
 
     Raises:
-        UnsupportedPicture: empty, not one of the formats, a TIFF of numbers that are not read, or HEIC
+        PictureFormatError: empty, not one of the formats, a TIFF of numbers that are not read, or HEIC
             without the extra `heif`.
-        PictureTooLarge: the header declares more than `max_pixels`, or a side longer than 65,535.
+        PictureSizeError: the header declares more than `max_pixels`, or a side longer than 65,535.
         PictureError: damaged, cut short, smaller than 8x8, or 16-bit color of which only low bits are used.
     """
     image_format = _format_of(content)
@@ -115,10 +115,10 @@ def read_picture(content: bytes, max_pixels: int, count: Callable[[int], None] |
         raise
     except UnidentifiedImageError:  # its message names an object, not the fault
         if image_format == "TIFF" and (depth := unread_depth(content)):
-            raise UnsupportedPicture(f"TIFF file has {depth}") from None
+            raise PictureFormatError(f"TIFF file has {depth}") from None
         raise PictureError(f"{image_format} file is damaged or cut short in its header") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureTooLarge(f"picture may have {max_pixels} pixels; {error}") from None
+        raise PictureSizeError(f"picture may have {max_pixels} pixels; {error}") from None
     except Exception as error:  # on damaged files Pillow raises nearly everything there is
         raise PictureError(f"{image_format} file is damaged or cut short: {error}") from error
     return flat.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else flat
@@ -142,20 +142,20 @@ def _format_of(content: bytes) -> str:
             return name
     boxed = format_of_boxes(content)
     if boxed == "HEIF" and not can_read_heic():
-        raise UnsupportedPicture("HEIC files need pi-heif where they are read: pip install -e '.[heif]'")
+        raise PictureFormatError("HEIC files need pi-heif where they are read: pip install -e '.[heif]'")
     if boxed:
         return boxed
     came = f"{len(content)} bytes that start with {content[:8]!r}" if content else "no bytes at all"
-    raise UnsupportedPicture(f"expected a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; came {came}")
+    raise PictureFormatError(f"expected a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; came {came}")
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise PictureTooLarge(
+        raise PictureSizeError(
             f"picture is {width}x{height}, {width * height} pixels; at most {max_pixels} are read"
         )
     if max(width, height) > MAX_SIDE_PIXELS:
-        raise PictureTooLarge(
+        raise PictureSizeError(
             f"picture is {width}x{height}; a side may have at most {MAX_SIDE_PIXELS} pixels"
         )
     if min(width, height) < MIN_SIDE_PIXELS:

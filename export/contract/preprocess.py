@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from export.contract.ink import find_ink, is_dark_on_light, place_ink
 from export.contract.manifest import Preprocessing
-from export.contract.pictures import MismatchedViews
+from export.contract.pictures import ViewMismatchError
 
 INK_SIDE_PIXELS = 512  # ink is looked for at this resolution; more only costs time
 # Of a border, where a picture may be a data set's own: a coat that fills the frame has light edges as well.
@@ -35,12 +35,12 @@ def views_to_input(
         float32 [H, W, C], 0-1; of a pair the left view is the first channel.
 
     Raises:
-        MismatchedViews: the views of a pair have different sizes.
+        ViewMismatchError: the views of a pair have different sizes.
     """
     assert len(pictures) == facts.views, f"{len(pictures)} pictures for {facts.views} views"
     first, last = pictures[0], pictures[-1]
     if first.size != last.size:
-        raise MismatchedViews(
+        raise ViewMismatchError(
             f"the right view is {last.width}x{last.height}, and the left one before it "
             f"{first.width}x{first.height}; both views of a pair have the same size"
         )

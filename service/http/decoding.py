@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from export.contract.arrays import ArrayError, read_array
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import (
-    MismatchedViews,
     PictureError,
-    PictureTooLarge,
-    UnsupportedPicture,
+    PictureFormatError,
+    PictureSizeError,
+    ViewMismatchError,
     declared_pixels,
 )
 from export.contract.preprocess import Rule
@@ -84,7 +84,7 @@ def decode_array(content: bytes, facts: Preprocessing, max_images: int) -> Float
     return pixels
 
 
-class _TooManyPixels(PictureError):  # noqa: N818 - as its siblings
+class _PixelLimitError(PictureError):
     """More pixels than one request may have."""
 
 
@@ -132,12 +132,12 @@ class _Pictures:
         """Count the pixels of a picture that is to be decoded.
 
         Raises:
-            _TooManyPixels: with them the request has too many.
+            _PixelLimitError: with them the request has too many.
         """
         with self._lock:
             self._pixels += pixels
             if self._pixels > self._settings.max_request_pixels:
-                raise _TooManyPixels(self._too_many(self._pixels))
+                raise _PixelLimitError(self._too_many(self._pixels))
 
     def _too_many(self, pixels: int) -> str:
         return (
@@ -147,12 +147,12 @@ class _Pictures:
 
 
 def _as_service_error(error: PictureError, detail: str) -> errors.ServiceError:
-    if isinstance(error, PictureTooLarge):
+    if isinstance(error, PictureSizeError):
         return errors.PictureTooLargeError(detail)
-    if isinstance(error, _TooManyPixels):
+    if isinstance(error, _PixelLimitError):
         return errors.TooManyPixelsError(detail)
-    if isinstance(error, UnsupportedPicture):
+    if isinstance(error, PictureFormatError):
         return errors.UnsupportedPictureError(detail)
-    if isinstance(error, MismatchedViews):
+    if isinstance(error, ViewMismatchError):
         return errors.NoPairError(detail)
     return errors.UnreadablePictureError(detail)

@@ -12,7 +12,7 @@ from service.models.repository import Repository
 
 QUIET_S = 60.0
 LONGEST_PAUSE_S = 3600.0
-Role = Literal["encoder", "decoder"]
+MeasuredRole = Literal["encoder", "decoder"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ async def _remeasure(model: LoadedModel) -> bool:
     return True
 
 
-async def _read_graph(model: LoadedModel, role: Role) -> bytes:
+async def _read_graph(model: LoadedModel, role: MeasuredRole) -> bytes:
     """A graph of the model's bundle; empty if it has none.
 
     Raises:

@@ -65,7 +65,7 @@ class Traffic(BaseModel):
 class UnreadableTraffic:
     """The rule of a model whose file has been broken since the service first looked at it.
 
-    It may pin a version. So none answers requests that name none, until the file is mended or replaced.
+    It may pin a version. So none answers requests that name none, until the file is repaired or replaced.
 
     Attributes:
         reason: what is wrong with the file.

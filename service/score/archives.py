@@ -17,7 +17,7 @@ from typing import Self
 from export.contract.one_line import first_line
 from service.score.picture_stream import (
     Picture,
-    UnreadablePictureError,
+    PictureReadError,
     check_bytes,
     is_picture_name,
     unreadable,
@@ -76,14 +76,14 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _read_from_tar(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> bytes:
     if not member.isreg():
         kind = "a link" if member.islnk() or member.issym() else "a device"
-        raise UnreadablePictureError(f"is {kind} in the archive; only files are read")
+        raise PictureReadError(f"is {kind} in the archive; only files are read")
     check_bytes(member.size, limit)
     file = archive.extractfile(member)
     assert file is not None  # as it is a regular file
     try:
         return file.read()
     except Exception as error:
-        raise UnreadablePictureError(f"cannot be unpacked: {first_line(error)}") from None
+        raise PictureReadError(f"cannot be unpacked: {first_line(error)}") from None
 
 
 class _Member(tarfile.TarInfo):
@@ -121,18 +121,18 @@ def in_zip(path: Path) -> Iterator[Picture]:
 
 def _read_from_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
     if member.flag_bits & ENCRYPTED:
-        raise UnreadablePictureError("is encrypted")
+        raise PictureReadError("is encrypted")
     if stat.S_ISLNK(member.external_attr >> 16):  # made on Unix, the upper half is the file's mode
-        raise UnreadablePictureError("is a link in the archive; only files are read")
+        raise PictureReadError("is a link in the archive; only files are read")
     # zipfile's decompression is bounded only for these two.
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise UnreadablePictureError("uses a compression other than deflate, which is not read")
+        raise PictureReadError("uses a compression other than deflate, which is not read")
     check_bytes(member.file_size, limit)
     try:
         with archive.open(member) as file:
             return file.read(member.file_size)
     except Exception as error:
-        raise UnreadablePictureError(f"cannot be unpacked: {first_line(error)}") from None
+        raise PictureReadError(f"cannot be unpacked: {first_line(error)}") from None
 
 
 def _picture(name: str, read: Callable[[int], bytes]) -> Picture:

@@ -87,7 +87,7 @@ class HttpScorer:
         if self.faults >= MAX_FAULTS:
             raise ScoreError(
                 f"the service answered the last {self.faults} pictures with an internal error, which its log "
-                "describes; once it is mended, continue with --resume, or score these, too, with --overwrite"
+                "describes; once it is fixed, continue with --resume, or score these, too, with --overwrite"
             )
 
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:

@@ -154,7 +154,7 @@ def _rule(settings: Settings, model: str) -> Traffic | None:
     try:
         return read_traffic([root / model for root in settings.roots])
     except (OSError, ValueError) as error:
-        raise ScoreError(f"{error}; mend the file, or name a version with --version") from None
+        raise ScoreError(f"{error}; fix the file, or name a version with --version") from None
 
 
 def _load_first(

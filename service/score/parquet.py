@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from export.contract.atomic_file import atomic_file
-from service.score.picture_stream import Picture, UnreadablePictureError, check_bytes, unreadable
+from service.score.picture_stream import Picture, PictureReadError, check_bytes, unreadable
 from service.score.query import Row, ScoreError
 from service.score.table import Columns, from_bytes, row_json, to_bytes
 
@@ -179,7 +179,7 @@ def _text(cell: pa.Scalar) -> str | None:
 
 def _read_cell(content: pa.Scalar, limit: int) -> bytes:
     if not content.is_valid:
-        raise UnreadablePictureError("the row holds no bytes")
+        raise PictureReadError("the row holds no bytes")
     buffer = content.as_buffer()
     check_bytes(buffer.size, limit)
     return bytes(buffer)

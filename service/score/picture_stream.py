@@ -14,7 +14,7 @@ SUFFIXES = frozenset(
 BATCH_BYTES = 24 * 2**20  # of files in one batch; a service takes bodies of 32 MiB by default
 
 
-class UnreadablePictureError(Exception):
+class PictureReadError(Exception):
     """A picture whose bytes cannot be read; the message says why."""
 
 
@@ -26,7 +26,7 @@ class Picture:
         name: of its row.
         read: reads the bytes of its file; the argument is their maximum number. Call it before taking or
             peeking at the next picture: archives are read once, from start to end. Raises
-            UnreadablePictureError or OSError.
+            PictureReadError or OSError.
         source: its folder, on disk or in an archive, its Parquet file, or the list that names it; both views
             of a pair have the same. None if this is no picture, but the damage of an archive or a folder,
             which is reported in place of pictures that cannot be known.
@@ -77,19 +77,17 @@ def check_bytes(size: int, limit: int) -> None:
     """Check that a file of `size` bytes may be read.
 
     Raises:
-        UnreadablePictureError: it is too large.
+        PictureReadError: it is too large.
     """
     if size > limit:
-        raise UnreadablePictureError(
-            f"has {size} bytes; files of up to {limit} are read (CAPSNET_MAX_BODY_BYTES)"
-        )
+        raise PictureReadError(f"has {size} bytes; files of up to {limit} are read (CAPSNET_MAX_BODY_BYTES)")
 
 
 def unreadable(name: str, reason: str) -> Picture:
     """A place whose pictures cannot be read; it is reported in order, like a picture."""
 
     def read(_: int) -> bytes:
-        raise UnreadablePictureError(reason)
+        raise PictureReadError(reason)
 
     return Picture(name, read, source=None)
 
@@ -184,7 +182,7 @@ def _pair_name(left: str, right: str) -> str:
 def _load(picture: Picture, file_bytes: int) -> LoadedPicture | Skipped:
     try:
         return LoadedPicture(picture.name, picture.read(file_bytes))
-    except UnreadablePictureError as error:
+    except PictureReadError as error:
         return Skipped(picture.name, str(error))
     except OSError as error:
         return Skipped(picture.name, error.strerror or str(error))

@@ -22,7 +22,7 @@ from service.score.parquet import FAULTS, RowGroups, find_image_column, in_parqu
 from service.score.picture_stream import (
     SUFFIXES,
     Picture,
-    UnreadablePictureError,
+    PictureReadError,
     check_bytes,
     is_picture_name,
     unreadable,
@@ -297,4 +297,4 @@ def _read_object(files: FileSystem, path: str, limit: int) -> bytes:
             check_bytes(file.size(), limit)
             return bytes(file.read())
     except pa.ArrowException as error:
-        raise UnreadablePictureError(str(error)) from None
+        raise PictureReadError(str(error)) from None

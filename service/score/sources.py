@@ -208,7 +208,7 @@ def read_file(path: Path, limit: int) -> bytes:
     """The bytes of a file.
 
     Raises:
-        UnreadablePictureError: there are more than the limit.
+        PictureReadError: there are more than the limit.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

@@ -240,15 +240,15 @@ def read_claim(out: Path) -> Claim:
         claim = replace(claim, parts=tuple(claim.parts))
         is_known = claim.experiment in EXPERIMENTS
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: {error}; {_MEND}") from None
+        raise ValueError(f"{file} is damaged: {error}; {_EXPECTED}") from None
     if claim.form not in FORMS:
-        raise ValueError(f"{file}: there is no form {claim.form!r}; {_MEND}")
+        raise ValueError(f"{file}: there is no form {claim.form!r}; {_EXPECTED}")
     if not is_known:
-        raise ValueError(f"{file}: there is no experiment {claim.experiment!r}; {_MEND}")
+        raise ValueError(f"{file}: there is no experiment {claim.experiment!r}; {_EXPECTED}")
     return claim
 
 
-_MEND = 'expected, in a line, say {"experiment": "table1", "form": "quick"}'
+_EXPECTED = 'expected, in a line, say {"experiment": "table1", "form": "quick"}'
 
 
 def _refuse_several_processes() -> None:

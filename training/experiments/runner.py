@@ -213,7 +213,7 @@ class Runner:
         train, validation = training_batches(config, self.root)
         with training_session(run, config, self.device) as trainer:
             tqdm.write(f"{run.name}: {describe(config)}, on {trainer.session.hardware}")
-            before = trainer.before
+            before = trainer.resumed_from
             if not trainer.fit(train, validation, Limits()) or trainer.interrupted:
                 raise KeyboardInterrupt
         if before and before.step == trainer.progress.step:  # finished before, not resumed now

@@ -8,7 +8,7 @@ from training.config import RunConfig
 from training.data.batches import Batches
 from training.data.seeding import generator_for
 from training.fit.loop import steps_per_epoch
-from training.fit.step import Step
+from training.fit.step import TrainStep
 from training.models.build import build
 
 TIMED = 2  # steps, the faster counts; one before them compiles and allocates
@@ -22,7 +22,7 @@ def hours_of_epoch(config: RunConfig, train: Batches) -> float:
         train: what it learns from, on the CPU.
     """
     rate, size = config.optimizer.learning_rate, min(config.optimizer.batch_size, len(train))
-    learn, seconds = Step(build(config.model), config.loss, rate), []
+    learn, seconds = TrainStep(build(config.model), config.loss, rate), []
     for step in range(1 + TIMED):
         batch = train.random(torch.arange(size), generator_for(config.seed, step))
         begun = time.perf_counter()

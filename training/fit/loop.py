@@ -27,7 +27,7 @@ from training.evaluate.inspection import activity, summary
 from training.fit.copies import Copies
 from training.fit.distributed import ALONE, Processes
 from training.fit.ema import ExponentialMovingAverage
-from training.fit.step import Step
+from training.fit.step import TrainStep
 from training.loss.losses import spread_margin
 from training.loss.objective import total_loss
 from training.models.build import Network, build
@@ -41,8 +41,8 @@ from training.runs.weights import DECODER, start_with
 
 INSPECTED = 32  # validation images that the activations of matrix capsules are measured on while training
 LOG_EVERY = 50  # steps; in between, losses stay on the device, so that nothing waits for a GPU
-SHORT_EPOCHS = {"cuda"}  # where one may last a second, and writing a checkpoint as long
-DROPOUT = 10**9  # added to a step's seed, which is that of the random choices in the data
+SAVES_BEST_EPOCHS_ONLY = {"cuda"}  # where one may last a second, and writing a checkpoint as long
+DROPOUT_SEED_OFFSET = 10**9  # added to a step's seed, which is that of the random choices in the data
 
 
 class TrainingDivergedError(ValueError):
@@ -118,28 +118,29 @@ class Trainer:
             for name, parameter in self.model.named_parameters():
                 if not name.startswith(DECODER):
                     parameter.requires_grad_(False)
-        self._learn = Step(
+        self._train_step = TrainStep(
             self.model,
             config.loss,
             config.optimizer.learning_rate,
             config.optimizer.weight_decay,
             processes=processes,
         )
-        self.optimizer = self._learn.optimizer
-        share = config.optimizer.ema_decay
-        self.average = ExponentialMovingAverage(self.model, share) if share else None
+        self.optimizer = self._train_step.optimizer
+        decay = config.optimizer.ema_decay
+        self.average = ExponentialMovingAverage(self.model, decay) if decay else None
         self.session = self.progress = session
         self._calibrates = newest is None and start_weights is None
-        self.before: Progress | None = None  # at the checkpoint that this session continues
+        self.resumed_from: Progress | None = None  # at the checkpoint that this session continues
         self.interrupted = False  # by a signal, even if the run is finished; or because torchrun is gone
         self._saved_step: int | None = None
+        self._order: Tensor | None = None  # of the images in this epoch
         if newest:
             checkpoint.load_optimizer(newest, self.model, self.optimizer)
             if self.average:
                 checkpoint.load_weights(self.average.model, newest)
-            self.before = processes.of(checkpoint.read_progress(newest))
-            self._saved_step = self.before.step
-            self.progress = self.before.resumed_by(session, checkpoint.configured_anew(newest, config))
+            self.resumed_from = processes.of(checkpoint.read_progress(newest))
+            self._saved_step = self.resumed_from.step
+            self.progress = self.resumed_from.resumed_by(session, checkpoint.configured_anew(newest, config))
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
         """Train to the last epoch, or until validation meets the configuration's stop condition.
@@ -177,7 +178,9 @@ class Trainer:
                 if epoch_ends and validation is not None:
                     self._validate(validation, log, bar)
                 is_best = self.progress.best_step == self.progress.step
-                if checkpoint_due or (epoch_ends and (is_best or self.device.type not in SHORT_EPOCHS)):
+                if checkpoint_due or (
+                    epoch_ends and (is_best or self.device.type not in SAVES_BEST_EPOCHS_ONLY)
+                ):
                     self.save()
                     self._saved = time.monotonic()
                 if checkpoint_due or epoch_ends:
@@ -250,10 +253,10 @@ class Trainer:
         index = self._batch_index(len(train), per_epoch)
         batch = train.random(index, generator, self.processes.part(len(index)))
         own = step * self.processes.count + self.processes.rank
-        torch.manual_seed(seed_for(self.config.seed, DROPOUT + own))
+        torch.manual_seed(seed_for(self.config.seed, DROPOUT_SEED_OFFSET + own))
         rate = learning_rate(self.config.optimizer, step, per_epoch)
         margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimizer.epochs)
-        losses = self._learn(batch, rate, margin)
+        losses = self._train_step(batch, rate, margin)
         if self.average:
             self.average.update(self.model, step)
         return losses
@@ -261,7 +264,7 @@ class Trainer:
     def _batch_index(self, images: int, per_epoch: int) -> Tensor:
         """Which images this step trains on: each epoch goes through its own permutation."""
         epoch, within = divmod(self.progress.step, per_epoch)
-        if within == 0 or not hasattr(self, "_order"):
+        if within == 0 or self._order is None:
             generator = generator_for(self.config.seed, -1 - epoch)
             self._order = torch.randperm(images, generator=generator).to(self.device)
         size = self.config.optimizer.batch_size

@@ -17,7 +17,7 @@ from training.models.build import Network
 logger = logging.getLogger(__name__)
 
 
-class Step:
+class TrainStep:
     """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
     On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from export.contract.headers import without_metadata
-from export.contract.pictures import FORMATS, PictureError, PictureTooLarge, read_picture
+from export.contract.pictures import FORMATS, PictureError, PictureSizeError, read_picture
 from tests.support.decompression_bombs import (
     BOMBS,
     DUDS,
@@ -80,7 +80,7 @@ def test_a_bomb_is_refused_before_anything_is_decoded(name):
     content = BOMBS[name]()
     errors: list[PictureError] = []
     called = functions_called(lambda: errors.append(refusal(content)))
-    assert isinstance(errors[0], PictureTooLarge) == (name in TOO_LARGE)
+    assert isinstance(errors[0], PictureSizeError) == (name in TOO_LARGE)
     assert not called.keys() & DECODING
 
 
@@ -106,7 +106,7 @@ def test_all_bombs_together_are_read_in_little_memory():
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
-    expected = dict.fromkeys(TOO_LARGE, "PictureTooLarge") | dict.fromkeys(MALFORMED, "PictureError")
+    expected = dict.fromkeys(TOO_LARGE, "PictureSizeError") | dict.fromkeys(MALFORMED, "PictureError")
     assert verdicts == expected | dict.fromkeys(DUDS, "read")
 
 

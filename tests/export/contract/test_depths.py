@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from export.contract.pictures import PictureError, UnsupportedPicture, read_picture
+from export.contract.pictures import PictureError, PictureFormatError, read_picture
 from tests.support.deep_pictures import png16, tiff
 from training.data.synthetic.drawn_digits import draw_digits
 
@@ -69,7 +69,7 @@ def test_black_ink_on_a_transparent_sheet_of_16_bits_is_read(levels):
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("kind", "told"), [("f8", "floats of 64 bits"), ("f2", "floats of 16 bits")])
 def test_a_sound_tiff_of_numbers_that_are_not_read_is_told_what_is_read(kind, told, order, levels):
-    with pytest.raises(UnsupportedPicture, match=f"TIFF file has {told}.*not read; read are .* floats of 32"):
+    with pytest.raises(PictureFormatError, match=f"TIFF file has {told}.*not read; read are .* floats of 32"):
         read(tiff((levels / 255).astype(kind)[..., None], order))
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from export.contract.heif_files import format_of_boxes
-from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
+from export.contract.pictures import PictureError, PictureFormatError, PictureSizeError, read_picture
 
 pillow_heif.register_heif_opener()
 
@@ -103,7 +103,7 @@ def test_of_several_pictures_the_primary_one_is_read():
 def test_what_is_too_large_by_its_header_is_not_decoded(kind, monkeypatch):
     content = saved(kind)
     counted: list[int] = []
-    with pytest.raises(PictureTooLarge, match="picture is 64x48"):
+    with pytest.raises(PictureSizeError, match="picture is 64x48"):
         read_picture(content, WIDTH * HEIGHT - 1, counted.append)
     assert counted == []
     read_picture(content, WIDTH * HEIGHT, counted.append)
@@ -148,7 +148,7 @@ def test_an_exif_block_with_many_tags_is_not_parsed(kind, recwarn):
 def test_without_the_extra_a_heic_file_is_refused_and_the_extra_is_named(monkeypatch):
     content = saved("HEIF")
     monkeypatch.setitem(sys.modules, "pi_heif", None)
-    with pytest.raises(UnsupportedPicture, match=r"pip install -e '.\[heif\]'"):
+    with pytest.raises(PictureFormatError, match=r"pip install -e '.\[heif\]'"):
         read_picture(content, MAX_PIXELS)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from export.contract.pictures import LONG_SIDE_PIXELS, PictureTooLarge, read_picture
+from export.contract.pictures import LONG_SIDE_PIXELS, PictureSizeError, read_picture
 
 MAX_PIXELS = 50_000_000
 GRAY, RGB, RGBA = 0, 2, 6  # PNG's color types
@@ -67,7 +67,7 @@ def test_the_largest_picture_takes_little_more_memory_than_its_pixels(
 
 @pytest.mark.parametrize("size", [(8, 65_536), (65_536, 8)])
 def test_a_side_longer_than_jpeg_allows_is_too_large(size):
-    with pytest.raises(PictureTooLarge, match="at most 65535"):
+    with pytest.raises(PictureSizeError, match="at most 65535"):
         read_picture(blank_png(*size, GRAY, 8), MAX_PIXELS)
 
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from export.contract.arrays import ArrayError, read_array
 from export.contract.manifest import Preprocessing
-from export.contract.pictures import PictureError, PictureTooLarge, UnsupportedPicture, read_picture
+from export.contract.pictures import PictureError, PictureFormatError, PictureSizeError, read_picture
 from export.contract.preprocess import quantiles, to_input
 from training.data.datasets import load_split
 from training.data.synthetic.drawn_digits import draw_digits
@@ -71,7 +71,7 @@ def test_the_first_frame_of_an_animation_is_read():
     [b"", b"not an image", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"%!PS-Adobe-3.0"],
 )
 def test_what_is_not_an_allowed_format_is_unsupported(content):
-    with pytest.raises(UnsupportedPicture, match="expected a PNG, JPEG"):
+    with pytest.raises(PictureFormatError, match="expected a PNG, JPEG"):
         read_picture(content, MAX_PIXELS)
 
 
@@ -141,7 +141,7 @@ def test_a_small_file_of_very_many_pixels_is_refused_before_it_is_decoded(huge, 
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with warnings.catch_warnings():
         warnings.simplefilter(action)  # the answer does not hang on the process's warning filter
-        with pytest.raises(PictureTooLarge, match="50000000"):
+        with pytest.raises(PictureSizeError, match="50000000"):
             read_picture(huge, MAX_PIXELS)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20_000
 

@@ -31,7 +31,7 @@ from service.inference.providers import EngineOptions
 from service.score import http_scorer, main
 from service.score.http_scorer import open_service
 from service.score.local_scorer import LocalScorer
-from service.score.picture_stream import Picture, PictureStream, UnreadablePictureError, in_batches
+from service.score.picture_stream import Picture, PictureReadError, PictureStream, in_batches
 from service.score.query import (
     Batch,
     ChosenModel,
@@ -596,7 +596,7 @@ def test_a_folder_that_vanishes_while_it_is_walked_is_reported(tmp_path):
     shutil.rmtree(tmp_path / "b")
     (gone,) = found
     assert gone.name == str(tmp_path / "b")
-    with pytest.raises(UnreadablePictureError, match="No such file"):
+    with pytest.raises(PictureReadError, match="No such file"):
         gone.read(1)
 
 

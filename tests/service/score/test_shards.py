@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.score.picture_stream import Picture, UnreadablePictureError
+from service.score.picture_stream import Picture, PictureReadError
 from service.score.query import ScoreError
 from service.score.shards import FileShard, RowShard, Shard, find_shards, shown_place
 from service.score.sources import Sources
@@ -124,7 +124,7 @@ def test_parquet_files_in_a_folder_count(tmp_path):
 def test_a_file_that_is_no_parquet_is_reported_like_a_picture(tmp_path):
     (tmp_path / "set.parquet").write_bytes(b"nothing of the kind")
     ((picture,),) = [list(shard.pictures(None, None)) for shard in shards(tmp_path / "set.parquet")]
-    with pytest.raises(UnreadablePictureError, match="cannot be read further"):
+    with pytest.raises(PictureReadError, match="cannot be read further"):
         picture.read(LIMIT)
 
 
@@ -156,7 +156,7 @@ def test_the_options_of_an_address_are_not_shown():
 def test_a_file_that_is_too_large_or_gone_is_reported_like_a_picture(folder):
     (shard,) = shards("pictures/b.png")
     (picture,) = shard.pictures(None, None)
-    with pytest.raises(UnreadablePictureError, match="has 5 bytes"):
+    with pytest.raises(PictureReadError, match="has 5 bytes"):
         picture.read(4)
     (folder / "b.png").unlink()
     with pytest.raises(OSError, match=r"b\.png"):

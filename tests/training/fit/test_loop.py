@@ -32,7 +32,7 @@ from training.data.images import Images, hold_out
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit import loop
 from training.fit.loop import Limits, Trainer, TrainingDivergedError
-from training.fit.step import Step
+from training.fit.step import TrainStep
 from training.models.build import build
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
@@ -422,13 +422,13 @@ def test_training_on_other_images_ends_farther_apart_than_cuda_may_from_the_cpu(
 
 def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     seen = []
-    train = Step.__call__
+    train = TrainStep.__call__
 
     def watched(step, batch, *rates):
         seen.append((batch.pixels.amax(dim=(1, 2, 3)) == 0, batch.targets.sum(dim=1) == 0))
         return train(step, batch, *rates)
 
-    monkeypatch.setattr(Step, "__call__", watched)
+    monkeypatch.setattr(TrainStep, "__call__", watched)
     fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_fraction=0.5)))
     assert all(torch.equal(empty, absent) for empty, absent in seen)
     assert 0 < sum(int(empty.sum()) for empty, _ in seen) < 40, "of 2 epochs of 20 images"
@@ -443,7 +443,7 @@ def test_where_epochs_are_short_only_the_best_and_the_last_are_written(tmp_path,
         save(trainer)
 
     monkeypatch.setattr(Trainer, "save", watched)
-    monkeypatch.setattr(loop, "SHORT_EPOCHS", {"cpu"})
+    monkeypatch.setattr(loop, "SAVES_BEST_EPOCHS_ONLY", {"cpu"})
     monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(8, next(errors), 8, 0, 0.1, 0.0))
     fit(tmp_path, replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=4)))
     assert written == [5, 15, 20]
@@ -457,9 +457,9 @@ def test_a_step_is_taken_at_the_decayed_rate(tmp_path):
 
 def test_each_step_is_taken_with_its_margin_also_after_a_resume(tmp_path, monkeypatch):
     margins = []
-    take = Step.__call__
+    take = TrainStep.__call__
     monkeypatch.setattr(
-        Step,
+        TrainStep,
         "__call__",
         lambda self, batch, rate, margin: margins.append(margin) or take(self, batch, rate, margin),
     )
@@ -477,7 +477,7 @@ def test_what_is_nearer_than_a_wider_margin_costs_more():
     def loss(*margin):
         torch.manual_seed(0)
         model = build(CONFIG.model)
-        return Step(model, config, 0.001)(batch, 0.001, *margin)[0].item()
+        return TrainStep(model, config, 0.001)(batch, 0.001, *margin)[0].item()
 
     assert loss(0.2) < loss(0.5) < loss(0.9)
     assert loss() == loss(0.9), "as at the end of training"

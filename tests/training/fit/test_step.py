@@ -26,7 +26,7 @@ from training.config import (
 from training.data.batches import Batch, make_batches
 from training.data.images import Images
 from training.fit.loop import Limits, Trainer
-from training.fit.step import Step, lay_channels_last
+from training.fit.step import TrainStep, lay_channels_last
 from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.models.cpu.convolution import worthwhile_tile
@@ -77,7 +77,9 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
     ours = network()
     plain = StraightforwardCapsNet(ours).double()
     shown = batch()
-    step = Step(ours, LossConfig(), learning_rate=0.0)  # so that the gradients stay those of these weights
+    step = TrainStep(
+        ours, LossConfig(), learning_rate=0.0
+    )  # so that the gradients stay those of these weights
     loss = total(step(shown, 0.0))
     expected = StraightforwardStep(plain, 0.0)(shown.pixels.double(), shown.targets.double()).item()
     assert loss == pytest.approx(expected, rel=1e-6)
@@ -98,7 +100,7 @@ def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation(
     config = replace(CONFIG, conv_channels=8, primary_types=1)
     ours, shown = network(config), batch(8)
     plain = StraightforwardStep(StraightforwardCapsNet(ours), RATE)
-    step = Step(ours, LossConfig(), RATE)
+    step = TrainStep(ours, LossConfig(), RATE)
     losses = [total(step(shown, RATE)) for _ in range(5)]
     assert losses == pytest.approx([plain(shown.pixels, shown.targets).item() for _ in range(5)], rel=1e-4)
     assert losses[-1] < losses[0]
@@ -106,7 +108,7 @@ def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation(
 
 def test_the_rate_is_that_of_the_step():
     ours, shown = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
-    step = Step(ours, LossConfig(), RATE)
+    step = TrainStep(ours, LossConfig(), RATE)
     before = ours.conv1.weight.detach().clone()
     step(shown, 0.0)
     assert torch.equal(ours.conv1.weight, before)
@@ -118,7 +120,7 @@ def test_the_rate_is_that_of_the_step():
 def test_where_no_graph_can_be_captured_the_step_says_so_and_goes_on(caplog):
     """That of a build without CUDA, which refuses to."""
     ours, shown = network(replace(CONFIG, conv_channels=2, primary_types=1)), batch(4)
-    step = Step(ours, LossConfig(), RATE)
+    step = TrainStep(ours, LossConfig(), RATE)
     step._capture_next = True
     with caplog.at_level(logging.WARNING):
         losses = [total(step(shown, RATE)) for _ in range(5)]
@@ -138,7 +140,7 @@ def test_capturing_a_graph_leaves_lambda_and_budgets_as_they_were(monkeypatch):
     models, shown = [build(FOLLOWING) for _ in range(2)], batch(4)
     models[1].load_state_dict(models[0].state_dict())
     for model in models:
-        step = Step(model, LossConfig(classification="spread"), RATE)
+        step = TrainStep(model, LossConfig(classification="spread"), RATE)
         step._capture_next = model is models[0]
         step(shown, RATE)
     captured, launched = (model.state_dict() for model in models)
@@ -198,19 +200,21 @@ class TestOnCuda:
 
     def test_a_captured_step_computes_what_a_launched_one_does(self):
         shown = batch(device="cuda")
-        steps = [Step(network(device="cuda"), LossConfig(), RATE, graphs=graphs) for graphs in (True, False)]
+        steps = [
+            TrainStep(network(device="cuda"), LossConfig(), RATE, graphs=graphs) for graphs in (True, False)
+        ]
         for _ in range(5):
             captured, launched = (total(step(shown, RATE)) for step in steps)
             assert captured == pytest.approx(launched, rel=1e-3)
 
     def test_a_graph_is_captured(self, caplog):
-        step = Step(network(device="cuda"), LossConfig(), RATE)
+        step = TrainStep(network(device="cuda"), LossConfig(), RATE)
         step(batch(device="cuda"), RATE)
         assert not caplog.records
 
     def test_each_step_learns_from_its_own_batch_at_its_own_rate(self):
         shown = batch(device="cuda")
-        step = Step(network(device="cuda"), LossConfig(), RATE)
+        step = TrainStep(network(device="cuda"), LossConfig(), RATE)
         first = total(step(shown, 0.0))
         assert total(step(Batch.of(1 - shown.pixels, shown.targets), 0.0)) != pytest.approx(first, rel=1e-3)
         assert total(step(shown, RATE)) == pytest.approx(first, rel=1e-3)
@@ -244,7 +248,7 @@ class TestOnCuda:
         model = build(CnnConfig("cnn", classes=3, blocks=(Block(4, 3),), hidden=(64,), dropout=0.5)).to(
             "cuda"
         )
-        step, shown = Step(model, LossConfig(), RATE), batch(device="cuda")
+        step, shown = TrainStep(model, LossConfig(), RATE), batch(device="cuda")
         found = []
         for seed in (1, 2, 1):
             torch.manual_seed(seed)

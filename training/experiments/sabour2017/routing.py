@@ -163,7 +163,7 @@ def _changes(routing: RoutingByAgreement, u_hat: Tensor, iterations: int) -> Ite
     for iteration in range(1, iterations + 1):
         shorter.iterations = iteration
         v = shorter(u_hat)
-        yield (u_hat @ v.unsqueeze(-1)).squeeze(-1)
+        yield routing.agreement(u_hat, v)
 
 
 def _measure_losses(runner: Runner, config: RunConfig) -> Row:

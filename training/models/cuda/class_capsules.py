@@ -9,6 +9,7 @@ from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cuda.device import runs_triton
 
 MAX_NUMBERS = 512  # of an image's upper capsules in a tile: 32 classes of 16; more do not fit into registers
+MAX_MATRIX = 8192  # numbers of a lower capsule's matrices, of which shared memory holds three
 
 
 class CudaClassCapsules(CpuClassCapsules):
@@ -17,7 +18,8 @@ class CudaClassCapsules(CpuClassCapsules):
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
         numbers = _power_of_2(self.upper) * max(_power_of_2(self.upper_dim), 16)  # the kernels' tiles
-        if numbers > MAX_NUMBERS or not _trained_with_triton(u):
+        matrix = numbers * max(_power_of_2(u.shape[2]), 16)
+        if numbers > MAX_NUMBERS or matrix > MAX_MATRIX or not _trained_with_triton(u):
             return super().forward(u)
         return self.fused(u)
 

@@ -55,15 +55,18 @@ def test_torch_compile_has_one_graph_of_a_layer_that_has_kernels(monkeypatch):
     torch.compile(layer, backend="eager", fullgraph=True)(torch.rand(1, 2, 3))
 
 
-@pytest.mark.parametrize(("upper", "by_kernels"), [(10, True), (32, True), (33, False), (1000, False)])
-def test_more_class_capsules_than_fit_into_registers_are_routed_by_array_operations(
-    monkeypatch, upper, by_kernels
+@pytest.mark.parametrize(
+    ("upper", "lower_dim", "by_kernels"),
+    [(10, 8, True), (32, 16, True), (33, 8, False), (1000, 8, False), (32, 17, False), (10, 32, True)],
+)
+def test_layers_that_do_not_fit_into_registers_or_shared_memory_are_routed_by_array_operations(
+    monkeypatch, upper, lower_dim, by_kernels
 ):
     used: list[Tensor] = []
     monkeypatch.setattr(class_capsules, "runs_triton", lambda of: True)
     monkeypatch.setattr(CudaClassCapsules, "fused", lambda self, u: used.append(u))
-    layer = ClassCapsules(2, 3, upper, 16, iterations=2)
+    layer = ClassCapsules(2, lower_dim, upper, 16, iterations=2)
     use_training_forms(torch.nn.Sequential(layer))
     assert isinstance(layer, CudaClassCapsules)
-    layer(torch.randn(1, 2, 3, requires_grad=True))
+    layer(torch.randn(1, 2, lower_dim, requires_grad=True))
     assert bool(used) == by_kernels
