@@ -11,7 +11,7 @@ from service.http.key_use import KeyUse
 from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
-from service.models.served import Models
+from service.models.interface import Models
 from service.models.use import STILL_LOADING
 from service.observability.request_metrics import RequestMetrics
 from service.observability.tracing import Tracer

@@ -39,7 +39,7 @@ from benchmarks import option_types
 from benchmarks.gpu.arithmetic_limit import Limit, measured_limit, multiply_adds_per_image
 from benchmarks.gpu.contenders import Floats, Prepare, Setup, contenders
 from benchmarks.gpu.timing import seconds_per_run
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from export.contract.manifest import read_checked, read_manifest
 from service.inference.providers import PROVIDERS
 

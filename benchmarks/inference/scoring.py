@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks.option_types import positive
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
 
 RATE = re.compile(r"(\d+) in this run, (\d+) a second")

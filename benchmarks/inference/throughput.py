@@ -43,7 +43,7 @@ import onnx
 from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from export.contract.architecture import capsnet_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from export.optimize.choice import choose, open_variants

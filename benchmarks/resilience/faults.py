@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from export.contract.manifest import newest_version
 from export.contract.pictures import FORMATS
 from service.inference.batcher import RESTARTS

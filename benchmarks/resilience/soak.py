@@ -32,7 +32,7 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from benchmarks.resilience.soak_traffic import Floats, Traffic
 from export.contract.manifest import newest_version
 from service.http.png import to_png

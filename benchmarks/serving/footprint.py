@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from capsnet.wire_format import write_request
 from export.contract.manifest import newest_version
 from service.http.png import to_png

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from tests.support.live_process import live_process
 from tests.support.pen import draw
 

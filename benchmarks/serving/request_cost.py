@@ -22,7 +22,7 @@ import uvicorn
 from numpy.typing import NDArray
 from uvicorn.server import ServerState
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from export.contract.manifest import Manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import views_to_input

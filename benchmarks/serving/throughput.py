@@ -36,7 +36,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from benchmarks import option_types
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from benchmarks.serving.bodies import (
     posting_pictures,
     posting_tensors,

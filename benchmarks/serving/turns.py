@@ -19,7 +19,7 @@ from statistics import median
 import httpx
 from PIL import Image
 
-from benchmarks.places import ROOT
+from benchmarks.paths import ROOT
 from tests.support.http_load import under_load
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.live_service import wait_until

@@ -14,8 +14,8 @@ from service.inference.batcher import Batcher
 from service.inference.engine import Engine
 from service.inference.explain_session import MAX_BATCH
 from service.inference.graph_queue import GraphQueue
+from service.models.interface import LoadedGraph, ServedModel
 from service.models.scanner import BundleVersion
-from service.models.served import LoadedGraph, ServedModel
 from service.observability.metrics import Metrics
 from service.settings import Settings
 

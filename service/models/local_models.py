@@ -16,9 +16,9 @@ from service.models.background import (
 )
 from service.models.gauges import ModelGauges
 from service.models.index_entry import IndexEntry
+from service.models.interface import LoadedGraph, Models, ServedModel, Serving
 from service.models.remeasuring import remeasure_graphs
 from service.models.repository import Repository
-from service.models.served import LoadedGraph, Models, ServedModel, Serving
 from service.models.traffic import Traffic
 from service.observability.metrics import Metrics
 from service.settings import Settings

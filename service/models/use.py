@@ -3,7 +3,7 @@
 import asyncio
 from typing import Generic, Protocol, TypeVar
 
-from service.models.served import ServedModel
+from service.models.interface import ServedModel
 
 Served = TypeVar("Served", bound=ServedModel)
 STILL_LOADING = "the model was still being loaded"  # says a CancelledError; loading goes on

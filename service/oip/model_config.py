@@ -7,7 +7,7 @@ from typing import Any
 
 from export.contract.manifest import Tensor
 from service.errors import NotReadyError
-from service.models.served import LoadedGraph, Models
+from service.models.interface import LoadedGraph, Models
 from service.oip.models import MAX_EXPLAINED, PLATFORM, OipModel
 from service.settings import Settings
 

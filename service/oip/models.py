@@ -33,7 +33,7 @@ from service.errors import (
 )
 from service.inference.predictions import rank_classes
 from service.models.index_entry import SERVABLE
-from service.models.served import MAX_POSE_VALUE, Models, ServedModel
+from service.models.interface import MAX_POSE_VALUE, Models, ServedModel
 from service.settings import Settings
 
 # N images or poses, J classes

@@ -14,7 +14,7 @@ from service.http.auth import check_admin
 from service.http.bodies import check_fields, parse_json
 from service.http.openapi import PROBLEMS
 from service.models.index_entry import IndexEntry
-from service.models.served import Models
+from service.models.interface import Models
 from service.models.traffic import Traffic
 from service.oip.schemas import IndexBody, IndexedVersion, LoadBody, json_body
 from service.state import Service, service_of

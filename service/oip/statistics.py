@@ -3,7 +3,7 @@
 from typing import Any
 
 from service.errors import UnknownModelError, shown
-from service.models.served import LoadedGraph, Models
+from service.models.interface import LoadedGraph, Models
 from service.oip.models import SUFFIXES, bundle_and_role, no_such_graph
 
 

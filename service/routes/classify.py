@@ -13,7 +13,7 @@ from service.http.openapi import PROBLEMS
 from service.http.png import to_base64_pngs
 from service.http.request_log import log_fields
 from service.inference.predictions import predictions
-from service.models.served import ServedModel
+from service.models.interface import ServedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import ClassifyAnswer, ClassifyQuery
 from service.state import Service, service_of

@@ -15,7 +15,7 @@ from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs
 from service.http.request_log import log_fields
 from service.inference.explanation import Explanation, explanation
-from service.models.served import ServedModel
+from service.models.interface import ServedModel
 from service.routes.explain_schemas import ExplainAnswer
 from service.routes.images import (
     IMAGES_BODY,

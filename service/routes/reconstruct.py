@@ -18,7 +18,7 @@ from service.http.multipart import Upload
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
-from service.models.served import ServedModel
+from service.models.interface import ServedModel
 from service.routes.perturbations import Perturbations, offsets, plan_pictures
 from service.routes.reconstruct_body import RECONSTRUCT_BODY, parse_fields, read_reconstruct_body
 from service.routes.schemas import ReconstructAnswer, ReconstructFields, ReconstructQuery

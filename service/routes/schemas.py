@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from export.contract.preprocess import Rule
 from service.errors import shown
-from service.models.served import MAX_POSE_VALUE
+from service.models.interface import MAX_POSE_VALUE
 from service.models.traffic import Traffic
 
 # More than any pose has; with fail_fast a list of millions of mistakes is refused at its first.

@@ -19,7 +19,7 @@ from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, color_of, overlay, to_base64_pngs, to_png_grid
 from service.http.request_log import log_fields
 from service.inference.predictions import rank_classes
-from service.models.served import ServedModel
+from service.models.interface import ServedModel
 from service.routes.images import IMAGES_BODY, Images, decode_images, parse_images, read_images_body
 from service.routes.schemas import SegmentAnswer, SegmentQuery
 from service.state import Service, service_of

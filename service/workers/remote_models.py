@@ -18,7 +18,7 @@ from service.errors import NotReadyError
 from service.inference.memory import trim_heap
 from service.models.background import RELEASE_EVERY_S
 from service.models.index_entry import IndexEntry
-from service.models.served import LoadedGraph, Models, ServedModel, Serving
+from service.models.interface import LoadedGraph, Models, ServedModel, Serving
 from service.models.traffic import Traffic
 from service.models.use import Use
 from service.observability.timings import timings_of_request

@@ -14,7 +14,7 @@ from browser.runtime import NpmError
 from tests.conftest import made_once
 from tests.service.playground.conftest import address as service  # noqa: F401 - a fixture
 from tests.service.playground.conftest import browser, open_page  # noqa: F401 - fixtures
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 
 # Of a host that lets pages have threads, and that allows scripts no more than they need.
 STRICT = {

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from docs.photographs import photograph
 from export.contract.manifest import Preprocessing
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
 
 DIGIT = Preprocessing(height=28, width=28, polarity="light-on-dark", placement="digit")

@@ -11,7 +11,7 @@ from browser.graphs import WEIGHTS_FILE
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
 from service.routes.playground import FOLDER, PAGE
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 
 
 def test_the_page_is_the_services_but_for_what_is_laid_over_it(site_folder):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from tests.service.playground.conftest import PATIENCE_MS
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 CALL = """async ([name, files, query]) => {
     const api = await import(new URL("playground/scripts/api.js", location.href));

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from browser.graphs import HalfWeights, RoundingError, browser_graphs, halved
 from export.contract.manifest import newest_version, read_manifest
 from export.explain.shared_weights import hold_weights
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in MODELS.iterdir()))

@@ -16,7 +16,7 @@ from export.contract.manifest import Preprocessing, newest_version
 from service.inference.model_input import decode_image
 from tests.browser.conftest import serve_files
 from tests.browser.pictures import DIGIT, FIT, cases
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 from tests.support.small_pictures import to_png
 
 STEREO = Preprocessing(height=32, width=32, channels=2, placement="centre-crop", crop_share=2 / 3)

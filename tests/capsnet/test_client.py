@@ -44,7 +44,7 @@ from capsnet.retries import Contact, tenacity_options
 from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.small_pictures import random_levels, random_png, to_png
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 from tests.support.tiny_explain import write_explained_bundle

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 CI = ROOT / ".ci"
 TOOLS = ("bash", "cat", "dirname", "env", "mktemp", "rm", "tee")

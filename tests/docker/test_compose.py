@@ -7,7 +7,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 SIZE = re.compile(r"(\$\{[A-Z_]+:-)?[1-9][0-9]*[mg]\}?")

@@ -16,7 +16,7 @@ from service.processors import usable_cpus
 from service.settings import PREFIX, Settings
 from tests.support.code_blocks import blocks
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
 KUBERNETES = ROOT / "docker" / "kubernetes"

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
 MONITORING = ROOT / "docker" / "monitoring"

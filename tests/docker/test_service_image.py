@@ -6,7 +6,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text()
 OURS = ("capsnet", "export", "service", "training")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.live_service import wait_until
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "docker" / "train-and-publish.sh"
 

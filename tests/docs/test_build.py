@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs.build import faults
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.code_blocks import (
     parsed_answer,
 )
 from tests.support.live_process import LiveProcess, live_process
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
 
 PAGES = [page for page in pages() if any(block.language in CODE for block in blocks(page))]

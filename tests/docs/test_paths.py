@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.support.code_blocks import pages
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 # With its folder: `service/app.py`, `training/presets`; not what a command writes, as `runs/mnist`.
 PATH = re.compile(r"`((?:capsnet|training|export|service|benchmarks|docker|tests|docs)/[\w/.-]+)`")

@@ -10,7 +10,7 @@ from docs.photographs import photograph
 from export.contract.manifest import read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 MODEL = ROOT / "models" / "capsnet-digits"
 SIZES = ((1600, 1200), (1200, 1600), (2000, 1500), (1632, 1224))

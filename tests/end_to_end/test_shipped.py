@@ -17,7 +17,7 @@ from export.contract.manifest import read_checked, read_manifest
 from export.evaluate import run_config
 from export.optimize.choice import MAX_ERROR
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.config import CapsNetConfig
 from training.config.renamed import with_current_names
 from training.data.batches import evaluation_batches

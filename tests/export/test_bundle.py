@@ -18,7 +18,7 @@ from export.cli import main
 from export.contract.manifest import BundleError, Manifest, newest_version, read_checked, read_manifest
 from export.evaluate import evaluate_bundle
 from export.next_version import publish_next
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import replace_file
 from training.config import to_dict
 from training.runs import checkpoint

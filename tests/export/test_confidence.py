@@ -15,7 +15,7 @@ from export.confidence import check_publishable, publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
 from export.contract.manifest import BundleError, read_manifest
 from export.evaluate import answers, run_config
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
 from training.data.batches import training_batches
 

@@ -23,7 +23,7 @@ from export.to_onnx import to_onnx, trace_encoder
 from export.triton import write_repository
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 from tests.support.smallnorb_files import store
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.models.build import build

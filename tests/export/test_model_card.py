@@ -7,7 +7,7 @@ import pytest
 
 from export.contract.manifest import Manifest, read_manifest
 from export.model_card import model_card
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 from training.config import RunConfig, differences, load_preset, to_dict
 from training.data.datasets import DATASETS, trainable

@@ -20,7 +20,7 @@ from export.contract.manifest import BundleError, newest_version
 from export.triton import mask_graph, read_bundle, write_repository
 from service.inference.loading import load_engine
 from service.inference.providers import TOLERANCE, EngineOptions
-from service.models.served import one_hot
+from service.models.interface import one_hot
 from tests.support.tiny_bundle import CLASSES, SIDE, replace_file, rewrite_manifest, write_bundle
 
 SHIPPED = newest_version(Path("models/capsnet-mnist"))

@@ -17,7 +17,7 @@ import pytest
 from service.cli import main
 from tests.support.live_process import COLLECTING, live_process
 from tests.support.live_service import free_port, wait_until
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
 LIMIT_S = 120

@@ -11,7 +11,7 @@ from docs.generate import settings_table
 from service.http.keys import Keys
 from service.serve import EXAMPLES
 from service.settings import MAX_PIXELS, Settings, SettingsError, check_key_variable, read_settings
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)

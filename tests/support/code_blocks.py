@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 CODE = {"sh", "python", "json"}  # what is run or compared
 PROSE = {"text", "toml", "yaml"}  # what is shown

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 PORT = 29555  # of the rendezvous; in the fallback any free one would do, but it has to be known beforehand
 RENDEZVOUS = "join_timeout=90,keep_alive_interval=1,keep_alive_max_attempt=3"

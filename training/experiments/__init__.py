@@ -1,8 +1,9 @@
 """Tables and figures of the papers, each reproduced by name: `capsnet-train experiment NAME`.
 
-A module here is an experiment if its name is in EXPERIMENTS. It has two plans, FULL and QUICK.
-`run(runner, plan)` measures what the runner's rows do not hold yet, `report(rows)` gives the tables as
-Markdown, and `plot(rows, file)` saves the figure.
+Each name in EXPERIMENTS is that of a module, but for the three of SECTION_7, which share one. A module has
+plans FULL and QUICK, and some have MEDIUM with a text about it, MEDIUM_FORM. `run(runner, plan)` measures
+what the runner's rows do not hold yet, `report(rows)` gives the tables as Markdown, and `plot(rows, file)`
+saves the figure.
 """
 
 SECTION_7 = {  # of Sabour et al. 2017: the entries of one module

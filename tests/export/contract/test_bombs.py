@@ -28,7 +28,7 @@ from tests.support.decompression_bombs import (
     tiff_page,
 )
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
 MEMORY_BYTES = 48 * MIB  # beyond what the process has when it begins; a decoded bomb has 50 to 40,000 MiB

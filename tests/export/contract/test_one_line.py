@@ -4,7 +4,7 @@ import pytest
 
 from export.cli import main as capsnet_export
 from export.contract.one_line import one_line
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 
 def test_an_error_of_the_system_is_its_file_and_reason(tmp_path):

@@ -12,7 +12,7 @@ from export.explain.add import ExplainError, add_explain, check_last_iteration
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
 from tests.support.explained import capsnet_manifest, run_named
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 from tests.support.random_encoders import pictures, random_encoder, with_weights
 from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 

@@ -11,7 +11,7 @@ from export.contract.manifest import BundleError, newest_version, read_manifest
 from export.explain.add import check_last_iteration
 from export.explain.graph import explain_graph
 from tests.support.explained import MATRIX_CONFIGURATIONS, capsnet_manifest, matrix_network, run_named
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 from tests.support.random_encoders import CONFIGURATIONS, encoder_parts, pictures, random_encoder
 from training.models.em import Capsules
 

@@ -5,7 +5,7 @@ import pytest
 
 from export.cli import main
 from export.contract.manifest import read_manifest, sha256_of
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 
 SHIPPED = ROOT / "models" / "capsnet-mnist"

@@ -13,7 +13,7 @@ from export.contract.manifest import newest_version, read_manifest
 from export.optimize.encoder import NotOptimizableError, read_encoder
 from export.optimize.half_precision import half_precision
 from export.to_onnx import trace_encoder
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.random_encoders import (
     CONFIGURATIONS,
     SMALL,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.data.datasets import load_split
 
 pillow_heif.register_heif_opener()  # it also writes HEIC

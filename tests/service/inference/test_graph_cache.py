@@ -29,7 +29,7 @@ from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_process import live_process
 from tests.support.live_service import START_S, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.random_encoders import architecture_of
 from tests.support.tiny_bundle import write_bundle
 from training.config import CapsNetConfig

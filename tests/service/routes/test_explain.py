@@ -12,7 +12,7 @@ from PIL import Image
 
 from service.http.png import to_png
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 from tests.support.tiny_explain import ITERATIONS, write_explained_bundle
 

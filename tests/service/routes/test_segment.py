@@ -12,7 +12,7 @@ from PIL import Image
 from service.http.png import PALETTE, brightness, overlay, to_png
 from service.routes.segment import masks
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 
 OVERLAP = ROOT / "docs" / "overlap.png"  # a three and an eight

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.cli import main
 from training.runs import checkpoint
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 
 def run(*arguments):

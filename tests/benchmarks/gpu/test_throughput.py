@@ -13,7 +13,7 @@ from onnx import helper
 
 from benchmarks.gpu.arithmetic_limit import measured_limit, multiply_adds_per_image
 from export.contract.manifest import newest_version
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import make_model
 
 

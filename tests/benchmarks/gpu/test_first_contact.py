@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.support.live_service import free_port
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu" / "first_contact.sh"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inference.report import PLAIN, SERVED, Report, Row
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
 ONE_AXIS, BOTH_AXES = "ours, one axis", "ours, both axes"
