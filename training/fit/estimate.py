@@ -7,7 +7,7 @@ import torch
 from training.config import RunConfig
 from training.data.batches import Batches
 from training.data.seeding import generator_for
-from training.fit.loop import steps_per_epoch
+from training.fit.schedule import steps_per_epoch
 from training.fit.step import TrainStep
 from training.models.build import build
 

@@ -4,22 +4,17 @@ Every random choice is a function of the seed and of the step or epoch it is mad
 no generator state, and a resumed run makes the same choices as one that was never stopped.
 """
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from training.config import OptimizerConfig, RunConfig
+from training.config import RunConfig
 from training.data.batches import Batches
 from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
@@ -27,6 +22,8 @@ from training.evaluate.inspection import activity, summary
 from training.fit.copies import Copies
 from training.fit.distributed import ALONE, Processes
 from training.fit.ema import ExponentialMovingAverage
+from training.fit.schedule import learning_rate, steps_per_epoch
+from training.fit.signals import stop_on_signal
 from training.fit.step import TrainStep
 from training.loss.losses import spread_margin
 from training.loss.objective import total_loss
@@ -61,24 +58,6 @@ class Limits:
 
     max_minutes: float | None = None
     checkpoint_minutes: float = 5.0
-
-
-def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
-    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown.
-
-    A run that is shorter than its cooldown is all cooldown, from the whole rate on.
-    """
-    decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
-    rate = max(decayed, config.min_learning_rate)
-    if not config.cooldown_epochs:
-        return rate
-    left = config.epochs * per_epoch - step
-    return rate * min(1.0, left / (min(config.cooldown_epochs, config.epochs) * per_epoch))
-
-
-def steps_per_epoch(config: OptimizerConfig, images: int) -> int:
-    """Full batches in a pass over the images, at least 1; the rest is left out of this epoch."""
-    return max(images // config.batch_size, 1)
 
 
 class Trainer:
@@ -163,7 +142,7 @@ class Trainer:
         self._since = self._started = self._saved = time.monotonic()
         if self._calibrates:
             self._calibrate(train, per_epoch)
-        with self._log() as log, _stop_on_signal() as signals, self._bar(last) as bar:
+        with self._log() as log, stop_on_signal() as signals, self._bar(last) as bar:
             losses: list[Tensor] = []
             stopped = False
             while not stopped and not self._finished(last):
@@ -358,37 +337,3 @@ class Trainer:
             mininterval=seconds,
             maxinterval=max(10, seconds),
         )
-
-
-def _print_to_nobody(descriptors: list[int]) -> None:
-    """Where a terminal was: an error of printing would end the training before its checkpoint."""
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in descriptors:
-        os.dup2(nobody, descriptor)
-    os.close(nobody)
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[list[int]]:
-    """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives; a second one interrupts at once.
-
-    SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
-    """
-    received: list[int] = []
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-
-    def stop(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(number, previous[signal.Signals(number)])
-        if number == signal.SIGHUP:
-            _print_to_nobody(terminals)
-
-    heeded = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        heeded.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -18,7 +18,7 @@ from training.config import (
 )
 from training.data.batches import make_batches
 from training.data.images import Images
-from training.fit.loop import learning_rate
+from training.fit.schedule import learning_rate
 from training.loss.losses import spread_margin
 from training.models.build import build
 
@@ -221,6 +221,11 @@ def test_a_file_of_ones_own_is_a_preset_by_its_path(tmp_path):
         load_preset(str(tmp_path / "other.toml"))
     with pytest.raises(ValueError, match=r"mnist is a preset of the package; give the file another name"):
         load_preset(str(tmp_path / "mnist.toml"))
+
+
+def test_a_preset_may_begin_with_the_mark_that_windows_writes(tmp_path):
+    (tmp_path / "mine.toml").write_text("seed = 3\n", encoding="utf-8-sig")
+    assert load_preset(str(tmp_path / "mine.toml")).seed == 3
 
 
 @pytest.mark.parametrize(

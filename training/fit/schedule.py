@@ -1,0 +1,21 @@
+"""How the rate changes from step to step, and how many steps an epoch has."""
+
+from training.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
+    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown.
+
+    A run that is shorter than its cooldown is all cooldown, from the whole rate on.
+    """
+    decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
+    rate = max(decayed, config.min_learning_rate)
+    if not config.cooldown_epochs:
+        return rate
+    left = config.epochs * per_epoch - step
+    return rate * min(1.0, left / (min(config.cooldown_epochs, config.epochs) * per_epoch))
+
+
+def steps_per_epoch(config: OptimizerConfig, images: int) -> int:
+    """Full batches in a pass over the images, at least 1; the rest is left out of this epoch."""
+    return max(images // config.batch_size, 1)
