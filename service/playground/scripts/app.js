@@ -43,6 +43,7 @@ if (before) await restore(explore, before);
 function onShow(name) {
   keep({ tab: name === "explore" ? null : name, step: name === "tour" ? tour.step : null });
   if (name === "tour") tour.start();
+  else tour.stop();
 }
 
 /** Whether the tour can show this model: single digits, with poses that are vectors, and a decoder. */

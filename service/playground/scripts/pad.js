@@ -13,6 +13,7 @@ export class Pad {
   #history = [];
   #changes = 0; // so far: an image that is read slowly takes the place of nothing newer
   #drawing = null; // the stroke under the pen
+  #pointer = null; // the id of the one that draws it; null for the keyboard
   #cursor = null; // of the keyboard: where it is, and whether it draws
   #onChange;
   #onEnd;
@@ -26,7 +27,8 @@ export class Pad {
     const canvas = this.#canvas;
     canvas.addEventListener("pointerdown", (event) => this.#down(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
-    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => this.#lift());
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"])
+      canvas.addEventListener(end, ({ pointerId }) => pointerId === this.#pointer && this.#lift());
     canvas.addEventListener("keydown", (event) => this.#key(event));
     canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && this.#showCursor());
     canvas.addEventListener("blur", () => this.#hideCursor());
@@ -89,19 +91,20 @@ export class Pad {
   }
 
   #down(event) {
-    if (event.button !== 0 || this.#drawing) return;
+    if (event.button !== 0 || (this.#drawing && this.#pointer !== null)) return; // a second finger, or a palm
     this.#hideCursor();
     this.#canvas.setPointerCapture(event.pointerId);
-    this.#begin(this.#place(event));
+    this.#begin(this.#place(event), event.pointerId);
   }
 
-  #begin(point) {
+  #begin(point, pointer = null) {
+    this.#pointer = pointer;
     const stroke = [snapped(point)];
     this.#replace({ strokes: [...this.#content.strokes, stroke], image: null, bitmap: null }, false, stroke);
   }
 
   #move(event) {
-    if (!this.#drawing || !this.#canvas.hasPointerCapture(event.pointerId)) return;
+    if (!this.#drawing || event.pointerId !== this.#pointer) return;
     const events = event.getCoalescedEvents?.() ?? [];
     this.#extend((events.length ? events : [event]).map((each) => this.#place(each)));
   }

@@ -102,13 +102,14 @@ export class Pair {
   }
 
   #dragging(views, onEnd) {
-    let from = null;
-    views.addEventListener("pointerdown", (event) => {
-      views.setPointerCapture(event.pointerId);
-      from = { x: event.clientX, y: event.clientY, azimuth: Number(byId("azimuth").value), elevation: Number(byId("elevation").value) };
+    let from = null; // where the pointer that turns the toy was put down
+    views.addEventListener("pointerdown", ({ pointerId, clientX, clientY }) => {
+      if (from) return; // a second finger, or a palm
+      views.setPointerCapture(pointerId);
+      from = { pointerId, x: clientX, y: clientY, azimuth: Number(byId("azimuth").value), elevation: Number(byId("elevation").value) };
     });
     views.addEventListener("pointermove", (event) => {
-      if (!from) return;
+      if (event.pointerId !== from?.pointerId) return;
       const across = Math.round((event.clientX - from.x) / DRAG_PIXELS);
       const down = Math.round((event.clientY - from.y) / (2 * DRAG_PIXELS));
       const azimuth = (((from.azimuth - across) % AZIMUTHS) + AZIMUTHS) % AZIMUTHS;
@@ -118,10 +119,11 @@ export class Pair {
       byId("elevation").value = elevation;
       this.#turned(false);
     });
-    for (const end of ["pointerup", "pointercancel"])
-      views.addEventListener(end, () => {
-        if (from) onEnd();
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"])
+      views.addEventListener(end, ({ pointerId }) => {
+        if (pointerId !== from?.pointerId) return;
         from = null;
+        onEnd();
       });
   }
 }

@@ -7,9 +7,9 @@ import { drawHeat, largest } from "./heat.js";
 import { drawHistogram } from "./histogram.js";
 import { Latest } from "./latest.js";
 import { fromBase64 } from "./picture.js";
+import { Player } from "./player.js";
 import { ServiceError } from "./transport.js";
 
-const PLAY_MS = 900; // of each iteration
 const MOST = 5; // bars that are shown
 const CLASSES = "classes"; // among the layers
 
@@ -19,7 +19,7 @@ export class Routing {
   #answer = null;
   #shown = null; // of the answer: its classes, or the types of a layer
   #iteration = 0;
-  #timer = 0;
+  #player = new Player();
 
   constructor() {
     byId("explain").addEventListener("toggle", () => this.#look());
@@ -27,7 +27,7 @@ export class Routing {
     byId("explain-layer").addEventListener("change", () => this.#show());
     byId("explain-class").addEventListener("change", () => this.#paint());
     byId("explain-steps").addEventListener("change", (event) => {
-      this.#stop();
+      this.#player.stop();
       this.#step(Number(event.target.value));
     });
   }
@@ -42,13 +42,13 @@ export class Routing {
   clear() {
     this.#files = null;
     this.#asking.cancel();
-    this.#stop();
+    this.#player.stop();
     byId("explain").hidden = true;
   }
 
   /** Explain the answer to these files, once somebody opens the panel. */
   show(files) {
-    this.#stop();
+    this.#player.stop();
     this.#asking.cancel();
     this.#files = files;
     this.#answer = null;
@@ -103,18 +103,7 @@ export class Routing {
   }
 
   #play() {
-    if (!this.#answer) return;
-    this.#stop();
-    this.#step(0);
-    this.#timer = setInterval(() => {
-      this.#step(this.#iteration + 1);
-      if (this.#iteration === this.#answer.iterations - 1) this.#stop();
-    }, PLAY_MS);
-  }
-
-  #stop() {
-    clearInterval(this.#timer);
-    this.#timer = 0;
+    if (this.#answer) this.#player.play(this.#answer.iterations, (iteration) => this.#step(iteration));
   }
 
   #step(iteration) {

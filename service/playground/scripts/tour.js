@@ -5,6 +5,7 @@ import { byId, element } from "./dom.js";
 import { drawHeat, largest } from "./heat.js";
 import { sentence } from "./notices.js";
 import { fromBase64, show } from "./picture.js";
+import { Player } from "./player.js";
 import { digitStrokes } from "./samples.js";
 import { drawPicture, Sweeps } from "./sweeps.js";
 import { poseBars, slider, squashCurve, unsquash } from "./tour_figures.js";
@@ -13,7 +14,6 @@ import { moved } from "./views28.js";
 
 const DIGIT = 4;
 const [TURNS, SHIFTS] = [range(-30, 30, 5), range(-3, 3, 1)]; // degrees, pixels
-const PLAY_MS = 1000;
 
 const STEPS = [
   { title: "A capsule is a group of numbers", figure: numbersFigure },
@@ -27,7 +27,7 @@ export class Tour {
   #step; // from 0
   #onStep;
   #live = null; // what all figures share
-  #timer = 0; // of the figure that is shown, if it plays
+  #player = new Player(); // of the figure that is shown, if it plays
   #turn = 0;
 
   /**
@@ -50,7 +50,9 @@ export class Tour {
 
   /** Begin, or go on. */
   async start() {
+    const turn = ++this.#turn;
     const model = await this.findModel();
+    if (turn !== this.#turn) return;
     if (!model) {
       byId("tour-text").textContent = "The tour needs a model of single digits, such as capsnet-digits; this service has none.";
       byId("tour-next").disabled = true;
@@ -59,9 +61,15 @@ export class Tour {
     await this.#go(this.#step);
   }
 
+  /** Stop playing, also a figure that has not come yet: the tour is no longer shown. */
+  stop() {
+    this.#turn++;
+    this.#player.stop();
+  }
+
   async #go(step) {
-    const turn = ++this.#turn;
-    clearInterval(this.#timer);
+    this.stop();
+    const turn = this.#turn;
     this.#step = within(step);
     this.#onStep(this.step);
     const { title, figure } = STEPS[this.#step];
@@ -69,11 +77,11 @@ export class Tour {
     byId("tour-place").textContent = `Step ${this.#step + 1} of ${STEPS.length}`;
     byId("tour-back").disabled = this.#step === 0;
     byId("tour-next").disabled = this.#step === STEPS.length - 1;
-    const { text, box, timer } = await this.#make(figure);
-    if (turn !== this.#turn) return clearInterval(timer);
-    this.#timer = timer;
+    const { text, box, onShow } = await this.#make(figure);
+    if (turn !== this.#turn) return;
     byId("tour-text").replaceChildren(...text.map((one) => element("p", {}, one)));
     byId("tour-figure").replaceChildren(...box);
+    onShow?.();
     byId("tour-title").scrollIntoView({ block: "nearest" });
   }
 
@@ -81,13 +89,15 @@ export class Tour {
   async #make(figure) {
     try {
       this.#live ??= await gather(await this.findModel());
-      return await figure(this.#live);
+      return await figure(this.#live, this.#player);
     } catch (error) {
       if (!(error instanceof ServiceError)) reportError(error);
       return { text: [sentence(error)], box: [] };
     }
   }
 }
+
+const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 const within = (step) => Math.min(STEPS.length - 1, Math.max(0, step)) || 0;
 
@@ -189,7 +199,7 @@ async function votesFigure(live) {
   };
 }
 
-async function agreementFigure(live) {
+async function agreementFigure(live, player) {
   const explained = await explain(live);
   if (explained.missing) return { text: [explained.missing], box: [] };
   const { answer } = explained;
@@ -197,21 +207,21 @@ async function agreementFigure(live) {
   const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: 1 };
   const canvases = [best, second].map(({ label }) => picture(`Votes for ${label}`));
   const said = element("p", { class: "tour-said" });
-  let at = 0;
-  const play = () => {
+  const showIteration = (at) => {
     [best, second].forEach(({ heat }, index) => drawHeat(canvases[index], live.input, answer.grid, heat[at], scale));
     said.textContent = `Iteration ${at + 1}: ${[best, second].map(({ label, probabilities }) => `“${label}” ${probabilities[at].toFixed(2)}`).join(", ")}`;
-    at = (at + 1) % answer.iterations;
   };
-  play();
+  const play = () => player.play(answer.iterations, showIteration);
+  const button = element("button", { class: "button primary" }, "Play");
+  button.addEventListener("click", play);
   const [first, last] = [0, answer.iterations - 1].map((one) => best.probabilities[one].toFixed(2));
   return {
     text: [
       "Votes that point where the class's capsule points agree with it, and count more there in the next iteration. The capsule moves towards them, and so on: this is routing by agreement.",
       `In ${answer.iterations} iterations “${best.label}” goes from ${first} to ${last}. That is the answer. Draw your own digit in Explore, and open “Watch the votes agree” below it.`,
     ],
-    box: [...canvases.map((canvas, index) => figure(canvas, `for ${[best, second][index].label}`)), said],
-    timer: setInterval(play, PLAY_MS),
+    box: [...canvases.map((canvas, index) => figure(canvas, `for ${[best, second][index].label}`)), said, button],
+    onShow: () => (prefersReducedMotion() ? showIteration(answer.iterations - 1) : play()),
   };
 }
 

@@ -4,6 +4,7 @@ const KEY = "capsnet-api-key"; // in sessionStorage: for this tab only
 const LOST_WAIT_MS = 1000;
 const SLOW_MS = 1500; // until the page says that it waits
 const BUSY_SAID_AFTER = 3; // tries
+const PROBLEMS = "/problems/"; // the `type` of each problem of the service begins with it
 const CALM_MS = 100;
 
 /** An error of the service, in its own words (RFC 9457). */
@@ -61,8 +62,10 @@ async function bodyOf(path, options, kind) {
   for (let tries = 1; ; tries++) {
     const key = presentKey();
     const answer = await send(path, options, key, kind);
-    if (answer === null) await pause(LOST_WAIT_MS, options.signal);
-    else if (answer.status === 401) await keyAfter(key, options);
+    if (answer === null) {
+      say("lost");
+      await pause(LOST_WAIT_MS, options.signal);
+    } else if (answer.status === 401) await keyAfter(key, options);
     else if (answer.status === 503 || answer.status === 429) {
       if (tries >= BUSY_SAID_AFTER) say("busy");
       await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
@@ -74,16 +77,16 @@ async function bodyOf(path, options, kind) {
   }
 }
 
-/** The answer with its body, read; null if there is none, or only a part of it. */
+/** The answer of the service with its body, read; null if there is none, or only a part of it. */
 async function send(path, options, key, kind) {
   const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
   const slow = setTimeout(() => say("slow"), SLOW_MS);
   try {
-    return await read(await fetch(path, { ...options, headers }), kind);
+    const answer = await read(await fetch(path, { ...options, headers }), kind);
+    return isGatewayError(answer) ? null : answer;
   } catch (error) {
     if (options.signal?.aborted || error instanceof ServiceError) throw error;
     await checkFiles(options.body);
-    say("lost");
     return null;
   } finally {
     clearTimeout(slow);
@@ -96,7 +99,9 @@ function keyAfter(refusedKey, options) {
   if (key !== null && key !== refusedKey) return;
   sessionStorage.removeItem(KEY);
   if (!awaitedKey) {
-    awaitedKey = Promise.withResolvers();
+    awaitedKey = {};
+    // Not Promise.withResolvers: Safari has it from 17.4 on, Firefox from 121, Chrome from 119.
+    awaitedKey.promise = new Promise((resolve) => (awaitedKey.resolve = resolve));
     connection.dispatchEvent(new CustomEvent("key", { detail: { refused: key !== null } }));
   }
   return Promise.race([awaitedKey.promise, aborted(options.signal)]);
@@ -115,6 +120,11 @@ async function read(answer, kind) {
     if (!(error instanceof SyntaxError)) throw error;
     throw new ServiceError(status, { title: "The answer is not the service's", detail: error.message }); // but a proxy's, maybe
   }
+}
+
+/** Whether a proxy says that it does not reach the service; a 504 of the service itself is a problem of its own. */
+function isGatewayError({ status, body }) {
+  return status === 502 || (status === 504 && !String(body?.type).startsWith(PROBLEMS));
 }
 
 /** Throws if a file of a form cannot be read any more: nothing can be sent then, which looks like a lost connection. */

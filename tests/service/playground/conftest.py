@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.support.live_service import live_service, settings_for
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MS = 60_000  # on a machine that may be busy

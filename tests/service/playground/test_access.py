@@ -128,3 +128,15 @@ def test_keys_draw_a_new_stroke_after_undo_and_leave_the_browsers_own_alone(page
     for _ in range(2):
         page.click("#undo")
     expect(page.locator("#undo")).to_be_disabled()
+
+
+def test_the_mouse_takes_the_pen_from_the_keyboard(page):
+    tab_to(page, "pad")
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowDown")
+    box = page.locator("#pad").bounding_box()
+    page.mouse.click(box["x"] + 60, box["y"] + 60)
+    for _ in range(2):  # strokes
+        expect(page.locator("#undo")).to_be_enabled()
+        page.click("#undo")
+    expect(page.locator("#undo")).to_be_disabled()

@@ -82,6 +82,35 @@ def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_pa
         answer(page)
 
 
+@pytest.mark.parametrize("status", [502, 504])
+def test_a_proxy_that_does_not_reach_the_service_is_asked_again_like_a_service_that_is_away(page, status):
+    is_away = True
+
+    def proxy(route: Route) -> None:
+        if not is_away:
+            return route.continue_()
+        return route.fulfill(status=status, content_type="text/html", body="<h1>Bad gateway</h1>")
+
+    page.route("**/classify*", proxy)
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    is_away = False
+    assert answer(page) == "1"
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_deadline_that_the_service_misses_is_its_answer(page):
+    missed = {
+        "type": "/problems/deadline-exceeded",
+        "title": "No result in time",
+        "status": 504,
+        "detail": "It took too long.",
+    }
+    page.route("**/classify*", lambda route: route.fulfill(status=504, json=missed))
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_have_text("No result in time: It took too long.")
+
+
 def test_the_page_begins_with_the_version_that_is_pinned(open_page, tmp_path):
     for version in (1, 2):
         write_bundle(tmp_path / "tiny" / str(version), seed=version)
@@ -106,6 +135,19 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refu
         page.reload()
         expect(page.locator(".model")).to_have_count(1)
         assert page.evaluate("localStorage.length") == 0
+
+
+def test_a_browser_of_2023_asks_for_a_key(open_page, models):
+    with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
+        page = open_page(
+            f"{str(client.base_url).rstrip('/')}/",
+            may_complain=True,
+            wait_for="#key-dialog",
+            prepare=lambda page: page.add_init_script("delete Promise.withResolvers"),
+        )
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".model")).to_have_count(1)
 
 
 def test_the_dialog_takes_only_what_a_header_can_hold_and_stays_until_there_is_a_key(open_page, models):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, Request, Route, expect
+from playwright.sync_api import CDPSession, Page, Request, Route, expect
 
 from tests.support.accessibility import serious_findings
 from tests.support.live_service import live_service, settings_for
@@ -145,6 +145,33 @@ def test_lifting_the_pen_while_an_earlier_drawing_is_asked_about_asks_about_the_
     held.release()
     expect(page.locator("#spoken")).to_contain_text("It sees 1")
     assert last.value.response().ok
+
+
+def touch(devtools: CDPSession, *places: tuple[float, float]) -> None:
+    """Hold one finger at each of these places, in the order in which they came; those beyond are lifted."""
+    points = [{"id": finger, "x": x, "y": y} for finger, (x, y) in enumerate(places)]
+    kind = "touchStart" if points else "touchEnd"
+    devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+
+def test_a_second_finger_neither_ends_the_stroke_of_the_first_nor_draws(open_page, address):
+    page = open_page(f"{address}/", has_touch=True)
+    page.wait_for_selector(".sample")
+    devtools, box = page.context.new_cdp_session(page), page.locator("#pad").bounding_box()
+    line = [(box["x"] + box["width"] / 2, box["y"] + 30 + 20 * step) for step in range(10)]
+    for place in line:
+        touch(devtools, place)
+    touch(devtools)
+    alone = answer(page), picture(page, "#pad")
+    page.click("#clear")
+    for place in line[:5]:
+        touch(devtools, place)
+    for palm in ((box["x"] + 30, box["y"] + 30), (box["x"] + 60, box["y"] + 60)):
+        touch(devtools, line[4], palm)
+    for place in line[4:]:
+        touch(devtools, place)
+    touch(devtools)
+    assert (answer(page), picture(page, "#pad")) == alone
 
 
 def test_undo_takes_the_last_stroke_back_and_clear_everything(page):
@@ -371,6 +398,23 @@ def test_a_toy_that_is_dragged_down_and_back_is_shown_as_the_sliders_say(page):
     page.mouse.up()
     assert page.input_value("#elevation") == value
     assert picture(page, "#left") == before
+
+
+def test_a_second_finger_neither_stops_the_toy_that_the_first_turns_nor_turns_it(open_page, address):
+    page = open_page(f"{address}/", has_touch=True)
+    choose_model(page, "matrix-capsnet-toys")
+    answer(page)
+    expect(page.locator("#azimuth-value")).to_have_text("60°")
+    devtools, box = page.context.new_cdp_session(page), page.locator("#pair .views").bounding_box()
+    [x, y] = [box["x"] + 80, box["y"] + 40]
+    touch(devtools, (x, y))
+    for palm in ((x + 60, y), (x + 120, y)):
+        touch(devtools, (x, y), palm)
+    expect(page.locator("#azimuth-value")).to_have_text("60°")
+    touch(devtools, (x, y))
+    touch(devtools, (x - 36, y))
+    expect(page.locator("#azimuth-value")).to_have_text("100°")
+    touch(devtools)
 
 
 @pytest.fixture

@@ -147,3 +147,17 @@ def test_an_explanation_that_comes_late_is_not_that_of_another_image(page):
     held.release()
     page.click("#explain summary")
     expect(page.locator("#explain-class")).to_have_value("7")
+
+
+PLAY_ONE = """async () => {
+    const { Player } = await import("/playground/scripts/player.js");
+    window.shown = [];
+    new Player().play(1, (iteration) => window.shown.push(iteration));
+}"""
+
+
+def test_a_single_iteration_is_shown_once(page):
+    page.clock.install(time=0)
+    page.evaluate(PLAY_ONE)
+    page.clock.run_for(5 * PLAY_MS)
+    assert page.evaluate("window.shown") == [0]

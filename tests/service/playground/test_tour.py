@@ -1,11 +1,13 @@
 """The guided tour, from its first step to its last."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.service.playground.test_explore import CHANGED, picture
+from tests.service.playground.test_routing import PLAY_MS
 from tests.support.accessibility import serious_findings
 
 TITLES = (
@@ -97,3 +99,53 @@ def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open
     go_to(page, step)
     expect(page.locator("#tour-text p")).to_have_count(2)
     assert page.locator("#tour-figure canvas").count()
+
+
+@pytest.fixture
+def open_last_step(open_page, address) -> Callable[..., Page]:
+    """Opens the page and goes to the last step, with the clock standing still."""
+
+    def open_one(**options: object) -> Page:
+        page = open_page(f"{address}/#tab=tour&step=4", wait_for="#tour-figure canvas", **options)
+        page.clock.install(time=0)
+        page.clock.pause_at(3600)  # seconds: not past yet, however slow the machine is
+        go_to(page, 5)
+        return page
+
+    return open_one
+
+
+def expect_iteration(page: Page, iteration: int) -> None:
+    expect(page.locator("#tour .tour-said")).to_contain_text(f"Iteration {iteration}:")
+
+
+def test_the_last_step_plays_the_iterations_once_and_again_when_asked(open_last_step):
+    page = open_last_step()
+    for _ in range(2):
+        for iteration in (1, 2, 3):
+            expect_iteration(page, iteration)
+            page.clock.run_for(PLAY_MS)
+        page.clock.run_for(5 * PLAY_MS)
+        expect_iteration(page, 3)
+        page.get_by_role("button", name="Play", exact=True).click()
+
+
+def test_whoever_prefers_reduced_motion_sees_the_last_iteration_at_once(open_last_step):
+    page = open_last_step(reduced_motion="reduce")
+    expect_iteration(page, 3)
+    page.clock.run_for(5 * PLAY_MS)
+    expect_iteration(page, 3)
+    page.get_by_role("button", name="Play", exact=True).click()
+    expect_iteration(page, 1)
+
+
+def test_the_last_step_stops_playing_when_another_view_is_shown_and_begins_again_afterwards(open_last_step):
+    page = open_last_step()
+    expect_iteration(page, 1)
+    page.clock.run_for(PLAY_MS)
+    expect_iteration(page, 2)
+    page.click("#tab-explore")
+    page.clock.run_for(5 * PLAY_MS)
+    expect_iteration(page, 2)
+    page.click("#tab-tour")
+    expect_iteration(page, 1)
