@@ -105,10 +105,10 @@ def _start_or_go_on(options: argparse.Namespace, device: "torch.device", process
     from training.runs import run_config
 
     if not started_by_torchrun():
-        config = _configuration(options, run_config.begin)
+        config = _configuration(options, run_config.new_config)
         return _train(options, config, device, processes, new=not options.resume)
     with held_copies(options.out, processes, FORMER_WORKER_S) as copies:
-        config = _configuration(options, run_config.begin_or_go_on)
+        config = _configuration(options, run_config.new_or_matching_config)
         copies.agree_on(config)
         return _train(options, config, device, processes, copies=copies)
 
@@ -140,7 +140,7 @@ def _configuration(options: argparse.Namespace, begin: Callable[..., RunConfig])
     if changes:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
         raise ValueError(f"{named}: a resumed run keeps the values that it was started with")
-    return run_config.resume(options.out, options.images)
+    return run_config.resumed_config(options.out, options.images)
 
 
 def _train(
@@ -155,9 +155,9 @@ def _train(
     from training.data.batches import training_batches
     from training.fit.loop import Limits
     from training.fit.session import training_session
-    from training.runs.run_config import first_weights
+    from training.runs.run_config import initial_weights
 
-    first = first_weights(config, options.start_from) if options.start_from else None
+    first = initial_weights(config, options.start_from) if options.start_from else None
     train, validation = training_batches(config, data_root(options.data))
     none_named = not (options.preset or options.images or options.resume)
     if none_named and device.type == "cpu" and processes.count == 1:

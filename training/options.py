@@ -61,11 +61,20 @@ def fraction(text: str) -> float:
     return float(text)
 
 
+def utf8_path(text: str) -> Path:
+    """A path that can be recorded: a run's files are JSON, and hold the command that started it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be a path in UTF-8, got {text!r}") from None
+    return Path(text)
+
+
 def any_folder(text: str) -> Path:
     """A folder that exists or can be made."""
     if not text:
         raise argparse.ArgumentTypeError("must be a folder, got an empty text")
-    path = Path(text)
+    path = utf8_path(text)
     try:
         file = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
     except OSError as error:  # a name that is too long, or a folder that may not be looked into
@@ -139,7 +148,7 @@ def _fit(command: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--start-from",
-        type=Path,
+        type=utf8_path,
         metavar="RUN|BUNDLE",
         help="start with the newest weights of another run (a decoder alone: with its best), or with a "
         "CapsNet bundle's (models/NAME)",

@@ -113,11 +113,12 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
         for index in range(5):
             draw(name, np.random.default_rng(index)).save(tmp_path / name / f"{index}.png")
     config = configure(load_preset("images"), tmp_path)
-    _, held_out = training_batches(config, tmp_path)
-    pixels = parity_pixels(held_out)
+    _, validation = training_batches(config, tmp_path)
+    pixels = parity_pixels(validation)
     assert pixels.shape == (max(BATCH_SIZES), 32, 32, 3)
-    [picture] = np.unique(pixels, axis=0)  # 10 pictures, of these 8 to train on, and a tenth is at least 1
-    assert picture.std() > 0
+    held_out = np.unique(pixels, axis=0)  # 10 pictures, 8 of them to train on, one of each class held out
+    assert len(held_out) == len(CLASSES)
+    assert held_out.std() > 0
 
 
 @pytest.mark.parametrize(

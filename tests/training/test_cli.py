@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.smallnorb_files import store
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
@@ -26,7 +26,7 @@ from training.options import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.provenance import command_line
-from training.runs.run_config import begin
+from training.runs.run_config import new_config
 
 TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
 
@@ -67,14 +67,14 @@ def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_
     every = load_preset("drawn")
     every = replace(every, data=replace(every.data, validation_images=0), seed=1)
     monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: every)
-    config = begin(tmp_path / "run", preset="drawn", start_from=tiny_run)
+    config = new_config(tmp_path / "run", preset="drawn", start_from=tiny_run)
     train, validation = training_batches(config, tmp_path)
     assert (len(train), validation) == (4500, None)
 
 
 def test_a_run_that_holds_nothing_out_does_not_start_from_one_on_other_data(tiny_run, tmp_path):
     with pytest.raises(ValueError, match=r"saw other images: the data set is drawn there, mnist here$"):
-        begin(tmp_path / "run", preset="mnist-long", start_from=tiny_run)
+        new_config(tmp_path / "run", preset="mnist-long", start_from=tiny_run)
 
 
 def test_a_checkpoint_says_where_it_comes_from(tiny_run):
@@ -276,6 +276,8 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
         (["make", "toys", "--data", __file__], f"must be a folder, got {__file__}: {__file__} is a file"),
         (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),
         (["fit", "--out", 300 * "a"], "must be a folder, got aaa"),
+        (["fit", "--out", "ba\udcff"], r"must be a path in UTF-8, got 'ba\udcff'"),
+        (["fit", "--out", "new", "--start-from", "ba\udcff"], "must be a path in UTF-8"),
         (["fit", "--out", "new", "--seed", str(2**32)], "whole number from 0 to 4294967295, got 4294967296"),
         (["fit", "--out", "new", "--preset", ""], "no preset ''; there are"),
         (["fit", "--out", "new", "--max-minutes", "abc"], "must be a number above 0, got abc"),
@@ -333,9 +335,9 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
 
 
 def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
-    for label in "ab":
+    for label, count in (("a", 3), ("b", 2)):  # one of the three is tested, and one held out
         (tmp_path / "pictures" / label).mkdir(parents=True)
-        for index in range(3):
+        for index in range(count):
             pixels = np.random.default_rng(index).integers(0, 256, (20, 20), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{index}.png")
     config = configure(load_preset("matrix-mnist"), tmp_path / "pictures")

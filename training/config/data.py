@@ -63,7 +63,8 @@ class DataConfig:
             before that, clamped to 0 to 1, as earlier versions did; standardizing undoes most of it.
         validation_images: held out of the training set by a seeded permutation. With 0 no checkpoint is
             selected: the last weights are the run's result.
-        held_out: what the validation images are chosen from. `images`: the whole training set. `toys`, for
+        held_out: what the validation images are chosen from. `images`: the whole training set. `each-class`:
+            each class, the same share of it; so are the user's own pictures since runs record it. `toys`, for
             `smallnorb` and `toys`: one toy of each category, a fifth of the training set, no image of which
             is trained on.
         training_images: at most so many of the others are trained on; None takes all.
@@ -91,7 +92,7 @@ class DataConfig:
     contrast: Factors = (1.0, 1.0)
     light: Literal["pixels", "standardized"] = "pixels"
     validation_images: int = Field(default=5000, ge=0)
-    held_out: Literal["images", "toys"] = "images"
+    held_out: Literal["images", "each-class", "toys"] = "images"
     training_images: int | None = Field(default=None, ge=1)
     epoch_images: int | None = Field(default=None, ge=1)
     blank_fraction: float = Field(default=0.0, ge=0, lt=1)

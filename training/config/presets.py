@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from training.config.run import RunConfig, from_dict
+from training.config.without_effect import settings_without_effect
 
 
 def presets() -> list[str]:
@@ -36,7 +37,7 @@ def load_preset(name: str) -> RunConfig:
 
 def _read(name: str, content: bytes) -> RunConfig:
     try:
-        values = tomllib.loads(content.decode())
+        values = tomllib.loads(content.decode("utf-8-sig"))
         config = from_dict({"preset": name, **values})
     except ValueError as error:
         raise ValueError(f"preset {name}: {error}") from None
@@ -50,4 +51,6 @@ def _read(name: str, content: bytes) -> RunConfig:
             f"preset {name}: min_learning_rate {optimizer.min_learning_rate:g} is above learning_rate "
             f"{optimizer.learning_rate:g}"
         )
+    if faults := list(settings_without_effect(config)):
+        raise ValueError(f"preset {name}: {'; '.join(faults)}")
     return config

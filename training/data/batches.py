@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from training.config import DataConfig, RunConfig
 from training.data.datasets import load_split
-from training.data.images import Images, hold_out, hold_out_toys
+from training.data.images import Images, hold_out, hold_out_of_each_class, hold_out_toys
 from training.data.readers.folder import read_folder, refuse_changed
 from training.data.readers.smallnorb import ToySplit
 from training.data.seeding import ALL, RandomChoices
@@ -260,7 +260,7 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
         return _from_viewpoints(data, split, root, familiar=split == "train")
     if data.spec.read is not None:
         return Images.of(load_split(data.name, split, root))
-    if data.folder is None:
+    if data.folder is None or data.folder_digest is None:  # a preset may name a folder, but reads none
         raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")
     folder, size, channels = Path(data.folder), model.image_size, model.image_channels
     refuse_changed(folder, data.folder_digest)
@@ -283,16 +283,10 @@ def training_batches(config: RunConfig, root: Path) -> tuple[Batches, Batches | 
 
     Raises:
         FileNotFoundError, ValueError: as `load_images`.
-        ValueError: a class has no image left to train on, there are not as many to validate on,
-            `epoch_images` is smaller than the training set, or the network does not take such images.
+        ValueError: there are not as many images to validate on, `epoch_images` is smaller than the training
+            set, or the network does not take such images.
     """
     train, validation = _parted(config, root)
-    for label, name in enumerate(config.data.class_names):
-        if not (train.labels == label).any():
-            raise ValueError(
-                f"no picture of {name} would be left to learn from, beside those that are kept to test with "
-                "and to choose the best checkpoint: add some, or try another --seed"
-            )
     train = _repeated(train[: config.data.training_images], config.data.epoch_images)
     classes = config.model.classes
     shown = make_batches(config.data, classes, train)
@@ -338,7 +332,10 @@ def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
         split = load_split(data.name, "train", root)
         assert isinstance(split, ToySplit)  # a configuration with anything else is refused
         return hold_out_toys(split, data.validation_images, config.seed)
-    return hold_out(load_images(config, "train", root), data.validation_images, config.seed)
+    images = load_images(config, "train", root)
+    if data.held_out == "each-class" and data.validation_images:
+        return hold_out_of_each_class(images, data.validation_images, config.seed)
+    return hold_out(images, data.validation_images, config.seed)
 
 
 def _repeated(images: Images, epoch_images: int | None) -> Images:

@@ -51,6 +51,53 @@ def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
     return images[order[count:]], images[order[:count]]
 
 
+def hold_out_of_each_class(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+    """Split images into training and validation, which gets the same share of each class, chosen by the seed.
+
+    Of a few images of one's own, a permutation of all may hold out none of a class: the validation error then
+    says nothing about it.
+
+    Returns:
+        What is left to train on, and `count` images to validate on, both in random order.
+
+    Raises:
+        ValueError: so many cannot be held out, see `counts_of_each_class`.
+    """
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    labels = images.labels[order]
+    counts = counts_of_each_class(labels.bincount().tolist(), count)
+    if sum(counts) != count:
+        raise ValueError(
+            f"{count} validation images asked for; with some of each class to train on and to validate on, "
+            f"{sum(counts)} can be held out"
+        )
+    is_held_out = torch.zeros(len(images), dtype=torch.bool)
+    for label, held_out in enumerate(counts):
+        is_held_out[(labels == label).nonzero()[:held_out, 0]] = True
+    return images[order[~is_held_out]], images[order[is_held_out]]
+
+
+def counts_of_each_class(sizes: list[int], count: int) -> list[int]:
+    """How many images of each class to hold out: the same share, rounded.
+
+    Args:
+        sizes: images of each class.
+        count: to hold out of all classes. They are more where each class with two images or more would
+            not have one, and fewer where a class would not keep one.
+
+    Returns:
+        A number for each class, below its size or 0.
+    """
+    share = count / max(sum(sizes), 1)
+    counts = [min(1, max(size - 1, 0)) for size in sizes]
+    for _ in range(count - sum(counts)):
+        growing = [label for label, size in enumerate(sizes) if counts[label] < size - 1]
+        if not growing:
+            break
+        counts[max(growing, key=lambda label: share * sizes[label] - counts[label])] += 1
+    return counts
+
+
 def hold_out_toys(split: ToySplit, count: int, seed: int) -> tuple[Images, Images]:
     """Split toys into training and validation, which gets one toy of each category, chosen by the seed.
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config import RunConfig
+from training.data.images import counts_of_each_class
 from training.data.readers.folder import (
     channels_of,
     describe_copies,
@@ -15,7 +16,7 @@ from training.data.readers.folder import (
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_FRACTION = 0.1  # of the training images, unless a preset asks for fewer
+VALIDATION_FRACTION = 0.1  # of the training images, unless a preset asks for fewer; at least one of a class
 
 
 def configure(preset: RunConfig, folder: Path) -> RunConfig:
@@ -25,19 +26,30 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
     another and then cropped, because that is how the service will show them to it.
 
     Args:
-        preset: network, augmentation and schedule; at most its number of validation images is held out, and
-            at most a tenth of the images to train on.
+        preset: network, augmentation and schedule; its number of validation images is held out, or a tenth of
+            the images to train on if that is less, but at least one of each class that has two.
         folder: holds one folder per class.
 
     Raises:
         FileNotFoundError, ValueError: as `read_folder`.
+        ValueError: the folder's path is not UTF-8, or no class has a picture to validate on.
     """
+    _refuse_what_no_json_holds(folder)
     found = pictures_by_class(folder)
     channels = channels_of(folder)
     for doubt in describe_copies(found):
         logger.warning("%s", doubt)
-    train_images = sum(len(in_split(paths, "train")) for paths in found.values())
-    held_out = max(1, int(VALIDATION_FRACTION * train_images))
+    for option in ("resize_pixels", "crop_pixels"):
+        if pixels := getattr(preset.data, option):
+            logger.warning(
+                "data.%s: %d of the preset %s has no effect: whole pictures are resized to the network's %d "
+                "pixels, as the service does it",
+                option,
+                pixels,
+                preset.preset,
+                preset.model.image_size,
+            )
+    sizes = [len(in_split(paths, "train")) for paths in found.values()]
     data = replace(
         preset.data,
         name="images",
@@ -46,12 +58,35 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         class_names=tuple(found),
         resize_pixels=None,
         crop_pixels=None,
-        held_out="images",
+        held_out="each-class",
         familiar=None,
-        validation_images=min(preset.data.validation_images, held_out),
+        validation_images=_to_validate_on(preset.data.validation_images, sizes, folder),
     )
     model = replace(preset.model, classes=len(found), image_channels=channels)
     return replace(preset, data=data, model=model)
+
+
+def _to_validate_on(asked: int, sizes: list[int], folder: Path) -> int:
+    """How many of the images to train on are held out, of classes with so many."""
+    if not asked:
+        return 0
+    count = sum(counts_of_each_class(sizes, min(asked, int(VALIDATION_FRACTION * sum(sizes)))))
+    if not count:
+        raise ValueError(
+            f"{folder} holds 2 pictures of each class; expected a class with at least 3: one to learn from, "
+            "one to test with, one to choose the best checkpoint with"
+        )
+    return count
+
+
+def _refuse_what_no_json_holds(folder: Path) -> None:
+    """Raise if config.json could not be read that names this folder."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"--images {str(folder)!r}: the path is not UTF-8, so no run can record it; rename the folder"
+        ) from None
 
 
 def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunConfig:
@@ -63,7 +98,7 @@ def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunCon
         asked_by: the run, or the bundle made of it, that the pictures are wanted for.
 
     Raises:
-        ValueError: a folder is given for a run on a data set.
+        ValueError: a folder is given for a run on a data set, or its path is not UTF-8.
         FileNotFoundError: there is no such folder; says how to name one.
     """
     if config.data.spec.read is not None:
@@ -71,6 +106,7 @@ def find_again(config: RunConfig, folder: Path | None, asked_by: Path) -> RunCon
             raise ValueError(f"--images is for your own pictures; {asked_by} is of {config.data.name}")
         return config
     if folder is not None:
+        _refuse_what_no_json_holds(folder)
         return replace(config, data=replace(config.data, folder=str(folder)))
     known = config.data.folder
     if known is not None and not Path(known).is_dir():

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from training.config import RunConfig
@@ -79,8 +79,7 @@ class Copies:
         config = checkpoint.read_config(self.run) if own else None
         configs = [each for each in self.processes.of_all(config) if each is not None]
         for other in configs[1:]:
-            same_schedule = replace(other, optimizer=configs[0].optimizer, loss=configs[0].loss)
-            if differing := checkpoint.changes_of(configs[0], same_schedule):
+            if differing := checkpoint.changes_of_run(configs[0], other):
                 raise ValueError(
                     f"{self.run} holds different runs on two machines: {differing}; "
                     "remove the wrong one, or choose another --out"

@@ -140,6 +140,11 @@ def changes_of(before: RunConfig, now: RunConfig) -> str:
     )
 
 
+def changes_of_run(before: RunConfig, now: RunConfig) -> str:
+    """As `changes_of`, of what identifies a run: network, data and seed, but not its schedule and loss."""
+    return changes_of(before, replace(now, optimizer=before.optimizer, loss=before.loss))
+
+
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as one, its names joined by dots."""
     flat: dict[str, Any] = {}

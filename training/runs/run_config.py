@@ -16,39 +16,40 @@ from training.runs.result import times_measured
 from training.runs.weights import refuse_other_weights, with_decoder_of
 
 
-def begin(out: Path, **options: Any) -> RunConfig:
+def new_config(out: Path, **options: Any) -> RunConfig:
     """The configuration of a new run.
 
     Args:
         out: the run's folder to be.
-        options: those of `asked_for`.
+        options: those of `config_from_options`.
 
     Raises:
-        FileNotFoundError: see `asked_for`.
-        ValueError: `out` holds a run, or lies among the pictures; see `asked_for`.
+        FileNotFoundError: see `config_from_options`.
+        ValueError: `out` holds a run, or lies among the pictures; see `config_from_options`.
     """
     checkpoint.refuse_a_run(out)
     _refuse_among_pictures(out, options.get("images"))
-    return asked_for(**options)
+    return config_from_options(**options)
 
 
-def begin_or_go_on(out: Path, **options: Any) -> RunConfig:
+def new_or_matching_config(out: Path, **options: Any) -> RunConfig:
     """The configuration of a new run, or of the same one, if `out` holds it: torchrun repeats its command.
 
     Args:
         out: the run's folder.
-        options: those of `asked_for`.
+        options: those of `config_from_options`.
 
     Raises:
-        FileNotFoundError: see `asked_for`.
-        ValueError: `out` holds a run that differs from what is asked for, or lies among the pictures; see
-            `asked_for`.
+        FileNotFoundError: see `config_from_options`.
+        ValueError: `out` holds a run that differs from what is asked for, or whose config.json is not that of
+            its checkpoints, or lies among the pictures; see `config_from_options`.
     """
     _refuse_among_pictures(out, options.get("images"))
-    config = asked_for(**options)
+    config = config_from_options(**options)
     if checkpoint.newest_checkpoint(out) is None:
         return config
-    recorded = checkpoint.read_config(out)
+    recorded = _recorded(out)
+    config = _holding_out_as(recorded, config)
     if differing := checkpoint.changes_of(_without_count(recorded), _without_count(config)):
         raise ValueError(
             f"{out} already holds another run: {differing}; "
@@ -64,13 +65,31 @@ def _refuse_among_pictures(out: Path, images: Path | None) -> None:
         raise ValueError(f"{out} lies among the pictures in {images}; choose an --out elsewhere")
 
 
+def _recorded(out: Path) -> RunConfig:
+    """The configuration of a run that has a checkpoint; raises if its newest one is of another run.
+
+    With another seed, for example, it would be validated on images that it was trained on. Checkpoints of
+    earlier versions do not record their configuration.
+    """
+    config, newest = checkpoint.read_config(out), checkpoint.newest_checkpoint(out)
+    if newest is None:
+        raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
+    trained = checkpoint.read_config(newest) if checkpoint.is_run(newest) else config
+    if differing := checkpoint.changes_of_run(trained, config):
+        raise ValueError(
+            f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; only optimizer and "
+            "loss of a run may be changed: undo this, or start another run"
+        )
+    return config
+
+
 def _without_count(config: RunConfig) -> RunConfig:
     """Without how often the run that this one started from was measured, which may have grown since."""
     origin = config.started_from
     return config if origin is None else replace(config, started_from=origin | {"times_measured": 0})
 
 
-def asked_for(
+def config_from_options(
     preset: str | None = None,
     images: Path | None = None,
     seed: int | None = None,
@@ -109,10 +128,16 @@ def asked_for(
         raise ValueError(
             f"{config.preset} trains a decoder on the poses of a network; name its run with --start-from"
         )
-    return replace(config, started_from=_origin(start_from, config)) if start_from else config
+    if not start_from:
+        return config
+    origin = _origin(start_from, best=config.optimizer.trained_part == "decoder")
+    first = from_dict(origin["config"])
+    config = _holding_out_as(first, config)
+    _refuse_other_held_out(start_from, first, config)
+    return replace(config, started_from=origin)
 
 
-def resume(out: Path, images: Path | None = None) -> RunConfig:
+def resumed_config(out: Path, images: Path | None = None) -> RunConfig:
     """The configuration of a run to resume.
 
     Args:
@@ -121,16 +146,14 @@ def resume(out: Path, images: Path | None = None) -> RunConfig:
 
     Raises:
         FileNotFoundError: there is no run, or its pictures are gone.
-        ValueError: there is nothing to go on from, or `images` are named for a run on a data set.
+        ValueError: there is nothing to go on from, config.json has another network, other data or another
+            seed than the newest checkpoint, or `images` are named for a run on a data set.
     """
-    config = checkpoint.read_config(out)
-    if checkpoint.newest_checkpoint(out) is None:
-        raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
-    return find_again(config, images, out)
+    return find_again(_recorded(out), images, out)
 
 
-def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
-    """The weights of what `begin` found.
+def initial_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
+    """The weights of what `new_config` found.
 
     Raises:
         ValueError: the file is damaged, a bundle's graphs do not hold all weights, or these are those of
@@ -147,11 +170,27 @@ def first_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
+def _origin(run: Path, best: bool) -> dict[str, Any]:
     """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
-    only_the_decoder = config.optimizer.trained_part == "decoder"
-    origin = _origin_of_run(run, best=only_the_decoder) if checkpoint.is_run(run) else _origin_of_bundle(run)
-    first = from_dict(origin["config"])
+    return _origin_of_run(run, best) if checkpoint.is_run(run) else _origin_of_bundle(run)
+
+
+def _holding_out_as(earlier: RunConfig, config: RunConfig) -> RunConfig:
+    """The configuration, which of the user's own pictures holds out those that an earlier run held out.
+
+    Earlier versions chose them from all pictures, whatever their class.
+    """
+    there, here = earlier.data, config.data
+    are_the_same = here.name == "images" and here.folder_digest == there.folder_digest
+    both_hold_out = there.validation_images and here.validation_images
+    if not are_the_same or not both_hold_out or there.held_out == here.held_out:
+        return config
+    data = replace(here, held_out=there.held_out, validation_images=there.validation_images)
+    return replace(config, data=data)
+
+
+def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> None:
+    """Raise if a run to start from, configured as `first`, learned from what would be held out here."""
     there, here = _held_out(first), _held_out(config)
     if not config.data.validation_images:  # whatever was held out there may be trained on here
         del here["the seed"], here["validation_images"], here["held_out"]
@@ -162,7 +201,6 @@ def _origin(run: Path, config: RunConfig) -> dict[str, Any]:
         held_out = config.data.validation_images
         what = "does not hold out the images that would be held out here" if held_out else "saw other images"
         raise ValueError(f"{run} {what}: {'; '.join(differing)}")
-    return origin
 
 
 def _origin_of_bundle(bundle: Path) -> dict[str, Any]:

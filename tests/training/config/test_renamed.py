@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from export.contract.manifest import read_manifest
-from tests.support.places import MODELS
+from tests.support.paths import MODELS
 from training.config import RunConfig, from_dict, load_preset, to_dict
 from training.config.renamed import KEYS, with_current_names, with_original_names
 from training.experiments.runner import run_name

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.support.distributed_process import AVERAGED, CALIBRATED, FOLLOWING
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.training.fit.test_loop import fit, log
 from training.cli import main
 from training.runs import checkpoint

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.config import (
     Block,
     CapsNetConfig,

@@ -13,7 +13,7 @@ import torch
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import LoopedCapsules
 from tests.support.gpu_sync import never_waiting
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from tests.support.tiny_networks import TINY_MATRIX
 from training.config import (
     Block,

@@ -12,12 +12,12 @@ from export.contract.manifest import BundleError, read_manifest, sha256_of
 from export.fold import weight_factors
 from export.model_card import model_card
 from export.to_onnx import trace
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 from training.cli import main
 from training.config import CapsNetConfig, RunConfig, StemConvolution, differences
 from training.models.build import build
 from training.runs import checkpoint, from_bundle
-from training.runs.run_config import begin
+from training.runs.run_config import new_config
 from training.runs.weights import start_with
 
 TINY = CapsNetConfig(
@@ -173,13 +173,13 @@ def test_a_stray_file_is_no_version(trained_bundle, tmp_path):
 def test_a_run_stays_one_if_a_bundle_was_published_into_it(tiny_run, trained_bundle, tmp_path):
     run = shutil.copytree(tiny_run, tmp_path / "run")
     shutil.copytree(trained_bundle, run / "1")
-    origin = begin(tmp_path / "second", preset="drawn", start_from=run).started_from
+    origin = new_config(tmp_path / "second", preset="drawn", start_from=run).started_from
     assert origin["checkpoint"] == checkpoint.newest_checkpoint(run).name
 
 
 def test_a_folder_that_is_neither_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is neither a run of capsnet-train nor a bundle"):
-        begin(tmp_path / "second", preset="drawn", start_from=ROOT / "docs")
+        new_config(tmp_path / "second", preset="drawn", start_from=ROOT / "docs")
 
 
 def test_a_run_that_starts_from_a_bundle_begins_with_its_weights_and_says_so(trained_bundle, tmp_path):

@@ -1,6 +1,7 @@
 import io
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from PIL import Image
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
-from training.config import load_preset
-from training.data.batches import evaluation_batches, training_batches
+from training.config import from_dict, load_preset, to_dict
+from training.data.batches import evaluation_batches, load_images, training_batches
+from training.data.images import counts_of_each_class, hold_out
 from training.data.own_pictures import configure, find_again
 from training.data.readers import folder as folder_module
 from training.data.readers.folder import channels_of, in_split, pictures_by_class, read_folder
@@ -53,7 +55,7 @@ def test_the_classes_are_the_folders_names_in_order(pictures):
 )
 def test_other_presets_networks_can_be_trained_on_them(preset, pictures):
     config = configure(load_preset(preset), pictures)
-    assert (config.data.name, config.model.classes, config.data.held_out) == ("images", 2, "images")
+    assert (config.data.name, config.model.classes, config.data.held_out) == ("images", 2, "each-class")
 
 
 def test_every_picture_is_in_one_of_the_splits_with_its_class(pictures):
@@ -272,10 +274,99 @@ def test_a_class_whose_name_cannot_be_written_down_is_refused(pictures, name):
     refused(pictures, "a class's name must be printable text")
 
 
-def test_a_class_of_which_nothing_is_left_to_learn_from_is_refused(tmp_path):
-    config = configure(load_preset("images"), make_folder(tmp_path, counts=(2, 2)))
-    with pytest.raises(ValueError, match=r"no picture of (cat|dog) would be left to learn from"):
+def test_classes_of_two_pictures_have_none_to_choose_a_checkpoint_with(tmp_path):
+    root = make_folder(tmp_path, counts=(2, 2))
+    refused(
+        root, "pictures holds 2 pictures of each class; expected a class with at least 3: one to learn from"
+    )
+
+
+def test_without_validation_two_pictures_of_each_class_are_enough(tmp_path):
+    every = load_preset("mnist-long")
+    config = configure(every, make_folder(tmp_path, counts=(2, 2)))
+    train, validation = training_batches(config, tmp_path)
+    assert (sorted(train.images.labels.tolist()), validation) == ([0, 1], None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("counts", "trained_on", "held_out"),
+    [
+        ((120, 10), [87, 7], [9, 1]),
+        ((2, 3), [1, 1], [0, 1]),
+        ((2, 40), [1, 29], [0, 3]),
+        ((3, 3), [1, 1], [1, 1]),
+    ],
+)
+def test_of_each_class_its_share_is_held_out_and_something_left(tmp_path, counts, trained_on, held_out, seed):
+    config = replace(configure(load_preset("images"), make_folder(tmp_path, counts=counts)), seed=seed)
+    train, validation = training_batches(config, tmp_path)
+    assert train.images.labels.bincount(minlength=2).tolist() == trained_on
+    assert validation.images.labels.bincount(minlength=2).tolist() == held_out
+    assert len(validation) == config.data.validation_images
+
+
+def test_the_seed_chooses_which_pictures_are_held_out(pictures, tmp_path):
+    config = configure(load_preset("images"), pictures)
+    found = [training_batches(replace(config, seed=seed), tmp_path)[1].images.pixels for seed in (0, 0, 1)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_a_run_of_an_earlier_version_holds_out_what_it_did(pictures, tmp_path):
+    config = configure(load_preset("images"), pictures)
+    earlier = to_dict(replace(config, data=replace(config.data, validation_images=2)))
+    del earlier["data"]["held_out"]
+    found = [part.images for part in training_batches(from_dict(earlier), tmp_path)]
+    expected = hold_out(load_images(config, "train", tmp_path), 2, config.seed)
+    assert all(torch.equal(one.pixels, other.pixels) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "counts"),
+    [
+        ([96, 8], 10, [9, 1]),
+        ([50, 30, 20], 10, [5, 3, 2]),
+        ([1, 0, 9], 1, [0, 0, 1]),
+        ([4] * 20, 8, [1] * 20),
+        ([2, 3], 9, [1, 2]),
+        ([1, 1], 1, [0, 0]),
+    ],
+)
+def test_classes_share_what_is_held_out(sizes, count, counts):
+    assert counts_of_each_class(sizes, count) == counts
+
+
+def test_more_of_each_class_than_can_be_held_out_is_refused(pictures, tmp_path):
+    config = configure(load_preset("images"), pictures)
+    config = replace(config, data=replace(config.data, validation_images=19))
+    with pytest.raises(ValueError, match=r"19 validation images asked for; .* 18 can be held out"):
         training_batches(config, tmp_path)
+
+
+def test_a_folder_whose_path_no_json_can_hold_is_refused_before_training(tmp_path):
+    root = make_folder(tmp_path / os.fsdecode(b"ba\xff"), counts=(5, 5))
+    refused(root, r"--images '.*ba\\udcff/pictures': the path is not UTF-8")
+    config = configure(load_preset("images"), make_folder(tmp_path, counts=(5, 5)))
+    with pytest.raises(ValueError, match="the path is not UTF-8"):
+        find_again(config, root, tmp_path / "run")
+
+
+def test_a_crop_that_a_preset_asks_for_in_vain_is_warned_of(pictures, caplog):
+    configure(load_preset("smallnorb"), pictures)
+    resize, crop = caplog.messages
+    assert resize.startswith(
+        "data.resize_pixels: 48 of the preset smallnorb has no effect: whole pictures are"
+    )
+    assert crop.startswith("data.crop_pixels: 32 of the preset smallnorb has no effect")
+
+
+@pytest.mark.parametrize("folder", [None, "pictures"])
+def test_a_preset_for_own_pictures_needs_images_whatever_folder_it_names(pictures, tmp_path, folder):
+    preset = load_preset("images")
+    named = replace(preset, data=replace(preset.data, folder=folder and str(pictures)))
+    with pytest.raises(ValueError, match="the preset images is for your own pictures: add --images FOLDER"):
+        training_batches(named, tmp_path)
 
 
 @pytest.mark.parametrize(("left", "said"), [(0, "no folders"), (1, "1 folder")])
@@ -347,7 +438,7 @@ def test_the_folder_is_kept_as_it_was_named(pictures, monkeypatch):
     assert configure(load_preset("images"), folder_module.Path("pictures")).data.folder == "pictures"
 
 
-@pytest.mark.parametrize(("counts", "held_out"), [((2, 2), 1), ((40, 40), 6)])
+@pytest.mark.parametrize(("counts", "held_out"), [((3, 3), 2), ((40, 40), 6)])
 def test_a_tenth_of_few_training_images_is_held_out(tmp_path, counts, held_out):
     root = make_folder(tmp_path, counts=counts)
     assert configure(load_preset("images"), root).data.validation_images == held_out

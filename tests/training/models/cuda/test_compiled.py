@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.paths import ROOT
 
 pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it")
 

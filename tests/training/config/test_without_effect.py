@@ -1,0 +1,61 @@
+"""Settings that would silently have no effect are refused in presets; runs that have them can be read."""
+
+import re
+import tomllib
+
+import pytest
+
+from training.config import from_dict, load_preset
+
+CNN = '[model]\narchitecture = "cnn"\nblocks = [{ channels = 4, kernel = 3 }]\n'
+MATRIX = '[model]\narchitecture = "matrix-capsnet"\n'
+BRIGHTER = '[data]\nlight = "standardized"\nmax_brightness = 0.1\n'
+CONTRASTED = '[data]\nlight = "standardized"\ncontrast = [0.8, 1.2]\n'
+NOT_STANDARDIZED = "data.light: the network does not standardize its images"
+
+
+def own(tmp_path, text):
+    (tmp_path / "mine.toml").write_text(text)
+    return str(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{CNN}[data]\nblank_fraction = 0.1", "data.blank_fraction: a network of exclusive classes learns"),
+        (f"{CNN}[data]\nscribble_fraction = 0.1", "data.scribble_fraction: a network of exclusive classes"),
+        (f'{CNN}[data]\nname = "multimnist"', "model.exclusive: an image of multimnist shows 2 classes"),
+        (f"{MATRIX}official_routing = true\nmatrix_noise = 0.3", "model.matrix_noise: has no effect with"),
+        (
+            f"{MATRIX}mixing_proportions = true\nactivation_logit_sd = 2.0\ncalibration_momentum = 0.05",
+            "model.activation_logit_sd: has no effect with mixing_proportions, which nothing calibrates; "
+            "model.calibration_momentum: has no effect",
+        ),
+        (BRIGHTER, NOT_STANDARDIZED),
+        (CONTRASTED, NOT_STANDARDIZED),
+        (f"{CNN}{BRIGHTER}", NOT_STANDARDIZED),
+        (f"{MATRIX}standardize_per_image = false\n{BRIGHTER}", NOT_STANDARDIZED),
+    ],
+)
+def test_a_preset_with_a_setting_without_effect_is_refused_and_a_run_that_has_it_can_be_read(
+    tmp_path, text, message
+):
+    with pytest.raises(ValueError, match=re.escape(f"preset mine: {message}")):
+        load_preset(own(tmp_path, text))
+    from_dict(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{CNN}exclusive = false\n[data]\nblank_fraction = 0.1\nscribble_fraction = 0.1",
+        f'{CNN}exclusive = false\n[data]\nname = "multimnist"',
+        "[data]\nblank_fraction = 0.1",
+        f"{MATRIX}official_routing = true\nmatrix_noise = 0.03",
+        f"{MATRIX}mixing_proportions = true",
+        f"{MATRIX}{BRIGHTER}",
+        '[data]\nlight = "standardized"',
+    ],
+)
+def test_the_same_settings_are_taken_where_they_have_one(tmp_path, text):
+    load_preset(own(tmp_path, text))

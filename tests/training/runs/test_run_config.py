@@ -1,0 +1,104 @@
+"""What a run may go on with: the configuration that it was trained with, but for its schedule."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.data.readers.test_folder import make_folder
+from training.config import CapsNetConfig, RunConfig, load_preset
+from training.data.batches import training_batches
+from training.data.own_pictures import configure
+from training.models.capsnet import CapsNet
+from training.runs import checkpoint
+from training.runs.checkpoint import Progress
+from training.runs.run_config import new_config, new_or_matching_config, resumed_config
+
+TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
+DRAWN = replace(load_preset("drawn"), model=TINY)
+
+
+def stored(run, config: RunConfig, records: bool = True):
+    """A run with one checkpoint, which records its configuration unless it is of an earlier version."""
+    checkpoint.write_config(run, config)
+    model = CapsNet(TINY)
+    checkpoint.save(
+        run, model, torch.optim.Adam(model.parameters()), Progress(step=1), config=config if records else None
+    )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [
+        (replace(DRAWN, seed=3), "seed 3 (0 before)"),
+        (replace(DRAWN, model=replace(TINY, routing_iterations=1)), "model.routing_iterations 1 (3 before)"),
+        (
+            replace(DRAWN, data=replace(DRAWN.data, validation_images=9)),
+            "data.validation_images 9 (500 before)",
+        ),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_one(tmp_path, edited, said):
+    run = stored(tmp_path / "run", DRAWN)
+    checkpoint.write_config(run, edited)
+    told = f"run/config.json has changed since step-00000001: {said}; only optimizer and loss of a run may be"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        resumed_config(run)
+
+
+def test_a_runs_schedule_and_loss_may_be_changed_before_it_is_resumed(tmp_path):
+    run = stored(tmp_path / "run", DRAWN)
+    changed = replace(
+        DRAWN,
+        optimizer=replace(DRAWN.optimizer, epochs=9),
+        loss=replace(DRAWN.loss, reconstruction_weight=0.0),
+    )
+    checkpoint.write_config(run, changed)
+    assert resumed_config(run) == changed
+
+
+def test_a_checkpoint_that_records_no_configuration_is_gone_on_from(tmp_path):
+    run = stored(tmp_path / "run", DRAWN, records=False)
+    checkpoint.write_config(run, replace(DRAWN, seed=3))
+    assert resumed_config(run).seed == 3
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return make_folder(tmp_path, counts=(30, 6))
+
+
+@pytest.fixture
+def earlier(pictures, tmp_path):
+    """A run of an earlier version, which chose what it held out from all pictures."""
+    config = configure(load_preset("images"), pictures)
+    config = replace(config, data=replace(config.data, held_out="images", validation_images=2))
+    return stored(tmp_path / "earlier", config)
+
+
+def held_out(config, tmp_path):
+    return training_batches(config, tmp_path)[1].images.pixels
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_what_it_held_out(earlier, pictures):
+    recorded = checkpoint.read_config(earlier)
+    assert resumed_config(earlier) == recorded
+    assert new_or_matching_config(earlier, images=pictures) == recorded
+    with pytest.raises(ValueError, match=r"already holds another run: seed 1 \(0 before\); continue"):
+        new_or_matching_config(earlier, images=pictures, seed=1)
+
+
+def test_a_run_that_starts_from_one_of_an_earlier_version_holds_out_the_same(earlier, pictures, tmp_path):
+    config = new_config(tmp_path / "new", images=pictures, start_from=earlier)
+    assert torch.equal(held_out(config, tmp_path), held_out(checkpoint.read_config(earlier), tmp_path))
+    with pytest.raises(ValueError, match=r"the seed is 0 there, 1 here$"):
+        new_config(tmp_path / "new", images=pictures, start_from=earlier, seed=1)
+
+
+def test_another_run_on_the_same_pictures_holds_out_some_of_each_class(earlier, pictures, tmp_path):
+    config = new_config(tmp_path / "new", images=pictures)
+    assert (config.data.held_out, config.data.validation_images) == ("each-class", 2)
+    again = new_config(tmp_path / "newer", images=pictures, start_from=stored(tmp_path / "new", config))
+    assert torch.equal(held_out(config, tmp_path), held_out(again, tmp_path))

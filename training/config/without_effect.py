@@ -1,0 +1,49 @@
+"""Settings that would silently have no effect, or not theirs, beside others of the same preset.
+
+They are refused in presets alone. A run that an earlier version started with them can still be read, and
+experiments change one setting of a preset at a time.
+"""
+
+from collections.abc import Iterator
+
+from training.config.model import CnnConfig, MatrixCapsNetConfig
+from training.config.run import RunConfig
+
+
+def settings_without_effect(config: RunConfig) -> Iterator[str]:
+    """What is wrong with each, in words that begin with its name."""
+    if isinstance(config.model, CnnConfig) and config.model.exclusive:
+        yield from _of_exclusive_classes(config)
+    if isinstance(config.model, MatrixCapsNetConfig):
+        yield from _of_routing(config.model)
+    data = config.data
+    changes = data.max_brightness or data.contrast != (1, 1)
+    if changes and data.light == "standardized" and not config.model.standardize_per_image:
+        yield (
+            "data.light: the network does not standardize its images, model.standardize_per_image is false; "
+            'set it to "pixels"'
+        )
+
+
+def _of_exclusive_classes(config: RunConfig) -> Iterator[str]:
+    """Their cross entropy, of a softmax, is for images of one object; of an image without one it is 0."""
+    data = config.data
+    for option in ("blank_fraction", "scribble_fraction"):
+        if getattr(data, option):
+            yield (
+                f"data.{option}: a network of exclusive classes learns nothing from an image without an "
+                "object; set model.exclusive = false"
+            )
+    if data.spec.objects_per_image > 1:
+        yield (
+            f"model.exclusive: an image of {data.name} shows {data.spec.objects_per_image} classes; set it "
+            "to false"
+        )
+
+
+def _of_routing(model: MatrixCapsNetConfig) -> Iterator[str]:
+    if model.official_routing and model.matrix_noise != MatrixCapsNetConfig.matrix_noise:
+        yield "model.matrix_noise: has no effect with official_routing, which has its own initial matrices"
+    for option in ("activation_logit_sd", "calibration_momentum"):
+        if model.mixing_proportions and getattr(model, option):
+            yield f"model.{option}: has no effect with mixing_proportions, which nothing calibrates"
