@@ -100,7 +100,7 @@ class Settings(BaseSettings):
             pictures that wait for them and the memory of uploads are shared out among them. `auto`: a third
             of the cores with the device `cpu` or `auto`, and all but two of them, at most 16, with `cuda` and
             `tensorrt`. 1: everything in one.
-        rescan_s: seconds between looks for newly published bundles; 0 never looks again.
+        rescan_s: seconds between scans for newly published bundles; 0 never scans again.
         api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
             two keys at once, clients can change from the old one to the new one.
         admin_key: the key for administration, such as loading and unloading models; it is also an API key.

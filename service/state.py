@@ -60,7 +60,7 @@ class Service:
     def too_late(self, cancelled: BaseException | None = None) -> DeadlineExceededError:
         """The error for a request that has reached its deadline; `cancelled` ended the work on it."""
         if cancelled and STILL_LOADING in cancelled.args:
-            why = "the model is still being loaded, which goes on; try again"
+            why = "the model is not loaded yet, which goes on; try again"
         else:
             why = f"{self.pool.images} images are being decoded or wait for it"
         return DeadlineExceededError(

@@ -12,7 +12,7 @@
 #   PORT     of the service (8009)
 #
 # Tests are named by file: a bare machine lacks packages that other tests import. The limits are those of compiling some
-# hundred kernels; a part that reaches its own is stopped as by Ctrl-C, so that pytest still names what failed.
+# hundred kernels; pytest is stopped as by Ctrl-C, so that it still names what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -23,7 +23,7 @@ mkdir -p "$out"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUDA_MODULE_LOADING=LAZY
 
 tests() {
-  timeout --signal INT 240 "$python" -m pytest -v --durations=10 --continue-on-collection-errors -m gpu \
+  timeout --signal INT --kill-after 20 220 "$python" -m pytest -v --durations=10 --continue-on-collection-errors -m gpu \
     -p no:cacheprovider -k "not tensorrt" \
     tests/training/models/cuda tests/training/fit/test_step.py tests/training/fit/test_loop.py \
     tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py

@@ -132,7 +132,7 @@ class Repository:
         """Bring what is served in line with what is on disk.
 
         Raises:
-            OSError: a folder of CAPSNET_MODELS that was there is not; nothing has been changed.
+            OSError: a folder of CAPSNET_MODELS that was there is not; what is served has not been changed.
             DeviceError: an explicit device is not available.
         """
         await self._bundles.scan()
@@ -187,7 +187,8 @@ class Repository:
             DeviceError: an explicit device is not available.
         """
         await self._scan_model(model, again=True)
-        self._inventory.check_known(model)
+        if model not in self._bundles.versions:
+            self._inventory.check_known(model)
         self._inventory.unloaded.discard(model)
         self._requested.add(model)
         await self._update(model)
@@ -335,6 +336,7 @@ class Repository:
         """
         on_disk = self._bundles.versions.get(model, {})
         rule = self._bundles.traffic.get(model)
+        active = self._inventory.active_traffic.get(model)
         pinned = pinned_by(rule)
         wanted: dict[int, LoadedModel] = {}
         newest = 0
@@ -343,7 +345,8 @@ class Repository:
         for version in loading_order(rule, on_disk):
             if model in self._inventory.unloaded:
                 break
-            is_ruled = is_named(rule, version)
+            is_held_back = pinned is not None and pinned not in wanted  # so the rule before serves on
+            is_ruled = is_named(rule, version) or (is_held_back and is_named(active, version))
             is_kept = is_ruled or newest < self._settings.versions_kept
             if not is_kept and not _was_named(before.get(version)):
                 continue

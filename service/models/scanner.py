@@ -97,28 +97,42 @@ class Bundles:
         """
         found = await asyncio.to_thread(_list_bundles, self._roots)
         self._check_roots(found)
+        missing = {model: self._missing(model, found) for model in self.versions}
+        if any(missing.values()):
+            await asyncio.sleep(RESCAN_MISSING_S)
         for model in sorted(found.bundles.keys() | self.versions.keys()):
-            await self.scan_model(model)
+            await self.scan_model(model, missed=missing.get(model, ()))
 
-    async def scan_model(self, model: str, *, again: bool = False, named: Collection[int] = ()) -> None:
+    async def scan_model(
+        self, model: str, *, again: bool = False, named: Collection[int] = (), missed: Collection[int] = ()
+    ) -> None:
         """Note the rule of a model and its versions as they are on disk now.
 
         Args:
             model: its name; there may be none of that name.
             again: also check refused versions that have not changed.
             named: also check these, as if the rule named them.
+            missed: versions that were not there a while ago.
 
         Raises:
             OSError: a folder that was there is not; nothing has been changed.
         """
+        if not MODEL_NAME.fullmatch(model):  # it must not become a path
+            return
         async with self._scanning[model]:  # or a slow scan would bring back what was listed before another
-            found = await asyncio.to_thread(_list_bundles, self._roots, model)
-            if self.versions.get(model, {}).keys() - self._paths(model, found).keys():
+            found = await asyncio.to_thread(_list_model, self._roots, model)
+            if self._missing(model, found) - {*missed}:
                 await asyncio.sleep(RESCAN_MISSING_S)
-                found = await asyncio.to_thread(_list_bundles, self._roots, model)
+                found = await asyncio.to_thread(_list_model, self._roots, model)
             if missing := self._missing_root(found):
                 raise missing
-            await self._check_versions(model, self._paths(model, found), again=again, named=named)
+            paths = self._paths(model, found)
+            if paths or model in self.versions:
+                await self._check_versions(model, paths, again=again, named=named)
+
+    def _missing(self, model: str, found: Found) -> set[int]:
+        """Versions that are known and have not been found."""
+        return self.versions.get(model, {}).keys() - self._paths(model, found).keys()
 
     def _paths(self, model: str, found: Found) -> dict[int, Path]:
         """The folders of a model's versions, with those known in a folder that just now cannot be listed."""
@@ -280,17 +294,32 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
     return _list_bundles(roots).bundles
 
 
-def _list_bundles(roots: tuple[Path, ...], model: str | None = None) -> Found:
-    """The bundles of one model, or of all."""
+def _list_bundles(roots: tuple[Path, ...]) -> Found:
     found = Found({}, {})
     for root in roots:
         for folder in _folders(root, found.faults):
-            if not MODEL_NAME.fullmatch(folder.name) or model not in (None, folder.name):
-                continue
-            for bundle in _folders(folder, found.faults):
-                if VERSION.fullmatch(bundle.name):
-                    found.bundles.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
+            if MODEL_NAME.fullmatch(folder.name):
+                _add_versions(folder, found)
+    for place, error in found.faults.items():
+        if not isinstance(error, NOT_THERE):
+            log.warning("skipped %s: %s", place, error)
     return found
+
+
+def _list_model(roots: tuple[Path, ...], model: str) -> Found:
+    """The bundles of one model."""
+    found = Found({}, {})
+    for root in roots:
+        if _is_folder(root, found.faults) and _is_folder(root / model, found.faults):
+            _add_versions(root / model, found)
+    return found
+
+
+def _add_versions(folder: Path, found: Found) -> None:
+    """Note the bundles of a model in one folder, unless an earlier folder has them."""
+    for bundle in _folders(folder, found.faults):
+        if VERSION.fullmatch(bundle.name):
+            found.bundles.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
 
 
 def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
@@ -304,8 +333,6 @@ def _folders(parent: Path, faults: dict[Path, OSError]) -> list[Path]:
         return sorted(path for path in parent.iterdir() if _is_folder(path, faults))
     except OSError as error:
         faults[parent] = error
-        if not isinstance(error, NOT_THERE):
-            log.warning("skipped %s: %s", parent, error)
         return []
 
 

@@ -63,7 +63,7 @@ class Traffic(BaseModel):
 
 @dataclass(frozen=True)
 class UnreadableTraffic:
-    """The rule of a model whose file has been broken since the service first looked at it.
+    """The rule of a model whose file has been broken since its first scan.
 
     It may pin a version. So none answers requests that name none, until the file is repaired or replaced.
 

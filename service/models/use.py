@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from service.models.interface import ServedModel
 
 Served = TypeVar("Served", bound=ServedModel)
-STILL_LOADING = "the model was still being loaded"  # says a CancelledError; loading goes on
+STILL_LOADING = "the model was not loaded yet"  # says a CancelledError; loading goes on
 
 
 class Lender(Protocol[Served]):

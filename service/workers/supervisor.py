@@ -173,7 +173,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         """Start the processes that are not there.
 
-        Once the service has begun, what cannot be started is tried again at the next look.
+        Once the service has begun, what cannot be started is tried again at the next turn.
         """
         if self._settings.key_files:
             hold_hangups()  # as each process does from its first moment, until it can read keys again

@@ -272,7 +272,7 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkey
         with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=300)) as client:
             answer = client.post("/classify?model=other", **png)
             assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
-            assert "the model is still being loaded, which goes on; try again" in answer.json()["detail"]
+            assert "the model is not loaded yet, which goes on; try again" in answer.json()["detail"]
             may_end.set()
             wait_until(lambda: client.post("/classify?model=other", **png).status_code == 200)
     finally:

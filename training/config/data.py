@@ -64,7 +64,7 @@ class DataConfig:
         validation_images: held out of the training set by a seeded permutation. With 0 no checkpoint is
             selected: the last weights are the run's result.
         held_out: what the validation images are chosen from. `images`: the whole training set. `each-class`:
-            each class, the same share of it; so are the user's own pictures since runs record it. `toys`, for
+            each class, the same share of it, as for new runs on the user's own pictures. `toys`, for
             `smallnorb` and `toys`: one toy of each category, a fifth of the training set, no image of which
             is trained on.
         training_images: at most so many of the others are trained on; None takes all.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from export.contract.manifest import newest_version, read_checked, read_manifest
 from training.config import MatrixCapsNetConfig
+from training.models.build import build
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.models.matrix_capsules import POSE, MatrixCapsules
 
@@ -38,7 +39,8 @@ def read_encoder(path: Path, config: MatrixCapsNetConfig) -> MatrixCapsNet:
     bundle = newest_version(path)
     graph = onnx.load_model_from_string(read_checked(bundle, read_manifest(bundle).graphs["encoder"])).graph
     held = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    model = MatrixCapsNet(config).eval()
+    model = build(config).eval()
+    assert isinstance(model, MatrixCapsNet)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         for name in weights:

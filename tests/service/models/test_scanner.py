@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from export.contract.manifest import Manifest, read_manifest
-from service.errors import NotReadyError
+from service.errors import NotReadyError, UnknownModelError
 from service.inference.loading import check_bundle
 from service.models import scanner
 from service.models.scanner import find_bundles
@@ -140,6 +140,56 @@ def test_a_version_that_was_loaded_during_a_slow_scan_stays_loaded(tmp_path, mon
             go_on.set()
             await scan
             assert loaded(repository) == ["tiny/2"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["../outside", "x" * 300, "a\0b", "unknown"])
+def test_a_name_that_no_model_has_is_no_path_and_leaves_nothing(tmp_path, caplog, name):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "models" / "tiny" / "1")
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside" / "traffic.json").write_text("{")
+        async with opened(tmp_path / "models") as repository:
+            with pytest.raises(UnknownModelError, match="no model"):
+                await repository.load(name)
+            assert not repository._bundles.traffic
+            assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+    run(scenario())
+
+
+def test_a_scan_looks_into_each_folder_twice_however_many_there_are(tmp_path, monkeypatch):
+    async def scenario() -> None:
+        for number in range(8):
+            write_bundle(tmp_path / f"tiny{number}" / "1")
+        async with opened(tmp_path) as repository:
+            listed: list[Path] = []
+            iterdir = Path.iterdir
+            monkeypatch.setattr(Path, "iterdir", lambda path: (listed.append(path), iterdir(path))[1])
+            await repository.scan()
+            folders = [path for path in listed if path == tmp_path or path.parent == tmp_path]
+            assert len(folders) <= 1 + 2 * 8
+
+    run(scenario())
+
+
+def test_versions_that_are_gone_are_waited_for_once(tmp_path, monkeypatch):
+    waited: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def scenario() -> None:
+        for number in range(4):
+            write_bundle(tmp_path / f"tiny{number}" / "1")
+        async with opened(tmp_path) as repository:
+            for number in range(3):
+                shutil.rmtree(tmp_path / f"tiny{number}" / "1")
+            monkeypatch.setattr(scanner.asyncio, "sleep", note)
+            await repository.scan()
+            assert waited == [scanner.RESCAN_MISSING_S]
+            assert repository.names() == ["tiny3"]
 
     run(scenario())
 

@@ -332,6 +332,25 @@ def test_a_rule_on_disk_that_pins_what_cannot_be_loaded_does_not_hold_and_says_s
     run(scenario())
 
 
+def test_a_rule_that_does_not_hold_leaves_the_version_that_the_one_before_pins(tmp_path):
+    async def scenario() -> None:
+        for version in ("1", "2", "3"):
+            write_bundle(tmp_path / "tiny" / version)
+        async with opened(tmp_path, versions_kept=1) as repository:
+            await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "loaded"}
+            write(tmp_path, '{"pinned": 77}')
+            for _ in range(2):
+                await repository.scan()
+                assert await answering(repository) == 1
+            write(tmp_path, '{"pinned": 2}')
+            await repository.scan()
+            assert await answering(repository) == 2
+            assert loaded(repository) == ["tiny/2", "tiny/3"]
+
+    run(scenario())
+
+
 def test_a_pinned_version_that_is_gone_is_an_error_and_no_other_one_answers(tmp_path):
     async def scenario() -> None:
         for version in (1, 2):

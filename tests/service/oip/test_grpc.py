@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from tritonclient.grpc import service_pb2 as oip
 from tritonclient.utils import InferenceServerException
 
+from service.models.version_loader import VersionLoader
 from service.oip import grpc_arrival
 from service.oip.grpc_server import GrpcPort
 from service.settings import Settings
@@ -436,6 +437,26 @@ def test_what_takes_longer_than_the_deadline_is_told_the_setting(tmp_path):
     with live(settings_for(tmp_path, grpc_port=0, threads=1, deadline_ms=100, **LIMITS)) as service:
         code, told = refusal(service.call("ModelInfer", asking(pixels(QUEUE), model="slow")))
         assert (code, "within 100 ms" in told) == (Code.DEADLINE_EXCEEDED, True)
+
+
+def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkeypatch):
+    load, may_end = VersionLoader.load, threading.Event()
+
+    async def slow_load(self, model, *arguments, **options):
+        if model == "other":
+            await asyncio.to_thread(may_end.wait, 60)
+        return await load(self, model, *arguments, **options)
+
+    monkeypatch.setattr(VersionLoader, "load", slow_load)
+    for name in ("tiny", "other"):
+        write_bundle(tmp_path / name / "1")
+    settings = settings_for(tmp_path, default_model="tiny", grpc_port=0, deadline_ms=300)
+    try:
+        with live(settings) as service:
+            code, told = refusal(service.call("ModelInfer", asking(pixels(1), model="other")))
+            assert (code, "the model is not loaded yet" in told) == (Code.DEADLINE_EXCEEDED, True)
+    finally:
+        may_end.set()
 
 
 def test_a_message_that_does_not_come_is_given_up(models):

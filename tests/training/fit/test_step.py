@@ -77,9 +77,7 @@ def test_the_loss_and_all_gradients_are_those_of_a_straightforward_implementatio
     ours = network()
     plain = StraightforwardCapsNet(ours).double()
     shown = batch()
-    step = TrainStep(
-        ours, LossConfig(), learning_rate=0.0
-    )  # so that the gradients stay those of these weights
+    step = TrainStep(ours, LossConfig(), 0.0)  # so that the gradients stay those of these weights
     loss = total(step(shown, 0.0))
     expected = StraightforwardStep(plain, 0.0)(shown.pixels.double(), shown.targets.double()).item()
     assert loss == pytest.approx(expected, rel=1e-6)

@@ -11,6 +11,7 @@ from training.models.convolution import Convolution
 from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cpu.convolution import CpuConvolution
 from training.models.forms import FORMS
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.models.matrix_capsnet import MatrixCapsNet
 
 PLAIN = {
@@ -34,6 +35,8 @@ def test_a_built_network_has_every_faster_form_that_there_is(kind):
         FORMS.get(type(layer), type(layer)) for layer in plain.modules()
     ]
     assert any(isinstance(layer, CpuConvolution) for layer in built.modules())
+    if kind is MatrixCapsNet:
+        assert isinstance(built.class_caps, FusedMatrixCapsules)
     assert isinstance(built, kind)
 
 

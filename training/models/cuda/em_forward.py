@@ -93,9 +93,8 @@ def m_step(
     tl.store(precisions + element_offsets, precision, mask=b < batch)
     tl.store(half_logs + parent_offsets, logs, mask=b < batch)
     tl.store(totals + parent_offsets, total, mask=b < batch)
-    tl.store(
-        complements + parent_offsets, tl.exp(log_activation - z), mask=b < batch
-    )  # exact where a is near 1
+    complement = tl.exp(log_activation - z)  # exact where a is near 1
+    tl.store(complements + parent_offsets, complement, mask=b < batch)
     tl.store(log_activations + parent_offsets, log_activation, mask=b < batch)
 
     if not is_last:
