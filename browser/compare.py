@@ -16,7 +16,7 @@ from export.contract.manifest import newest_version, read_checked, read_manifest
 from export.evaluate import answers, run_config
 from export.explain.shared_weights import hold_weights
 from export.optimize.half_gate import Agreement, compare
-from training.data.batches import evaluation_batches
+from training.data.run_images import evaluation_batches
 from training.evaluate.metrics import exact_errors
 
 

@@ -33,7 +33,8 @@ from export.model_card import CARD_FILE, model_card
 from export.next_version import check_writable, publish_next, versions
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
-from training.data.batches import Batches, training_batches
+from training.data.batches import Batches
+from training.data.run_images import training_batches
 from training.data.synthetic.drawn_digits import draw_digits
 from training.evaluate.metrics import Errors
 from training.models.build import Network

@@ -20,8 +20,9 @@ from export.evaluate import answers, run_config
 from export.model_card import CARD_FILE, model_card
 from export.next_version import check_writable, publish_next, versions
 from training.config import DataConfig
-from training.data.batches import Batches, training_batches
+from training.data.batches import Batches
 from training.data.own_pictures import find_again
+from training.data.run_images import training_batches
 from training.evaluate.metrics import most_probable
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
 from export.contract.one_line import first_line
 from training.config import RunConfig, from_dict
-from training.data.batches import Batch, Batches, evaluation_batches
+from training.data.batches import Batch, Batches
 from training.data.own_pictures import find_again
+from training.data.run_images import evaluation_batches
 from training.evaluate.metrics import Errors, exact_errors, object_errors
 
 BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes

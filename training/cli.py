@@ -152,7 +152,7 @@ def _train(
     copies: "Copies | None" = None,
 ) -> Ended:
     """Train, in one or several processes."""
-    from training.data.batches import training_batches
+    from training.data.run_images import training_batches
     from training.fit.loop import Limits
     from training.fit.session import training_session
     from training.runs.run_config import initial_weights

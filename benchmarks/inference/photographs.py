@@ -25,9 +25,9 @@ from export.contract.manifest import Manifest, read_manifest
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.config import RunConfig
-from training.data.batches import load_images
 from training.data.download import data_root
 from training.data.images import Images, hold_out
+from training.data.run_images import load_images
 from training.data.synthetic.letters import LETTERS
 from training.data.synthetic.scribbles import draw_scribbles
 from training.data.transforms.affnist_style import affnist_style_set

@@ -16,8 +16,8 @@ from statistics import mean
 import torch
 
 from training.config import RunConfig, load_preset
-from training.data.batches import evaluation_batches
 from training.data.download import data_root
+from training.data.run_images import evaluation_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner, describe

@@ -16,8 +16,8 @@ from export.parity import BATCH_SIZES
 from tests.support.live_service import live_service, settings_for
 from training.cli import main as train
 from training.config import load_preset
-from training.data.batches import training_batches
 from training.data.own_pictures import configure
+from training.data.run_images import training_batches
 
 CLASSES = ("bars", "disc")
 PICTURES = 200  # of each class

@@ -16,7 +16,7 @@ from export.parity import ROUTING_ITERATIONS
 from tests.support.live_service import live_service, settings_for
 from training.cli import main
 from training.config import load_preset
-from training.data.batches import evaluation_batches, training_batches
+from training.data.run_images import evaluation_batches, training_batches
 from training.experiments.quick import narrowed
 from training.fit.loop import Limits, Trainer
 from training.runs import checkpoint

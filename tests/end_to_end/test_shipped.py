@@ -20,9 +20,9 @@ from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
 from training.config import CapsNetConfig
 from training.config.renamed import with_current_names
-from training.data.batches import evaluation_batches
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import CLASS_NAMES
+from training.data.run_images import evaluation_batches
 from training.data.synthetic.letters import LETTERS
 from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make

@@ -17,7 +17,7 @@ from export.contract.manifest import BundleError, read_manifest
 from export.evaluate import answers, run_config
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
-from training.data.batches import training_batches
+from training.data.run_images import training_batches
 
 
 def test_the_threshold_is_the_largest_that_99_percent_of_the_right_answers_reach():

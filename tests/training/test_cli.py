@@ -18,8 +18,8 @@ from tests.support.paths import ROOT
 from tests.support.smallnorb_files import store
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
-from training.data.batches import training_batches
 from training.data.own_pictures import configure
+from training.data.run_images import training_batches
 from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.options import EARLIER_NAMES, with_current_names

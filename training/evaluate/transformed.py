@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from training.config import RunConfig
-from training.data.batches import Batch, load_images, to_pixels
+from training.data.batches import Batch, to_pixels
 from training.data.datasets import load_split
 from training.data.images import Images
+from training.data.run_images import load_images
 from training.data.transforms.affnist_style import affnist_style_set
 from training.evaluate.evaluation import BATCH, Evaluation, evaluate_batches
 from training.models.build import Network

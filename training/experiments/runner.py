@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 from export.contract.atomic_file import write_atomically
 from training.config import CapsNetConfig, MatrixCapsNetConfig, OptimizerConfig, RunConfig, differences
-from training.data.batches import Batch, Batches, load_images, make_batches, training_batches
+from training.data.batches import Batch, Batches, make_batches
 from training.data.readers.files import MissingDataError
+from training.data.run_images import load_images, training_batches
 from training.evaluate.evaluation import evaluate
 from training.fit.loop import Limits
 from training.fit.session import training_session

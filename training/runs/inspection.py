@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from training.config import MatrixCapsNetConfig, RunConfig
-from training.data.batches import Batches, OverlaidObjects, SingleObjects, training_batches
+from training.data.batches import Batches, OverlaidObjects, SingleObjects
 from training.data.own_pictures import find_again
+from training.data.run_images import training_batches
 from training.evaluate.inspection import Inspection, inspect
 from training.models.matrix_capsnet import MatrixCapsNet
 from training.runs import checkpoint, from_bundle, matrix_bundle

@@ -11,8 +11,8 @@ import torch
 
 from export.contract.atomic_file import write_atomically
 from training.config import RunConfig
-from training.data.batches import evaluation_batches
 from training.data.datasets import composed, listed
+from training.data.run_images import evaluation_batches
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import TransformedSet, evaluate_transformed

@@ -15,8 +15,9 @@ from training.config import (
     from_dict,
     load_preset,
 )
-from training.data.batches import Batch, evaluation_batches, make_batches, training_batches
+from training.data.batches import Batch, make_batches
 from training.data.images import Images
+from training.data.run_images import evaluation_batches, training_batches
 from training.loss.objective import compute_losses
 from training.models.build import build
 from training.models.convolution import Convolution

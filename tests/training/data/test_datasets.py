@@ -13,10 +13,10 @@ import torch
 
 from training.cli import main
 from training.config import CapsNetConfig, DataConfig, RunConfig, from_dict, to_dict
-from training.data.batches import evaluation_batches, training_batches
 from training.data.dataset_spec import DatasetSpec
 from training.data.datasets import DATASETS, load_split, sources
 from training.data.images import Images
+from training.data.run_images import evaluation_batches, training_batches
 from training.data.source import RemoteFile, Source
 from training.data.split import Split
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import training_batches
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import SIZE, ToySplit
+from training.data.run_images import training_batches
 from training.runs.run_config import _held_out
 
 HELD_OUT = 5 * 32  # there are one or two pairs more

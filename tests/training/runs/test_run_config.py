@@ -8,8 +8,8 @@ import torch
 
 from tests.training.data.readers.test_folder import make_folder
 from training.config import CapsNetConfig, RunConfig, load_preset
-from training.data.batches import training_batches
 from training.data.own_pictures import configure
+from training.data.run_images import training_batches
 from training.models.capsnet import CapsNet
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress

@@ -20,9 +20,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from training.config import RunConfig, load_preset
-from training.data.batches import make_batches, training_batches
+from training.data.batches import make_batches
 from training.data.datasets import load_split
 from training.data.images import Images
+from training.data.run_images import training_batches
 from training.data.viewpoints import FAMILIAR_DEGREES, degrees
 from training.evaluate.evaluation import BATCH, class_probabilities, evaluate
 from training.experiments import figure, markdown

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from training.config import CapsNetConfig, RunConfig, load_preset
-from training.data.batches import Batches, training_batches
+from training.data.batches import Batches
+from training.data.run_images import training_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from training.config import CapsNetConfig, RunConfig, load_preset
-from training.data.batches import Batches, load_images
+from training.data.batches import Batches
 from training.data.datasets import DATASETS
+from training.data.run_images import load_images
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand

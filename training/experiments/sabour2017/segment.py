@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.config import RunConfig
-from training.data.batches import Batch, Batches, training_batches
+from training.data.batches import Batch, Batches
+from training.data.run_images import training_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.runner import Row, Runner, Trained, networks_of

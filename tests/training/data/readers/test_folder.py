@@ -12,11 +12,11 @@ from export.contract.manifest import Preprocessing
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
 from training.config import from_dict, load_preset, to_dict
-from training.data.batches import evaluation_batches, load_images, training_batches
 from training.data.images import counts_of_each_class, hold_out
 from training.data.own_pictures import configure, find_again
 from training.data.readers import folder as folder_module
 from training.data.readers.folder import channels_of, in_split, pictures_by_class, read_folder
+from training.data.run_images import evaluation_batches, load_images, training_batches
 
 CLASSES = ("cat", "dog")
 

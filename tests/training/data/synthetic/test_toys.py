@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import training_batches
 from training.data.datasets import DATASETS, load_split, sources
 from training.data.readers import smallnorb
 from training.data.readers.smallnorb import CLASS_NAMES, file_name
+from training.data.run_images import training_batches
 from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make, sit, sittings, usable_cores
 from training.data.synthetic.toys.parts import ball

@@ -6,8 +6,8 @@ import torch
 
 from tests.support.gpu_sync import never_waiting
 from training.config import load_preset
-from training.data.batches import evaluation_batches, training_batches
 from training.data.images import Images
+from training.data.run_images import evaluation_batches, training_batches
 from training.data.transforms.multimnist import PairMaker, Pairs
 
 COUNT = 60

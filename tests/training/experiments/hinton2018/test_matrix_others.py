@@ -7,8 +7,9 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import load_images, make_batches
+from training.data.batches import make_batches
 from training.data.readers.files import MissingDataError
+from training.data.run_images import load_images
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.hinton2018 import matrix_others

@@ -9,8 +9,9 @@ from tests.support.figures import areas
 from tests.support.smallnorb_files import PAIRS, store
 from training.cli import main
 from training.config import Block, RunConfig, load_preset
-from training.data.batches import evaluation_batches, make_batches
+from training.data.batches import make_batches
 from training.data.readers.files import MissingDataError
+from training.data.run_images import evaluation_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.hinton2018 import norb, norb_ablation, stereo

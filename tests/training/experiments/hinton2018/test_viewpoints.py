@@ -10,9 +10,9 @@ import torch
 from tests.support.figures import areas
 from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
 from training.config import Block, RunConfig, load_preset
-from training.data.batches import evaluation_batches, training_batches
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import ToySplit
+from training.data.run_images import evaluation_batches, training_batches
 from training.data.viewpoints import are_familiar
 from training.experiments import figure
 from training.experiments.hinton2018 import viewpoints

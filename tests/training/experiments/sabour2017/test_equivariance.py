@@ -7,7 +7,7 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_batches
+from training.data.run_images import evaluation_batches
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure
 from training.experiments.quick import narrowed

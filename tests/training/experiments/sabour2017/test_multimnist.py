@@ -8,7 +8,7 @@ import torch
 
 from tests.support.figures import areas
 from training.config import Block, load_preset
-from training.data.batches import evaluation_batches
+from training.data.run_images import evaluation_batches
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
 from training.experiments.sabour2017 import multimnist, segment, table1

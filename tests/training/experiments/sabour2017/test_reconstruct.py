@@ -6,7 +6,7 @@ import torch
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_batches
+from training.data.run_images import evaluation_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner

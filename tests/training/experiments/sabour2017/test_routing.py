@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.support.figures import areas
 from training.config import load_preset
-from training.data.batches import evaluation_batches
 from training.data.readers.cifar10 import CLASS_NAMES
+from training.data.run_images import evaluation_batches
 from training.experiments import figure
 from training.experiments.quick import narrowed
 from training.experiments.runner import Runner

@@ -5,7 +5,8 @@ import torch
 
 from tests.support.figures import areas
 from training.config import DataConfig, RunConfig, load_preset
-from training.data.batches import evaluation_batches, make_batches, training_batches
+from training.data.batches import make_batches
+from training.data.run_images import evaluation_batches, training_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.quick import narrowed

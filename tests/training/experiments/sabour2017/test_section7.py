@@ -17,10 +17,10 @@ from scipy.io import savemat
 from tests.support.figures import areas
 from tests.support.smallnorb_files import TOYS
 from training.cli import main
-from training.data.batches import evaluation_batches
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.readers.files import MissingDataError
 from training.data.readers.smallnorb import file_name
+from training.data.run_images import evaluation_batches
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure
 from training.experiments.cifar10_copy import on_hand

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.figures import areas
 from tests.training.experiments.sabour2017.test_multimnist import PLAN as PAIRS
-from training.data.batches import evaluation_batches, training_batches
+from training.data.run_images import evaluation_batches, training_batches
 from training.experiments.runner import Runner
 from training.experiments.sabour2017 import multimnist, segment
 from training.experiments.sabour2017.segment import Apart, Sums, _percentages, _sums, take_apart
