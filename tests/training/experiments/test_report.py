@@ -16,7 +16,7 @@ import torch
 from training.cli import main
 from training.config import Block, load_preset
 from training.data.transforms.multimnist import PAPERS_PARTNERS
-from training.experiments import EXPERIMENTS, run
+from training.experiments import EXPERIMENTS, command
 from training.experiments.form import FORMS, Form, folder_name
 from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
 from training.experiments.runner import Row
@@ -262,28 +262,28 @@ def test_the_joint_page_is_in_the_order_of_the_experiments(tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_smaller_form_is_called_what_it_is(form, tmp_path):
-    report = run.write_report(stored(tmp_path, "table1", form, finished=True)).read_text()
+    report = command.write_report(stored(tmp_path, "table1", form, finished=True)).read_text()
     assert ("**Quick form**" in report) == (form == "quick")
     assert ("**Medium form**: the paper's networks, trained for 10 epochs" in report) == (form == "medium")
 
 
 @pytest.mark.parametrize("name", ["table1", "affnist", "norb-ablation", "attack"])
 def test_every_medium_form_says_what_is_smaller_in_it(name):
-    assert run.said_of(run.Claim(name, "medium")).startswith("**Medium form**: ")
+    assert command.said_of(command.Claim(name, "medium")).startswith("**Medium form**: ")
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_folder_of_an_earlier_version_is_read(quick, tmp_path):
     out = stored(tmp_path, "table1")
     (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "quick": quick}))
-    assert run.read_claim(out) == run.Claim("table1", "quick" if quick else "full")
+    assert command.read_claim(out) == command.Claim("table1", "quick" if quick else "full")
 
 
 def test_a_folder_of_an_unknown_form_is_damaged(tmp_path):
     out = stored(tmp_path, "table1", "full")
     (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "form": "small"}))
     with pytest.raises(ValueError, match="there is no form 'small'; expected, in a line"):
-        run.read_claim(out)
+        command.read_claim(out)
 
 
 def test_the_medium_form_has_the_papers_networks_for_ten_epochs():
@@ -366,8 +366,8 @@ def test_rows_of_which_some_were_removed_are_told_with_what_to_do(tmp_path, caps
 
 def test_a_part_on_the_copy_of_cifar10_is_a_part_on_cifar10():
     row = {"data": "cifar10-jpeg", "seed": 0, "error_percent": 20.0, "images": 10, "at_most": None}
-    claim = run.Claim("matrix-others", "quick", parts=("cifar10",))
-    text = run.section(claim, [row | {"parameters": 3} | ORIGIN])
+    claim = command.Claim("matrix-others", "quick", parts=("cifar10",))
+    text = command.section(claim, [row | {"parameters": 3} | ORIGIN])
     assert "everything has been measured on cifar10, nothing on other data" in text
 
 
