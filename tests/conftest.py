@@ -16,8 +16,9 @@ import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from training.data.datasets import load_split, sources
+from training.models.cuda.device import use_full_float32
 
-torch.backends.cudnn.allow_tf32 = False  # as in every command
+use_full_float32()  # as every command does
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
 # theirs to hear it.

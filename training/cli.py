@@ -72,11 +72,12 @@ def _device(name: str) -> "torch.device":
     """The requested device, or an error; never another one."""
     import torch
 
+    from training.models.cuda.device import use_full_float32
+
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ValueError("--device cuda: this machine has no CUDA device that torch can use")
-    # What is computed in float32 is not rounded to TF32: errors are those of the CPU, and of what is served.
-    torch.backends.cudnn.allow_tf32 = False
+    use_full_float32()
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 

@@ -89,8 +89,9 @@ def open_torch(setup: Setup, autocast: str | None, *, compiled: bool = False) ->
     """PyTorch with the bundle's weights, channels last; `autocast` names the type of its products."""
     torch = _torch()
     from export.graph import EncoderGraph
+    from training.models.cuda.device import use_full_float32
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    use_full_float32()
     torch.backends.cudnn.benchmark = True
     model = _torch_model(setup).to(setup.device, memory_format=torch.channels_last)
     eager: Any = EncoderGraph(model).eval()

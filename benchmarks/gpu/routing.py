@@ -32,6 +32,7 @@ from training.config import MatrixCapsNetConfig, load_preset
 from training.models.build import build
 from training.models.capsules import ClassCapsules, squash
 from training.models.cuda.class_capsules import CudaClassCapsules
+from training.models.cuda.device import use_full_float32
 from training.models.em import Capsules
 from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.models.matrix_capsnet import MatrixCapsNet
@@ -214,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
-    torch.backends.cudnn.allow_tf32 = False  # as `capsnet-train` sets it
+    use_full_float32()
     print(f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'interpreted'}, batch {batch}\n")
     print(f"{'':30}{'images/s':>20}{'':10}{'MiB':>20}{'largest difference':>24}")
     heads = "".join(f"{head:>10}" for head in ("arrays", "Triton", "times", "arrays", "Triton"))

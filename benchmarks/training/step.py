@@ -42,6 +42,7 @@ from training.fit.step import TrainStep
 from training.loss.objective import total_loss
 from training.models.build import build
 from training.models.capsnet import CapsNet
+from training.models.cuda.device import use_full_float32
 from training.models.matrix_capsnet import MatrixCapsNet
 
 STRAIGHTFORWARD, EINSUM = "straightforward", "the same, einsum"
@@ -95,7 +96,7 @@ def batch_of(config: RunConfig, images: int, device: torch.device) -> tuple[Tens
 
 def make_step(network: str, kind: str, images: int, device: torch.device) -> Learn:
     """A network with weights that depend on nothing but the seed, ready to learn from one batch."""
-    torch.backends.cudnn.allow_tf32 = False  # as `capsnet-train` sets it
+    use_full_float32()
     contest = CONTESTS[network]
     config = load_preset(contest.preset)
     pixels, targets = batch_of(config, images, device)

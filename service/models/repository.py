@@ -336,12 +336,12 @@ class Repository:
         """
         on_disk = self._bundles.versions.get(model, {})
         rule = self._bundles.traffic.get(model)
-        active = self._inventory.active_traffic.get(model)
         pinned = pinned_by(rule)
         wanted: dict[int, LoadedModel] = {}
         newest = 0
         if not before:  # it holds from the first version on
             self._inventory.adopt_traffic(model, rule)
+        active = self._inventory.active_traffic.get(model)
         for version in loading_order(rule, on_disk):
             if model in self._inventory.unloaded:
                 break

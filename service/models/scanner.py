@@ -300,10 +300,15 @@ def _list_bundles(roots: tuple[Path, ...]) -> Found:
         for folder in _folders(root, found.faults):
             if MODEL_NAME.fullmatch(folder.name):
                 _add_versions(folder, found)
-    for place, error in found.faults.items():
-        if not isinstance(error, NOT_THERE):
-            log.warning("skipped %s: %s", place, error)
+                _warn_if_not_listed(folder, found)
+        _warn_if_not_listed(root, found)
     return found
+
+
+def _warn_if_not_listed(folder: Path, found: Found) -> None:
+    error = found.faults.get(folder)
+    if error and not isinstance(error, NOT_THERE):
+        log.warning("skipped %s: %s", folder, error)
 
 
 def _list_model(roots: tuple[Path, ...], model: str) -> Found:

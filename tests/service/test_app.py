@@ -27,12 +27,12 @@ from service.http.picture_pool import PicturePool
 from service.inference.engine import Engine
 from service.models.local_models import LocalModels
 from service.models.repository import Repository
-from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
 from service.observability.request_metrics import RequestMetrics
 from service.state import Service
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_service import live_service, metric, settings_for, wait_until
+from tests.support.slow_loading import hold_loading
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 
@@ -257,14 +257,7 @@ def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
 
 
 def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkeypatch):
-    load, may_end = VersionLoader.load, threading.Event()
-
-    async def slow_load(self, model, *arguments, **options):
-        if model == "other":
-            await asyncio.to_thread(may_end.wait, 60)
-        return await load(self, model, *arguments, **options)
-
-    monkeypatch.setattr(VersionLoader, "load", slow_load)
+    may_go_on = hold_loading(monkeypatch, "other")
     for name in ("tiny", "other"):
         write_bundle(tmp_path / name / "1")
     png = {"files": {"images": large_png()}}
@@ -273,10 +266,10 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkey
             answer = client.post("/classify?model=other", **png)
             assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
             assert "the model is not loaded yet, which goes on; try again" in answer.json()["detail"]
-            may_end.set()
+            may_go_on.set()
             wait_until(lambda: client.post("/classify?model=other", **png).status_code == 200)
     finally:
-        may_end.set()
+        may_go_on.set()
 
 
 def test_decoding_is_part_of_what_the_deadline_bounds(models):

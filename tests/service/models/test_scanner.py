@@ -95,12 +95,13 @@ def test_an_unreadable_folder_costs_itself_alone(tmp_path, folder):
 
 
 @pytest.mark.parametrize("place", ["odd", "tiny/2"])
-def test_an_entry_that_may_not_be_looked_at_costs_itself_alone(tmp_path, place):
+def test_an_entry_that_may_not_be_looked_at_costs_itself_alone(tmp_path, caplog, place):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
         (tmp_path / place).symlink_to("x" * 300)  # too long to be looked up, by root, too
         async with opened(tmp_path) as repository:
             assert loaded(repository) == ["tiny/1"]
+        assert not [line for line in caplog.messages if line.startswith("skipped")]  # at every scan
 
     run(scenario())
 

@@ -17,12 +17,12 @@ from pydantic import SecretStr
 from tritonclient.grpc import service_pb2 as oip
 from tritonclient.utils import InferenceServerException
 
-from service.models.version_loader import VersionLoader
 from service.oip import grpc_arrival
 from service.oip.grpc_server import GrpcPort
 from service.settings import Settings
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_service import live_service, metric, settings_for, wait_until
+from tests.support.slow_loading import hold_loading
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
@@ -440,14 +440,7 @@ def test_what_takes_longer_than_the_deadline_is_told_the_setting(tmp_path):
 
 
 def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkeypatch):
-    load, may_end = VersionLoader.load, threading.Event()
-
-    async def slow_load(self, model, *arguments, **options):
-        if model == "other":
-            await asyncio.to_thread(may_end.wait, 60)
-        return await load(self, model, *arguments, **options)
-
-    monkeypatch.setattr(VersionLoader, "load", slow_load)
+    may_go_on = hold_loading(monkeypatch, "other")
     for name in ("tiny", "other"):
         write_bundle(tmp_path / name / "1")
     settings = settings_for(tmp_path, default_model="tiny", grpc_port=0, deadline_ms=300)
@@ -456,7 +449,7 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkey
             code, told = refusal(service.call("ModelInfer", asking(pixels(1), model="other")))
             assert (code, "the model is not loaded yet" in told) == (Code.DEADLINE_EXCEEDED, True)
     finally:
-        may_end.set()
+        may_go_on.set()
 
 
 def test_a_message_that_does_not_come_is_given_up(models):

@@ -1,4 +1,4 @@
-"""Whether a device runs the kernels that are written in Triton."""
+"""What CUDA devices compute in, and whether one runs the kernels that are written in Triton."""
 
 import logging
 import os
@@ -10,6 +10,11 @@ import torch
 
 OLDEST = (7, 0)  # compute capability that Triton compiles for: Volta of 2017
 logger = logging.getLogger(__name__)
+
+
+def use_full_float32() -> None:
+    """From now on CUDA rounds nothing to TF32: errors are those of the CPU, and of what is served."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 @cache

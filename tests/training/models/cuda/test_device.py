@@ -7,8 +7,16 @@ from torch import Tensor
 from training.models.capsules import ClassCapsules
 from training.models.cuda import class_capsules, device
 from training.models.cuda.class_capsules import CudaClassCapsules
-from training.models.cuda.device import has_c_compiler, runs_triton
+from training.models.cuda.device import has_c_compiler, runs_triton, use_full_float32
 from training.models.forms import use_training_forms
+
+
+def test_nothing_is_rounded_to_tf32(monkeypatch):
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    for backend in backends:
+        monkeypatch.setattr(backend, "allow_tf32", True)
+    use_full_float32()
+    assert not any(backend.allow_tf32 for backend in backends)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta", "mps"])
