@@ -11,10 +11,10 @@ from training.models.cuda.device import has_c_compiler, runs_triton, use_full_fl
 from training.models.forms import use_training_forms
 
 
-def test_nothing_is_rounded_to_tf32(monkeypatch):
+def test_nothing_is_rounded_to_tf32():
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
     for backend in backends:
-        monkeypatch.setattr(backend, "allow_tf32", True)
+        backend.allow_tf32 = True
     use_full_float32()
     assert not any(backend.allow_tf32 for backend in backends)
 
