@@ -72,12 +72,14 @@ def _device(name: str) -> "torch.device":
     """The requested device, or an error; never another one."""
     import torch
 
+    from training.fit.memory import keep_freed_memory
     from training.models.cuda.device import use_full_float32
 
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ValueError("--device cuda: this machine has no CUDA device that torch can use")
     use_full_float32()
+    keep_freed_memory()
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 

@@ -38,6 +38,7 @@ from benchmarks.training.straightforward import StraightforwardCapsNet, Straight
 from benchmarks.training.straightforward_em import by_array_operations, looped
 from training.config import RunConfig, load_preset
 from training.data.batches import Batch
+from training.fit.memory import keep_freed_memory
 from training.fit.step import TrainStep
 from training.loss.objective import total_loss
 from training.models.build import build
@@ -97,6 +98,7 @@ def batch_of(config: RunConfig, images: int, device: torch.device) -> tuple[Tens
 def make_step(network: str, kind: str, images: int, device: torch.device) -> Learn:
     """A network with weights that depend on nothing but the seed, ready to learn from one batch."""
     use_full_float32()
+    keep_freed_memory()  # the others gain by it, too
     contest = CONTESTS[network]
     config = load_preset(contest.preset)
     pixels, targets = batch_of(config, images, device)

@@ -13,6 +13,7 @@ from training.data.batches import Batch
 from training.fit.distributed import ALONE, Processes
 from training.loss.objective import compute_losses, total_loss
 from training.models.build import Network
+from training.models.cpu.convolution import train_in_bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +21,9 @@ logger = logging.getLogger(__name__)
 class TrainStep:
     """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
-    On CUDA the maps lie channels last, the convolutions compute in bfloat16, and both passes are captured in
-    CUDA graphs at the first step: there are some hundred short kernels in them, and launching these one by
-    one can take longer than running them.
+    Convolutions compute in bfloat16, on a CPU only if it has instructions for that. On CUDA the maps lie
+    channels last, and both passes are captured in CUDA graphs at the first step: there are some hundred short
+    kernels in them, and launching these one by one can take longer than running them.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class TrainStep:
         graphs: bool = True,
         processes: Processes = ALONE,
     ):
-        """Lay the weights out in memory as the device prefers, and start Adam.
+        """Prepare the network for what the device does best, and start Adam.
 
         Args:
             model: on the device where it is trained.
@@ -47,6 +48,8 @@ class TrainStep:
         on_cuda = next(model.parameters()).is_cuda
         if on_cuda:
             lay_channels_last(model)
+        else:
+            train_in_bfloat16(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._model, self._config = model, config

@@ -15,6 +15,7 @@ from tests.support.distributed_process import AVERAGED, CALIBRATED, FOLLOWING
 from tests.support.paths import ROOT
 from tests.training.fit.test_loop import fit, log
 from training.cli import main
+from training.models.cpu import convolution
 from training.runs import checkpoint
 
 
@@ -44,6 +45,12 @@ def runs(tmp_path_factory):
     assert ran.returncode == 0, ran.stderr
     check_that_gloo_has_ended(ran)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch):
+    """As in the processes of distributed_process.py."""
+    monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: False)
 
 
 def tensors(run, file="model.safetensors"):

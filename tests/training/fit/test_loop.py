@@ -34,6 +34,7 @@ from training.fit import loop
 from training.fit.loop import Limits, Trainer, TrainingDivergedError
 from training.fit.step import TrainStep
 from training.models.build import build
+from training.models.cpu import convolution
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 
@@ -411,6 +412,15 @@ def test_training_on_cuda_follows_the_cpu_up_to_bfloat16(tmp_path):
     start, on_cpu = trained_on(0, tmp_path / "cpu")
     _, on_cuda = trained_on(0, tmp_path / "cuda", torch.device("cuda"))
     assert max(apart(start, on_cuda, on_cpu).values()) < MOST_APART
+
+
+def test_training_in_bfloat16_on_a_cpu_follows_float32(tmp_path, monkeypatch):
+    monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: False)
+    start, expected = trained_on(0, tmp_path / "float32")
+    monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: True)
+    monkeypatch.setattr(convolution, "BFLOAT16_USES", 0)
+    _, found = trained_on(0, tmp_path / "bfloat16")
+    assert 1e-4 < max(apart(start, found, expected).values()) < MOST_APART
 
 
 def test_training_on_other_images_ends_farther_apart_than_cuda_may_from_the_cpu(tmp_path):

@@ -7,6 +7,7 @@ from torch import Tensor
 from training.models.capsules import ClassCapsules, RoutingByAgreement
 from training.models.cpu.cpu_training import trained_on_cpu
 from training.models.cpu.factored_votes import FactoredVotes
+from training.models.cpu.lanes import ELEMENTS
 
 
 class CpuClassCapsules(ClassCapsules):
@@ -14,7 +15,7 @@ class CpuClassCapsules(ClassCapsules):
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
-        if not trained_on_cpu(u):
+        if not trained_on_cpu(u) or self.upper_dim > ELEMENTS:
             return super().forward(u)
         v: Tensor = self.routing(FactoredVotes.of(u, self.weight, self.upper))
         return v
@@ -26,7 +27,7 @@ class CpuRouting(RoutingByAgreement):
     def first_logits(self, u_hat: Tensor | FactoredVotes) -> Tensor:
         """[J, I]."""
         if self.priors is None and isinstance(u_hat, FactoredVotes):
-            return u_hat.u.new_zeros(len(u_hat.weight), u_hat.u.shape[2])
+            return u_hat.u.new_zeros(len(u_hat.weight), u_hat.lower)
         return super().first_logits(u_hat)  # type: ignore[arg-type]  # priors ask nothing of the votes
 
     def weighted_sum(self, c: Tensor, u_hat: Tensor | FactoredVotes) -> Tensor:

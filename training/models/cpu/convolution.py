@@ -3,10 +3,11 @@
 # B images, C channels in, O channels out, H rows, W columns
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from export.fast_convolution.toom_cook import LARGEST
 from training.models.convolution import Convolution
+from training.models.cpu.bfloat16_convolution import bfloat16_conv2d, has_bfloat16_instructions
 from training.models.cpu.cpu_training import trained_on_cpu
 from training.models.cpu.short_convolution import axis_algorithm, short_conv2d
 from training.models.cpu.unfolded_convolution import unfolded_conv2d_relu
@@ -16,6 +17,8 @@ LARGEST_TILE = 4
 # What a multiplication in the maps' transforms takes, in multiplications between channels: they wait for
 # memory. Fitted to 9 x 9 and 5 x 5 kernels, 16 to 256 channels, 4 to 64 images; for 3 x 3 it is too hopeful.
 TRANSFORM_COST = 4
+# How often a weight has to be used until rounding it to bfloat16, and its gradient back, pays off.
+BFLOAT16_USES = 256
 WORTHWHILE = 0.8  # what the shorter algorithm may cost at most, of the direct one: no rule is exact
 
 
@@ -24,17 +27,26 @@ class CpuConvolution(Convolution):
 
     There, maps keep images and channels last in memory, so that one layer's output is the next one's input
     without a copy; what the tensor means is [B, C, H, W] all the same.
+
+    Attributes:
+        in_bfloat16: whether it may be trained in bfloat16; gradients that are asked for anything else, like
+            those of adversarial examples, are float32.
     """
+
+    in_bfloat16 = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, C, H, W] to maps [B, O, rows, columns]."""
-        tile = None
-        if trained_on_cpu(x):
-            tile = worthwhile_tile(x.shape, self.out_channels, self.kernel_size[0], self.stride[0])
-        if tile is None:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if not trained_on_cpu(x):
             return super().forward(x)
         assert self.bias is not None  # nn.Conv2d makes one unless told otherwise
-        return short_conv2d(x, self.scaled_weight(), self.stride[0], tile) + self.bias[:, None, None]
+        if self.in_bfloat16 and uses_of_a_weight(x.shape, kernel, stride) >= BFLOAT16_USES:
+            return bfloat16_conv2d(x, self.scaled_weight(), stride) + self.bias[:, None, None]
+        tile = worthwhile_tile(x.shape, self.out_channels, kernel, stride)
+        if tile is not None:
+            return short_conv2d(x, self.scaled_weight(), stride, tile) + self.bias[:, None, None]
+        return super().forward(x)
 
     def conv_relu(self, x: Tensor) -> Tensor:
         """The layer and a ReLU, [B, O, rows, columns]."""
@@ -43,6 +55,20 @@ class CpuConvolution(Convolution):
             assert self.bias is not None
             return unfolded_conv2d_relu(x, self.scaled_weight(), self.bias, self.stride[0])
         return super().conv_relu(x)
+
+
+def train_in_bfloat16(model: nn.Module) -> None:
+    """Let all convolutions be trained in bfloat16 where this machine's CPU has instructions for it."""
+    for layer in model.modules():
+        if isinstance(layer, CpuConvolution):
+            layer.in_bfloat16 = has_bfloat16_instructions()
+
+
+def uses_of_a_weight(shape: tuple[int, ...], kernel: int, stride: int) -> int:
+    """Products that each weight has a part in, of maps [B, C, H, W]: one for every output of every image."""
+    images, _, *size = shape
+    rows, columns = ((length - kernel) // stride + 1 for length in size)
+    return images * rows * columns
 
 
 def worthwhile_tile(shape: tuple[int, ...], out_channels: int, kernel: int, stride: int) -> int | None:

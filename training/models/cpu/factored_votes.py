@@ -2,105 +2,127 @@
 
 The predictions u_hat_j|i = W_ij u_i of 128 MNIST images take 94 MB, which routing would read five times, and
 as often again for gradients. It needs only two things of them, which come from the factors u and W (24 times
-smaller) in one product for each j:
+smaller) in one pass over both:
 
     s_j  = sum over i of c_ij u_hat_j|i = sum over i, e of (c_ij u_ie) W_ije      weighted sum
     a_ij = u_hat_j|i . v_j              = sum over e of u_ie (W_ije . v_j)        agreement
 
 Both are derivatives of one form, f = sum of c_ij u_ie W_ijed v_jd, the first by v and the second by c. So
-their gradients are its second derivatives, and made of the same two products.
+their gradients are its second derivatives, and made of the same sums.
 """
 
-# B batch, I lower capsules, J upper capsules, E lower pose, D upper pose
+# B batch, I lower capsules in N blocks of L = 16, J upper capsules, E lower pose, D upper pose
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from training.models.cpu.lanes import ELEMENTS, LANES
+from training.models.cpu.threads import in_parts
+from training.models.cpu.vote_kernels import agree, differentiate, sum_weighted
 
 
 @dataclass(frozen=True)
 class FactoredVotes:
-    """Predictions as u, [B, E, I], and W, [J, E, I, D], both contiguous.
+    """Predictions as their factors, float32 on the CPU, with zeros where there is no capsule or element.
 
-    With I behind E, all that is done element by element runs along a long axis.
+    Attributes:
+        u: [N, B, E, L], lower capsule i in block i // 16, at i % 16.
+        weight: [J, N, E, 16, L].
+        lower: I.
+        upper_dim: D, at most 16.
     """
 
     u: Tensor
     weight: Tensor
+    lower: int
+    upper_dim: int
 
     @staticmethod
     def of(u: Tensor, weight: Tensor, upper: int) -> "FactoredVotes":
         """From lower capsules [B, I, E] and the matrices of all pairs [I, E, J * D]."""
-        matrices = weight.unflatten(2, (upper, -1)).permute(2, 1, 0, 3)
-        return FactoredVotes(u.transpose(1, 2).contiguous(), matrices.contiguous())
+        matrices = weight.unflatten(2, (upper, -1))
+        lower, upper_dim = len(weight), matrices.shape[3]
+        more = -lower % LANES
+        matrices = F.pad(matrices, (0, ELEMENTS - upper_dim, 0, 0, 0, 0, 0, more)).unflatten(0, (-1, LANES))
+        blocks = F.pad(u, (0, 0, 0, more)).unflatten(1, (-1, LANES))
+        return FactoredVotes(
+            blocks.permute(1, 0, 3, 2).contiguous(),
+            matrices.permute(3, 0, 2, 4, 1).contiguous(),
+            lower,
+            upper_dim,
+        )
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Coupling coefficients [B, J, I] or [J, I] to s, [B, J, D]."""
-        s: Tensor = _WeightedSum.apply(c.expand(len(self.u), -1, -1), self.u, self.weight)
-        return s
+        blocks = F.pad(c, (0, -self.lower % LANES)).unflatten(-1, (-1, LANES))
+        s: Tensor = _WeightedSum.apply(blocks.expand(self.u.shape[1], -1, -1, -1), self.u, self.weight)
+        return s[..., : self.upper_dim]
 
     def agreement(self, v: Tensor) -> Tensor:
         """Upper capsules [B, J, D] to a, [B, J, I]."""
-        a: Tensor = _Agreement.apply(v, self.u, self.weight)
-        return a
+        a: Tensor = _Agreement.apply(F.pad(v, (0, ELEMENTS - self.upper_dim)), self.u, self.weight)
+        return a.flatten(2)[..., : self.lower]
 
 
 class _WeightedSum(torch.autograd.Function):
-    """df/dv, [B, J, D], of c [B, J, I], u [B, E, I] and W [J, E, I, D]."""
+    """df/dv, [B, J, 16], of c [B, J, N, L], u and W."""
 
     @staticmethod
     def forward(ctx: Any, c: Tensor, u: Tensor, weight: Tensor) -> Tensor:
+        c = c.contiguous()
         ctx.save_for_backward(c, u, weight)
-        s = u.new_empty(len(u), len(weight), weight.shape[3])
-        weighted = torch.empty_like(u)
-        for j, w in enumerate(weight.flatten(1, 2)):  # [E * I, D]
-            torch.mul(u, c[:, j, None], out=weighted)
-            s[:, j] = weighted.flatten(1) @ w
-        return s
+        return _by_upper(c, u, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, ds: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, ds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, u, weight = ctx.saved_tensors
-        dc = u.new_empty(c.shape) if ctx.needs_input_grad[0] else None
-        du, dweight = torch.zeros_like(u), torch.empty_like(weight)
-        work = torch.empty_like(u)
-        for j, w in enumerate(weight.flatten(1, 2)):
-            torch.mul(u, c[:, j, None], out=work)
-            torch.mm(work.flatten(1).mT, ds[:, j], out=dweight[j].view_as(w))
-            torch.mm(ds[:, j], w.mT, out=work.flatten(1))
-            du.addcmul_(work, c[:, j, None])
-            if dc is not None:
-                dc[:, j] = work.mul_(u).sum(dim=1)
-        return dc, du, dweight
+        return _by_others(c, u, weight, ds.contiguous())
 
 
 class _Agreement(torch.autograd.Function):
-    """df/dc, [B, J, I], of v [B, J, D], u [B, E, I] and W [J, E, I, D]."""
+    """df/dc, [B, J, N, L], of v [B, J, 16], u and W."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, u: Tensor, weight: Tensor) -> Tensor:
+        v = v.contiguous()
         ctx.save_for_backward(v, u, weight)
-        a = u.new_empty(len(u), len(weight), u.shape[2])
-        work = torch.empty_like(u)
-        for j, w in enumerate(weight.flatten(1, 2)):
-            torch.mm(v[:, j], w.mT, out=work.flatten(1))
-            a[:, j] = work.mul_(u).sum(dim=1)
+        a = u.new_empty(*v.shape[:2], len(u), LANES)
+        arrays = _arrays(u, weight, v, a)
+        in_parts(len(u), lambda blocks: agree(blocks, *arrays))
         return a
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v, u, weight = ctx.saved_tensors
-        dv, du, dweight = torch.empty_like(v), torch.zeros_like(u), torch.empty_like(weight)
-        work = torch.empty_like(u)
-        for j, w in enumerate(weight.flatten(1, 2)):
-            torch.mm(v[:, j], w.mT, out=work.flatten(1))
-            du.addcmul_(work, da[:, j, None])
-            torch.mul(u, da[:, j, None], out=work)
-            dv[:, j] = work.flatten(1) @ w
-            torch.mm(work.flatten(1).mT, v[:, j], out=dweight[j].view_as(w))
-        return dv, du, dweight
+        da = da.contiguous()
+        _, du, dweight = _by_others(da, u, weight, v)
+        return _by_upper(da, u, weight), du, dweight
+
+
+def _by_upper(c: Tensor, u: Tensor, weight: Tensor) -> Tensor:
+    """df/dv, [B, J, 16]."""
+    s = u.new_empty(*c.shape[:2], ELEMENTS)
+    arrays = _arrays(c, u, weight, s)
+    in_parts(len(c), lambda images: sum_weighted(images, *arrays))
+    return s
+
+
+def _by_others(c: Tensor, u: Tensor, weight: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """df/dc, df/du and df/dW."""
+    gradients = torch.empty_like(c), torch.empty_like(u), torch.empty_like(weight)
+    arrays = _arrays(c, u, weight, v, *gradients)
+    in_parts(len(u), lambda blocks: differentiate(blocks, *arrays))
+    return gradients
+
+
+def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
+    """The same memory, for compiled functions."""
+    return [tensor.detach().numpy() for tensor in tensors]

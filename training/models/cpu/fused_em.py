@@ -35,8 +35,7 @@ result beside these files, or where NUMBA_CACHE_DIR says.
 #     and a_n gets R_n grad_r_n from every parent and iteration.
 # In the last iteration grad_log_a and grad_mean are what comes in; before it, sum_n grad_joint_n and 0.
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +47,7 @@ from torch.autograd.function import once_differentiable
 from training.models.cpu.em_backward import Gradients, backward
 from training.models.cpu.em_forward import Children, Kept, Parents, Settings, Wiring, forward
 from training.models.cpu.lanes import ELEMENTS, LANES
+from training.models.cpu.threads import in_threads
 
 Array = NDArray[np.float32]
 
@@ -146,7 +146,7 @@ class _FusedEM(torch.autograd.Function):
             given, filled, [last] = ([array[group] for array in arrays] for arrays in of_groups)
             forward(inverse_temperatures, settings, Children(*given), parents, wiring, Kept(*filled), last)
 
-        _in_threads(groups, work)
+        in_threads(groups, work)
         ctx.constants = wiring, inverse_temperatures, settings
         ctx.save_for_backward(poses, activations, matrices, offsets, beta_u, budget, *kept)
         return kept[1][:, -1].clone(), log_activations
@@ -180,7 +180,7 @@ class _FusedEM(torch.autograd.Function):
                 Gradients(*(array[group] for array in gradients)),
             )
 
-        _in_threads(groups, work)
+        in_threads(groups, work)
         grad_poses, grad_activations, grad_matrices, grad_betas = map(torch.from_numpy, gradients)
         return grad_poses, grad_activations, grad_matrices.sum(0), *grad_betas.sum((0, 3)), *[None] * 4
 
@@ -188,14 +188,3 @@ class _FusedEM(torch.autograd.Function):
 def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
     """The same memory, for compiled functions."""
     return [tensor.detach().numpy() for tensor in tensors]
-
-
-def _in_threads(groups: int, work: Callable[[int], None]) -> None:
-    """Let torch's threads work on all groups."""
-    count = max(min(torch.get_num_threads(), groups), 1)
-    if count == 1:
-        for group in range(groups):
-            work(group)
-        return
-    with ThreadPoolExecutor(count) as threads:
-        list(threads.map(work, range(groups)))

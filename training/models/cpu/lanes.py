@@ -175,6 +175,17 @@ def every(context: Any, number: Any) -> Any:
 
 
 @generated
+def broadcast(context: Any, array: Any) -> Any:
+    """A Pose from 16 numbers in contiguous memory, each in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows = _numbers(context, builder, array, arguments[0])
+        return _packed(builder, [vector for row in rows for vector in row])
+
+    return pose(array), generate
+
+
+@generated
 def no_pose(context: Any) -> Any:
     """A Pose of zeros."""
     return pose(), lambda context, builder, signature, arguments: ir.Constant(MATRIX, None)

@@ -3,7 +3,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training.models.cpu.convolution import CpuConvolution, worthwhile_tile
+from training.models.cpu import convolution
+from training.models.cpu.convolution import (
+    BFLOAT16_USES,
+    CpuConvolution,
+    train_in_bfloat16,
+    uses_of_a_weight,
+    worthwhile_tile,
+)
 from training.models.cpu.unfolded_convolution import unfolded_conv2d_relu
 
 
@@ -79,6 +86,37 @@ def test_a_scaled_layer_is_trained_by_the_shorter_algorithm_too():
     assert "_ShortConvolution" in operators(lambda: layer(x))
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_a_network_is_trained_in_bfloat16_where_the_cpu_has_instructions_for_it(has, monkeypatch):
+    monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: has)
+    layer, x = layer_and_maps()
+    train_in_bfloat16(nn.Sequential(layer))
+    assert ("_Bfloat16Convolution" in operators(lambda: layer(x))) == has
+
+
+def test_bfloat16_is_preferred_to_the_shorter_algorithm():
+    layer, x = layer_and_maps()
+    layer.in_bfloat16 = True
+    names = operators(lambda: layer(x))
+    assert "_Bfloat16Convolution" in names
+    assert "_ShortConvolution" not in names
+
+
+def test_a_few_images_are_not_worth_rounding_all_weights():
+    layer, x = layer_and_maps()
+    layer.in_bfloat16 = True
+    few = x[: BFLOAT16_USES // 36 - 1]  # 6 x 6 outputs of each image
+    assert uses_of_a_weight(few.shape, 9, 2) < BFLOAT16_USES <= uses_of_a_weight(x.shape, 9, 2)
+    assert "_Bfloat16Convolution" not in operators(lambda: layer(few))
+
+
+def test_a_scaled_layer_in_bfloat16_multiplies_all_but_its_bias():
+    layer, x = layer_and_maps(scale=0.25)
+    layer.in_bfloat16 = True
+    expected = 0.25 * F.conv2d(x, layer.weight, stride=2) + layer.bias[:, None, None]
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0.01 * expected.abs().max().item())
+
+
 def without_gradients(layer, x):
     with torch.no_grad():
         layer(x)
@@ -96,11 +134,13 @@ def under_autocast(layer, x):
 )
 def test_everywhere_else_it_is_the_plain_convolution(run):
     layer, x = layer_and_maps()
+    layer.in_bfloat16 = True
     assert "aten::convolution" in operators(lambda: run(layer, x))
 
 
 def test_an_exported_layer_is_the_plain_convolution():
     layer, x = layer_and_maps()
+    layer.in_bfloat16 = True
     program = torch.export.export(layer, (x,))
     assert [node.target for node in program.graph.nodes if node.op == "call_function"] == [
         torch.ops.aten.conv2d.default

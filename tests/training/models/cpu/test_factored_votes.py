@@ -23,45 +23,78 @@ def cpu_class_capsules(*arguments, **options):
     return layer[0]
 
 
-def factors():
-    return random(2, 5, 4), random(5, 4, 3 * 6, seed=1)
+def factors(lower=5, upper_dim=6):
+    return random(2, lower, 4), random(lower, 4, 3 * upper_dim, seed=1)
 
 
 def votes(u, weight):
     """What the factors stand for, [B, J, I, D]."""
-    return torch.einsum("bie,iejd->bjid", u, weight.unflatten(2, (3, 6)))
+    return torch.einsum("bie,iejd->bjid", u, weight.unflatten(2, (3, -1)))
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5), (3, 5)], ids=["each example's own", "one for all"])
-def test_a_weighted_sum_is_that_of_the_votes(shape):
-    u, weight = factors()
-    c = random(*shape, seed=2)
-    expected = torch.einsum("bji,bjid->bjd", c.expand(2, 3, 5), votes(u, weight))
-    torch.testing.assert_close(FactoredVotes.of(u, weight, 3).weighted_sum(c), expected)
+def weighted_sum(u, weight, c):
+    """Of votes that are written down."""
+    return torch.einsum("bji,bjid->bjd", c.expand(len(u), -1, -1), votes(u, weight))
 
 
-def test_agreement_is_that_of_the_votes():
-    u, weight = factors()
-    v = random(2, 3, 6, seed=2)
-    expected = torch.einsum("bjid,bjd->bji", votes(u, weight), v)
-    torch.testing.assert_close(FactoredVotes.of(u, weight, 3).agreement(v), expected)
+def agreement(u, weight, v):
+    """Of votes that are written down."""
+    return torch.einsum("bjid,bjd->bji", votes(u, weight), v)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5), (3, 5)], ids=["each example's own", "one for all"])
-def test_the_gradients_of_a_weighted_sum_are_its_derivatives(shape):
-    inputs = [tensor.requires_grad_() for tensor in (*factors(), random(*shape, seed=2))]
-    assert torch.autograd.gradcheck(lambda u, w, c: FactoredVotes.of(u, w, 3).weighted_sum(c), inputs)
+def assert_learns_the_same(ours, expected, inputs):
+    """Results and gradients of float32, which `ours` computes, beside those of float64."""
+
+    def results(compute, dtype):
+        given = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        result = compute(*given)
+        gradient = random(*result.shape, seed=3).to(dtype)
+        return result.detach(), *torch.autograd.grad(result, given, gradient)
+
+    for single, double in zip(results(ours, torch.float32), results(expected, torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=1e-5 * double.abs().max().item())
 
 
-def test_the_gradients_of_agreement_are_its_derivatives():
-    inputs = [tensor.requires_grad_() for tensor in (*factors(), random(2, 3, 6, seed=2))]
-    assert torch.autograd.gradcheck(lambda u, w, v: FactoredVotes.of(u, w, 3).agreement(v), inputs)
+# Blocks of 16 lower capsules: less than one, one, two and a half.
+SIZES = pytest.mark.parametrize(("lower", "upper_dim"), [(5, 6), (16, 16), (40, 16)])
+
+
+@SIZES
+@pytest.mark.parametrize("own", [True, False], ids=["each example's own", "one for all"])
+def test_a_weighted_sum_is_that_of_the_votes(lower, upper_dim, own):
+    c = random(*([2] if own else []), 3, lower, seed=2)
+    assert_learns_the_same(
+        lambda u, w, c: FactoredVotes.of(u, w, 3).weighted_sum(c),
+        weighted_sum,
+        (*factors(lower, upper_dim), c),
+    )
+
+
+@SIZES
+def test_agreement_is_that_of_the_votes(lower, upper_dim):
+    v = random(2, 3, upper_dim, seed=2)
+    assert_learns_the_same(
+        lambda u, w, v: FactoredVotes.of(u, w, 3).agreement(v), agreement, (*factors(lower, upper_dim), v)
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_share_images_and_capsules(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        inputs = random(35, 40, 4), random(40, 4, 3 * 16, seed=1), random(35, 3, 16, seed=2)
+        assert_learns_the_same(lambda u, w, v: FactoredVotes.of(u, w, 3).agreement(v), agreement, inputs)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_routing_of_factors_is_routing_of_their_votes():
     u, weight = factors()
     routing = CpuRouting(3, True, random(3, 5, seed=2), random(3, 6, seed=3))
-    torch.testing.assert_close(routing(FactoredVotes.of(u, weight, 3)), routing(votes(u, weight)))
+    expected = routing(votes(u, weight))
+    found = routing.float()(FactoredVotes.of(u.float(), weight.float(), 3))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +126,13 @@ def test_class_capsules_learn_the_same_with_and_without_votes(options, iteration
 
     for single, double in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
         torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+
+
+def test_poses_of_more_than_16_elements_are_routed_as_votes_that_are_written_down():
+    torch.manual_seed(0)
+    layer, u = cpu_class_capsules(12, 4, 3, 20, 2), torch.randn(2, 12, 4)
+    found = layer(u)
+    torch.testing.assert_close(found, layer.routing(layer.votes(u)))
 
 
 def test_votes_are_never_written_down_in_training():

@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from training.models.cpu.bfloat16_convolution import bfloat16_conv2d, has_bfloat16_instructions
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def results(convolve, x, weight):
+    """Its outputs and its gradients by maps and weights."""
+    given = [tensor.detach().requires_grad_() for tensor in (x, weight)]
+    y = convolve(*given)
+    gradient = random(*y.shape, seed=2).to(y.dtype)
+    return y.detach(), *torch.autograd.grad(y, given, gradient)
+
+
+# Strides divide neither kernels nor maps; rows and columns that no kernel sees have no gradient.
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "size"),
+    [(16, 24, 9, 2, (20, 21)), (32, 16, 5, 1, (12, 9)), (3, 16, 5, 3, (16, 13)), (1, 8, 2, 2, (6, 7))],
+)
+def test_it_is_a_convolution_rounded_to_bfloat16(channels, outputs, kernel, stride, size):
+    x, weight = random(6, channels, *size), random(outputs, channels, kernel, kernel, seed=1)
+    found = results(lambda x, weight: bfloat16_conv2d(x, weight, stride), x.float(), weight.float())
+    expected = results(lambda x, weight: F.conv2d(x, weight, stride=stride), x, weight)
+    for ours, exact in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert ours.shape == exact.shape
+        assert (ours - exact).norm() < 0.005 * exact.norm()
+
+
+def test_what_bfloat16_holds_exactly_is_convolved_exactly():
+    """Sums are made in float32: rounding each would lose this one."""
+    x, weight = torch.full((1, 512, 3, 3), 1.0), torch.full((16, 512, 3, 3), 1.0)
+    weight[:, 0, 0, 0] = 257 - 512 * 9  # bfloat16 has no 257, nor this
+    found = bfloat16_conv2d(x, weight, 1)
+    rounded = weight.bfloat16().double().sum(dim=(1, 2, 3))
+    torch.testing.assert_close(found.flatten(1)[0].double(), rounded, rtol=2**-8, atol=0)
+
+
+def test_the_next_layer_need_not_copy_the_result():
+    y = bfloat16_conv2d(random(2, 16, 9, 9).float(), random(16, 16, 5, 5).float(), 2)
+    assert y.permute(2, 3, 0, 1).is_contiguous()
+
+
+def test_it_asks_the_processor(monkeypatch):
+    has_bfloat16_instructions.cache_clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
+    assert not has_bfloat16_instructions()
+    has_bfloat16_instructions.cache_clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert has_bfloat16_instructions()
+    has_bfloat16_instructions.cache_clear()
