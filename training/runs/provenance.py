@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from training.models.cpu.bfloat16_convolution import has_bfloat16_instructions
+
 
 def source_commit() -> str:
     """Commit of this code, with `-dirty` when files differ from it; `unknown` outside a git checkout.
@@ -51,10 +53,12 @@ def command_line() -> str:
 
 
 def hardware(device: torch.device) -> str:
-    """The GPU's name, or the processor's and the number of threads."""
+    """The GPU, or the processor and the number of threads, and what is trained in less than float32."""
+    name = f"{_processor()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        name = torch.cuda.get_device_name(device)
+    rounded = device.type == "cuda" or has_bfloat16_instructions()
+    return f"{name}, torch {torch.__version__}{', convolutions in bfloat16' if rounded else ''}"
 
 
 def _processor() -> str:
