@@ -206,6 +206,14 @@ def test_a_resumed_run_keeps_what_it_was_started_with(tmp_path, capsys):
     assert "--seed: a resumed run keeps the values that it was started with" in capsys.readouterr().err
 
 
+def test_training_keeps_freed_memory(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("training.fit.memory.keep_freed_memory", lambda: kept.append(True))
+    no_data = tmp_path / "empty"
+    assert status("fit", "--data", no_data, "--out", tmp_path / "run", "--device", "cpu") == 2
+    assert kept
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_an_error_never_another_one(tmp_path, capsys):
     assert status("fit", "--preset", "drawn", "--out", tmp_path / "run", "--device", "cuda") == 2

@@ -10,7 +10,8 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory of large arrays for the next ones, where the C library is glibc.
 
     It would hand each back to the system, which fills memory with zeros before it gives it out again: on a
-    CPU, up to a sixth of a training step. A process takes up to a tenth more memory for that.
+    CPU, a tenth of a training step and more. What a process once needed it keeps until it ends, and because
+    free memory is in pieces, that is a tenth (CapsNet) to two fifths more (matrix capsules).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc

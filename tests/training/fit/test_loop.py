@@ -418,7 +418,8 @@ def test_training_in_bfloat16_on_a_cpu_follows_float32(tmp_path, monkeypatch):
     monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: False)
     start, expected = trained_on(0, tmp_path / "float32")
     monkeypatch.setattr(convolution, "has_bfloat16_instructions", lambda: True)
-    monkeypatch.setattr(convolution, "BFLOAT16_USES", 0)
+    for least in ("BFLOAT16_USES", "BFLOAT16_CHANNELS"):
+        monkeypatch.setattr(convolution, least, 0)
     _, found = trained_on(0, tmp_path / "bfloat16")
     assert 1e-4 < max(apart(start, found, expected).values()) < MOST_APART
 

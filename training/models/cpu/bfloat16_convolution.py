@@ -2,8 +2,8 @@
 
 Such a CPU multiplies bfloat16 at four times the rate of float32 and more, and a direct convolution takes no
 transforms of its maps: it outruns the shorter algorithm of short_convolution.py, which would lose too many
-digits in bfloat16. Sums are made in float32, and so are weights, results and gradients outside of here; the
-same is done on CUDA.
+digits in bfloat16. Products are summed in float32 and each sum is rounded; outside of here, weights, maps and
+gradients are float32. On CUDA it is the same.
 
 With stride s, a kernel is split into s * s kernels of stride 1, each for every s-th row and column (polyphase
 decomposition): oneDNN takes up to twice as long for the gradients of a strided convolution.
@@ -66,19 +66,23 @@ class _Bfloat16Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor, None]:
         (images, channels, height, width), kernel = ctx.sizes
-        dx = _channels_inside(dy.new_empty(height, width, images, channels))
-        dx[:, :, (dy.shape[2] - 1) * ctx.stride + kernel[2] :] = 0  # what no kernel sees
-        dx[:, :, :, (dy.shape[3] - 1) * ctx.stride + kernel[3] :] = 0
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = _channels_inside(dy.new_empty(height, width, images, channels))
+            dx[:, :, (dy.shape[2] - 1) * ctx.stride + kernel[2] :] = 0  # what no kernel sees
+            dx[:, :, :, (dy.shape[3] - 1) * ctx.stride + kernel[3] :] = 0
         dweight = dy.new_empty(kernel)
         gradient = _rounded(dy)
         phases = iter(ctx.saved_tensors)
         for place, maps, taps in zip(_phases(ctx.stride), phases, phases, strict=True):
             dmaps, dtaps, _ = torch.ops.aten.convolution_backward(
-                gradient, maps, taps, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+                *(gradient, maps, taps, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+                [dx is not None, True, False],
             )
-            dx[place][:, :, : maps.shape[2], : maps.shape[3]] = dmaps
+            if dx is not None:
+                dx[place][:, :, : maps.shape[2], : maps.shape[3]] = dmaps
             dweight[place] = dtaps
         return dx, dweight, None
 

@@ -2,12 +2,17 @@
 
 # B batch, I lower capsules, J upper capsules, E lower pose, D upper pose
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from training.models.capsules import ClassCapsules, RoutingByAgreement
 from training.models.cpu.cpu_training import trained_on_cpu
-from training.models.cpu.factored_votes import FactoredVotes
-from training.models.cpu.lanes import ELEMENTS
+
+if TYPE_CHECKING:
+    from training.models.cpu.factored_votes import FactoredVotes
+
+LONGEST_POSE = 16  # elements of an upper capsule that vote_kernels.py sums at once
 
 
 class CpuClassCapsules(ClassCapsules):
@@ -15,8 +20,10 @@ class CpuClassCapsules(ClassCapsules):
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
-        if not trained_on_cpu(u) or self.upper_dim > ELEMENTS:
+        if not trained_on_cpu(u) or self.upper_dim > LONGEST_POSE:
             return super().forward(u)
+        from training.models.cpu.factored_votes import FactoredVotes  # numba takes a second to import
+
         v: Tensor = self.routing(FactoredVotes.of(u, self.weight, self.upper))
         return v
 
@@ -24,20 +31,16 @@ class CpuClassCapsules(ClassCapsules):
 class CpuRouting(RoutingByAgreement):
     """Routing of votes that are either written down, [B, J, I, D], or left as their factors."""
 
-    def first_logits(self, u_hat: Tensor | FactoredVotes) -> Tensor:
+    def first_logits(self, u_hat: "Tensor | FactoredVotes") -> Tensor:
         """[J, I]."""
-        if self.priors is None and isinstance(u_hat, FactoredVotes):
-            return u_hat.u.new_zeros(len(u_hat.weight), u_hat.lower)
-        return super().first_logits(u_hat)  # type: ignore[arg-type]  # priors ask nothing of the votes
+        if isinstance(u_hat, Tensor):
+            return super().first_logits(u_hat)
+        return u_hat.u.new_zeros(len(u_hat.weight), u_hat.lower) if self.priors is None else self.priors
 
-    def weighted_sum(self, c: Tensor, u_hat: Tensor | FactoredVotes) -> Tensor:
+    def weighted_sum(self, c: Tensor, u_hat: "Tensor | FactoredVotes") -> Tensor:
         """Coupling coefficients [..., J, I] to s, [B, J, D]."""
-        if isinstance(u_hat, FactoredVotes):
-            return u_hat.weighted_sum(c)
-        return super().weighted_sum(c, u_hat)
+        return super().weighted_sum(c, u_hat) if isinstance(u_hat, Tensor) else u_hat.weighted_sum(c)
 
-    def agreement(self, u_hat: Tensor | FactoredVotes, v: Tensor) -> Tensor:
+    def agreement(self, u_hat: "Tensor | FactoredVotes", v: Tensor) -> Tensor:
         """[B, J, I]."""
-        if isinstance(u_hat, FactoredVotes):
-            return u_hat.agreement(v)
-        return super().agreement(u_hat, v)
+        return super().agreement(u_hat, v) if isinstance(u_hat, Tensor) else u_hat.agreement(v)

@@ -19,6 +19,7 @@ LARGEST_TILE = 4
 TRANSFORM_COST = 4
 # How often a weight has to be used until rounding it to bfloat16, and its gradient back, pays off.
 BFLOAT16_USES = 256
+BFLOAT16_CHANNELS = 8  # below that, a product in bfloat16 takes as long as one in float32
 WORTHWHILE = 0.8  # what the shorter algorithm may cost at most, of the direct one: no rule is exact
 
 
@@ -29,8 +30,8 @@ class CpuConvolution(Convolution):
     without a copy; what the tensor means is [B, C, H, W] all the same.
 
     Attributes:
-        in_bfloat16: whether it may be trained in bfloat16; gradients that are asked for anything else, like
-            those of adversarial examples, are float32.
+        in_bfloat16: whether it may compute in bfloat16 while it is trained. In evaluation mode, where
+            adversarial examples are made, and where its weights are frozen, it is float32 all the same.
     """
 
     in_bfloat16 = False
@@ -41,12 +42,24 @@ class CpuConvolution(Convolution):
         if not trained_on_cpu(x):
             return super().forward(x)
         assert self.bias is not None  # nn.Conv2d makes one unless told otherwise
-        if self.in_bfloat16 and uses_of_a_weight(x.shape, kernel, stride) >= BFLOAT16_USES:
+        if self._trained_in_bfloat16(x.shape):
             return bfloat16_conv2d(x, self.scaled_weight(), stride) + self.bias[:, None, None]
         tile = worthwhile_tile(x.shape, self.out_channels, kernel, stride)
         if tile is not None:
             return short_conv2d(x, self.scaled_weight(), stride, tile) + self.bias[:, None, None]
         return super().forward(x)
+
+    def _trained_in_bfloat16(self, shape: tuple[int, ...]) -> bool:
+        """Whether it may, and that pays off for maps [B, C, H, W]."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        return (
+            self.in_bfloat16
+            and self.training
+            and self.weight.requires_grad
+            and self.in_channels >= BFLOAT16_CHANNELS
+            and stride <= kernel
+            and uses_of_a_weight(shape, kernel, stride) >= BFLOAT16_USES
+        )
 
     def conv_relu(self, x: Tensor) -> Tensor:
         """The layer and a ReLU, [B, O, rows, columns]."""
@@ -58,7 +71,7 @@ class CpuConvolution(Convolution):
 
 
 def train_in_bfloat16(model: nn.Module) -> None:
-    """Let all convolutions be trained in bfloat16 where this machine's CPU has instructions for it."""
+    """Let convolutions be trained in bfloat16, if this machine's CPU has instructions for it."""
     for layer in model.modules():
         if isinstance(layer, CpuConvolution):
             layer.in_bfloat16 = has_bfloat16_instructions()

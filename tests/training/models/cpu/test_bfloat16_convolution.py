@@ -29,16 +29,21 @@ def test_it_is_a_convolution_rounded_to_bfloat16(channels, outputs, kernel, stri
     for ours, exact in zip(found, expected, strict=True):
         assert ours.dtype == torch.float32
         assert ours.shape == exact.shape
-        assert (ours - exact).norm() < 0.005 * exact.norm()
+        assert (ours - exact).norm() < 0.01 * exact.norm()  # without the instructions, oneDNN rounds more
 
 
-def test_what_bfloat16_holds_exactly_is_convolved_exactly():
-    """Sums are made in float32: rounding each would lose this one."""
-    x, weight = torch.full((1, 512, 3, 3), 1.0), torch.full((16, 512, 3, 3), 1.0)
-    weight[:, 0, 0, 0] = 257 - 512 * 9  # bfloat16 has no 257, nor this
-    found = bfloat16_conv2d(x, weight, 1)
-    rounded = weight.bfloat16().double().sum(dim=(1, 2, 3))
-    torch.testing.assert_close(found.flatten(1)[0].double(), rounded, rtol=2**-8, atol=0)
+def test_products_are_summed_in_float32():
+    """In bfloat16, a sum of ones ends at 256."""
+    found = bfloat16_conv2d(torch.ones(1, 512, 3, 3), torch.ones(16, 512, 3, 3), 1)
+    assert (found == 512 * 9).all()
+
+
+def test_images_get_no_gradient_where_none_is_wanted():
+    x, weight = random(2, 16, 9, 9).float(), random(16, 16, 5, 5, seed=1).float().requires_grad_()
+    y = bfloat16_conv2d(x, weight, 1)
+    by_x, by_weight, _ = y.grad_fn.apply(torch.ones_like(y))
+    assert by_x is None
+    assert by_weight is not None
 
 
 def test_the_next_layer_need_not_copy_the_result():
@@ -46,11 +51,16 @@ def test_the_next_layer_need_not_copy_the_result():
     assert y.permute(2, 3, 0, 1).is_contiguous()
 
 
-def test_it_asks_the_processor(monkeypatch):
+@pytest.fixture
+def not_asked_before():
     has_bfloat16_instructions.cache_clear()
+    yield
+    has_bfloat16_instructions.cache_clear()
+
+
+def test_it_asks_the_processor(monkeypatch, not_asked_before):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
     assert not has_bfloat16_instructions()
     has_bfloat16_instructions.cache_clear()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     assert has_bfloat16_instructions()
-    has_bfloat16_instructions.cache_clear()

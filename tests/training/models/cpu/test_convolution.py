@@ -102,6 +102,23 @@ def test_bfloat16_is_preferred_to_the_shorter_algorithm():
     assert "_ShortConvolution" not in names
 
 
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (CpuConvolution(16, 16, 2, stride=3), 20),  # not all pixels have a part
+        (CpuConvolution(3, 16, 5), 20),
+        (CpuConvolution(16, 16, 5).eval(), 20),
+        (CpuConvolution(16, 16, 5).requires_grad_(False), 20),
+    ],
+    ids=["a stride longer than the kernel", "few channels", "in evaluation mode", "frozen"],
+)
+def test_some_layers_are_not_trained_in_bfloat16(layer, size):
+    layer.in_bfloat16 = True
+    x = random(64, layer.in_channels, size, size, dtype=torch.float32).requires_grad_()
+    assert "_Bfloat16Convolution" not in operators(lambda: layer(x))
+    assert torch.autograd.grad(layer(x).sum(), x)[0].isfinite().all()
+
+
 def test_a_few_images_are_not_worth_rounding_all_weights():
     layer, x = layer_and_maps()
     layer.in_bfloat16 = True
