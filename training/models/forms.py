@@ -1,7 +1,7 @@
 """The one place where the networks of the papers get their faster forms for training.
 
-A form is a subclass with the same parameters and, up to rounding, the same results. It computes otherwise only
-where that pays, as `trained_on_cpu` says for CPUs, so that a network may have it on any device.
+A form is a subclass with the same parameters and, up to rounding, the same results. It computes otherwise
+only where that pays, as `trained_on_cpu` says for CPUs, so that a network may have it on any device.
 """
 
 from torch import nn
