@@ -11,7 +11,7 @@ def keep_freed_memory() -> None:
 
     It would hand each back to the system, which fills memory with zeros before it gives it out again: on a
     CPU, a tenth of a training step and more. What a process once needed it keeps until it ends, and because
-    free memory is in pieces, that is a tenth (CapsNet) to two fifths more (matrix capsules).
+    free memory is in pieces, it needs more, small networks by the largest part.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from training.models.cpu.compiled_calls import as_arrays, in_parts
 from training.models.cpu.lanes import ELEMENTS, LANES
-from training.models.cpu.threads import in_parts
 from training.models.cpu.vote_kernels import agree, differentiate, sum_weighted
 
 
@@ -94,7 +93,7 @@ class _Agreement(torch.autograd.Function):
         v = v.contiguous()
         ctx.save_for_backward(v, u, weight)
         a = u.new_empty(*v.shape[:2], len(u), LANES)
-        arrays = _arrays(u, weight, v, a)
+        arrays = as_arrays(u, weight, v, a)
         in_parts(len(u), lambda blocks: agree(blocks, *arrays))
         return a
 
@@ -110,7 +109,7 @@ class _Agreement(torch.autograd.Function):
 def _by_upper(c: Tensor, u: Tensor, weight: Tensor) -> Tensor:
     """df/dv, [B, J, 16]."""
     s = u.new_empty(*c.shape[:2], ELEMENTS)
-    arrays = _arrays(c, u, weight, s)
+    arrays = as_arrays(c, u, weight, s)
     in_parts(len(c), lambda images: sum_weighted(images, *arrays))
     return s
 
@@ -118,11 +117,6 @@ def _by_upper(c: Tensor, u: Tensor, weight: Tensor) -> Tensor:
 def _by_others(c: Tensor, u: Tensor, weight: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """df/dc, df/du and df/dW."""
     gradients = torch.empty_like(c), torch.empty_like(u), torch.empty_like(weight)
-    arrays = _arrays(c, u, weight, v, *gradients)
+    arrays = as_arrays(c, u, weight, v, *gradients)
     in_parts(len(u), lambda blocks: differentiate(blocks, *arrays))
     return gradients
-
-
-def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The same memory, for compiled functions."""
-    return [tensor.detach().numpy() for tensor in tensors]

@@ -44,10 +44,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from training.models.cpu.compiled_calls import as_arrays, in_threads
 from training.models.cpu.em_backward import Gradients, backward
 from training.models.cpu.em_forward import Children, Kept, Parents, Settings, Wiring, forward
 from training.models.cpu.lanes import ELEMENTS, LANES
-from training.models.cpu.threads import in_threads
 
 Array = NDArray[np.float32]
 
@@ -96,7 +96,7 @@ def route(
         beta_u,
         budget,
         offsets[:, :, None].expand(-1, -1, LANES).contiguous(),
-        Wiring(*_arrays(child, places, counts, shares)),
+        Wiring(*as_arrays(child, places, counts, shares)),
         np.array([float(x) for x in inverse_temperatures], np.float32),
         Settings(*map(np.float32, (*floors, density_exponent))),
     )
@@ -139,8 +139,8 @@ class _FusedEM(torch.autograd.Function):
             *poses.new_empty(3, groups, iterations, *each, LANES),
         )
         log_activations = poses.new_empty(groups, *each, LANES)
-        parents = Parents(*_arrays(matrices, offsets, beta_u, budget))
-        of_groups = _arrays(poses, activations), _arrays(*kept), _arrays(log_activations)
+        parents = Parents(*as_arrays(matrices, offsets, beta_u, budget))
+        of_groups = as_arrays(poses, activations), as_arrays(*kept), as_arrays(log_activations)
 
         def work(group: int) -> None:
             given, filled, [last] = ([array[group] for array in arrays] for arrays in of_groups)
@@ -155,9 +155,9 @@ class _FusedEM(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_means: Tensor, grad_log_activations: Tensor) -> tuple[Tensor | None, ...]:
         wiring, inverse_temperatures, settings = ctx.constants
-        poses, activations, *of_parents = _arrays(*ctx.saved_tensors[:6])
-        parents, kept = Parents(*of_parents), _arrays(*ctx.saved_tensors[6:])
-        come_in = _arrays(grad_means.contiguous(), grad_log_activations.contiguous())
+        poses, activations, *of_parents = as_arrays(*ctx.saved_tensors[:6])
+        parents, kept = Parents(*of_parents), as_arrays(*ctx.saved_tensors[6:])
+        come_in = as_arrays(grad_means.contiguous(), grad_log_activations.contiguous())
         groups = len(poses)
         gradients = (
             np.zeros_like(poses),
@@ -183,8 +183,3 @@ class _FusedEM(torch.autograd.Function):
         in_threads(groups, work)
         grad_poses, grad_activations, grad_matrices, grad_betas = map(torch.from_numpy, gradients)
         return grad_poses, grad_activations, grad_matrices.sum(0), *grad_betas.sum((0, 3)), *[None] * 4
-
-
-def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The same memory, for compiled functions."""
-    return [tensor.detach().numpy() for tensor in tensors]

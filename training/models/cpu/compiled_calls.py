@@ -1,9 +1,17 @@
-"""Torch's threads for compiled functions, which do not hold Python's lock."""
+"""What calls of compiled functions need: tensors as arrays, and threads (they do not hold Python's lock)."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def as_arrays(*tensors: Tensor) -> list[NDArray[Any]]:
+    """The same memory, for compiled functions."""
+    return [tensor.detach().numpy() for tensor in tensors]
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
