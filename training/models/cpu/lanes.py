@@ -2,9 +2,9 @@
 
 Numba has no vector types and LLVM rarely finds the vectors in its loops; but LLVM does have them. Lanes are
 16 float32 numbers. A Pose is 16 Lanes: the elements of a vector, or of a 4x4 matrix, row by row. Both are
-values that live in registers: Lanes in one of AVX-512, two of AVX2 or four of NEON. Operators compute in each lane
-alone and in the order in which they are written, so results depend neither on memory addresses nor on the
-width of registers.
+values that live in registers: Lanes in one of AVX-512, two of AVX2 or four of NEON. Operators compute in each
+lane alone and in the order in which they are written, so results depend neither on memory addresses nor on
+the width of registers.
 
 A kernel reads like arithmetic with single numbers. This one moves 16 examples' poses to the mean of a few:
 
