@@ -2,20 +2,22 @@
 
     python -m benchmarks.training.step                              two minutes on two CPU cores
     python -m benchmarks.training.step --network matrix-capsnet     four minutes
+    python -m benchmarks.training.step --network cnn                two minutes
     python -m benchmarks.training.step --device cuda
     python -m benchmarks.training.step --give-memory-back
 
-A step is forward, backward and Adam: of the dynamic-routing paper's MNIST network with its decoder, or of the
-smaller network of the EM-routing paper (68K parameters, stereo pictures of 32x32). Straightforward is
+A step is forward, backward and Adam: of the dynamic-routing paper's MNIST network with its decoder, of the
+smaller network of the EM-routing paper (68K parameters, stereo pictures of 32x32), or of the CNN that
+CapsNet is compared with on affNIST, without dropout, whose draws would differ. Straightforward is
 straightforward.py, with its votes as a broadcast product or by einsum; for matrix capsules it is
-straightforward_em.py, a loop over positions, and there are array operations over all positions as well, which
-is what is exported. Ours is what `capsnet-train fit` runs, on a CPU with instructions for bfloat16 with its
-convolutions in that, where the others are float32, and on CUDA once more with its kernels launched one by
-one, as those of the others are. All begin with the same weights and see the same images, one step each
-in turn, so that what else the machine does meets all of them. The table shows medians, and of the ratios of
-neighbors the median, the lowest and the highest: other programs on the same cores disturb what runs in
-parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest; on CUDA,
-what they allocate there.
+straightforward_em.py, a loop over positions, and there are array operations over all positions as well,
+which is what is exported. Ours is what `capsnet-train fit` runs, on a CPU with instructions for bfloat16
+with its convolutions in that, where the others are float32, and on CUDA once more with its kernels launched
+one by one, as those of the others are. All begin with the same weights and see the same images, one step
+each in turn, so that what else the machine does meets all of them. The table shows medians, and of the
+ratios of neighbors the median, the lowest and the highest: other programs on the same cores disturb what
+runs in parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest;
+on CUDA, what they allocate there.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,13 +38,18 @@ import torch
 from torch import Tensor
 
 from benchmarks import option_types
-from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
+from benchmarks.training.straightforward import (
+    StraightforwardCapsNet,
+    StraightforwardCnnStep,
+    StraightforwardStep,
+)
 from benchmarks.training.straightforward_em import by_array_operations, looped
-from training.config import RunConfig, load_preset
+from training.config import CnnConfig, RunConfig, load_preset
 from training.data.batches import Batch
 from training.fit.memory import keep_freed_memory
 from training.fit.step import TrainStep
 from training.loss.objective import total_loss
+from training.models.baselines import BaselineCnn
 from training.models.build import build
 from training.models.capsnet import CapsNet
 from training.models.cuda.device import use_full_float32
@@ -83,6 +90,7 @@ class Contest:
 CONTESTS = {
     "capsnet": Contest("mnist", 128, (STRAIGHTFORWARD, EINSUM), 2.0, 3),
     "matrix-capsnet": Contest("matrix-smallnorb-small", 64, (LOOP, ARRAYS), 3.0, 1, spread_margin=0.2),
+    "cnn": Contest("affnist-cnn", 128, (STRAIGHTFORWARD,), 2.0, 1),
 }
 
 
@@ -102,9 +110,15 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
     use_full_float32()
     contest = CONTESTS[network]
     config = load_preset(contest.preset)
+    if isinstance(config.model, CnnConfig):
+        config = replace(config, model=replace(config.model, dropout=0.0))
     pixels, targets = batch_of(config, images, device)
     torch.manual_seed(0)
-    ours, rate = build(config.model), config.optimizer.learning_rate
+    rate = config.optimizer.learning_rate
+    if isinstance(config.model, CnnConfig) and kind == STRAIGHTFORWARD:
+        plain_cnn = StraightforwardCnnStep(BaselineCnn(config.model).to(device), rate)
+        return lambda: plain_cnn(pixels, targets)
+    ours = build(config.model)
     if isinstance(ours, CapsNet) and kind in (STRAIGHTFORWARD, EINSUM):
         model = StraightforwardCapsNet(ours, einsum=kind == EINSUM)
         plain = StraightforwardStep(model.to(device), rate)

@@ -1,4 +1,4 @@
-"""CapsNet as it is usually written in PyTorch: what benchmarks/training/step.py compares with.
+"""CapsNet as it is usually written in PyTorch, and a CNN: what benchmarks/training/step.py compares with.
 
 The same network and the same loss, straight from the paper's equations: direct convolutions, one broadcast
 matrix product for all predictions, and routing by multiplying and summing with axes of length 1. Nothing is
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.models.baselines import BaselineCnn
 from training.models.capsnet import CapsNet
 
 
@@ -117,6 +118,24 @@ class StraightforwardStep:
         margin = targets * F.relu(0.9 - length) ** 2 + 0.5 * (1 - targets) * F.relu(length - 0.1) ** 2
         error = ((reconstruction - pixels.flatten(1)) ** 2).sum(dim=1)
         loss: Tensor = margin.sum(dim=1).mean() + 0.0005 * error.mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class StraightforwardCnnStep:
+    """Cross-entropy of a CNN, backward, Adam."""
+
+    def __init__(self, model: BaselineCnn, learning_rate: float):
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+
+    def __call__(self, pixels: Tensor, targets: Tensor) -> Tensor:
+        """Learn from a batch; gives the loss."""
+        self.optimizer.zero_grad()
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):  # as in our step
+            logits = self.model(pixels)
+        loss = F.cross_entropy(logits.float(), targets)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

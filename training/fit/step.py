@@ -12,7 +12,9 @@ from training.config import LossConfig
 from training.data.batches import Batch
 from training.fit.distributed import ALONE, Processes
 from training.loss.objective import compute_losses, total_loss
+from training.models.baselines import BaselineCnn
 from training.models.build import Network
+from training.models.cpu.bfloat16_convolution import has_bfloat16_instructions
 from training.models.cpu.convolution import train_in_bfloat16
 
 logger = logging.getLogger(__name__)
@@ -21,9 +23,9 @@ logger = logging.getLogger(__name__)
 class TrainStep:
     """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
-    Convolutions compute in bfloat16, on a CPU only if it has instructions for that. On CUDA the maps lie
-    channels last, and both passes are captured in CUDA graphs at the first step: there are some hundred short
-    kernels in them, and launching these one by one can take longer than running them.
+    Convolutions compute in bfloat16, on a CPU only if it has instructions for that. On CUDA both passes are
+    captured in CUDA graphs at the first step: there are some hundred short kernels in them, and launching
+    these one by one can take longer than running them.
     """
 
     def __init__(
@@ -46,14 +48,17 @@ class TrainStep:
             processes: learn together, each from its part of a batch.
         """
         on_cuda = next(model.parameters()).is_cuda
-        if on_cuda:
+        autocast = on_cuda or faster_under_autocast(model)
+        if autocast:
             lay_channels_last(model)
         else:
             train_in_bfloat16(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._model, self._config = model, config
-        self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(_Losses(model, config))
+        self._losses: Callable[..., tuple[Tensor, Tensor]] = processes.averaging(
+            _Losses(model, config, autocast)
+        )
         # With several processes, a graph would have to include the exchange of gradients.
         self._capture_next = graphs and on_cuda and processes.count == 1
 
@@ -107,25 +112,33 @@ class TrainStep:
             buffer.copy_(value)
 
 
+def faster_under_autocast(model: Network) -> bool:
+    """Whether a CPU trains the network fastest by PyTorch's own operators in bfloat16, channels last.
+
+    So it is where these are all there is. Capsules have faster ones here, which are for float32.
+    """
+    return isinstance(model, BaselineCnn) and has_bfloat16_instructions()
+
+
 def lay_channels_last(model: nn.Module) -> None:
-    """Lay the weights of convolutions out in memory as cuDNN prefers them; all others stay as they are."""
+    """Lay the weights of convolutions out in memory as bfloat16 is fastest; all others stay as they are."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
 
 
 class _Losses(nn.Module):
-    """The losses of a batch, under autocast on CUDA; a module, as CUDA graphs require."""
+    """The losses of a batch, under autocast to bfloat16 or not; a module, as CUDA graphs require."""
 
-    def __init__(self, model: Network, config: LossConfig):
+    def __init__(self, model: Network, config: LossConfig, autocast: bool):
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.autocast = model, config, autocast
 
     def forward(self, *shown: Tensor) -> tuple[Tensor, Tensor]:
         *images, margin = shown
         batch = Batch(*images)
         device = batch.pixels.device.type
         # Weights cast to bfloat16 must not be kept in autocast's cache: a replay would use them forever.
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
+        with torch.autocast(device, torch.bfloat16, enabled=self.autocast, cache_enabled=False):
             found = compute_losses(self.model, batch, self.config, margin)
         return found.classification, found.reconstruction
