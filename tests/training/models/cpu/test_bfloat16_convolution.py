@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from training.models.cpu import bfloat16_convolution
 from training.models.cpu.bfloat16_convolution import bfloat16_conv2d, has_bfloat16_instructions
 
 
@@ -30,6 +31,15 @@ def test_it_is_a_convolution_rounded_to_bfloat16(channels, outputs, kernel, stri
         assert ours.dtype == torch.float32
         assert ours.shape == exact.shape
         assert (ours - exact).norm() < 0.01 * exact.norm()  # without the instructions, oneDNN rounds more
+
+
+@pytest.mark.parametrize("length", [1, 200, 10_000])  # one image at a time, four and then two, all
+def test_gradients_of_weights_are_summed_over_all_images(length, monkeypatch):
+    monkeypatch.setattr(bfloat16_convolution, "PRODUCT_LENGTH", length)
+    x, weight = random(6, 16, 12, 9), random(24, 16, 5, 5, seed=1)
+    *_, found = results(lambda x, weight: bfloat16_conv2d(x, weight, 1), x.float(), weight.float())
+    *_, expected = results(F.conv2d, x, weight)
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 def test_products_are_summed_in_float32():
