@@ -240,8 +240,8 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="medium",
-        help="hours of a CPU (table1: two days; affnist: up to 36 hours), for table1, affnist, norb-ablation "
-        "and attack: the networks of the full form, trained for fewer epochs",
+        help="hours of a CPU (table1 and affnist: about 20), for table1, affnist, norb-ablation and attack: "
+        "the networks of the full form, trained for fewer epochs",
     )
     command.add_argument(
         "--on",

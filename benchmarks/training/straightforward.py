@@ -1,9 +1,11 @@
-"""CapsNet as it is usually written in PyTorch, and a CNN: what benchmarks/training/step.py compares with.
+"""CapsNet as it is usually written in PyTorch: what benchmarks/training/step.py compares with.
 
 The same network and the same loss, straight from the paper's equations: direct convolutions, one broadcast
 matrix product for all predictions, and routing by multiplying and summing with axes of length 1. Nothing is
 done to slow it down, and nothing to speed it up. The broadcast product expands the weights for each image,
 which some implementations avoid by an einsum: it can be had as well.
+
+A CNN is our own, trained by PyTorch's operators in float32.
 """
 
 # B batch, I primary capsules, J classes, E primary pose, D class pose, H and W image height and width

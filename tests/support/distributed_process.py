@@ -6,14 +6,16 @@ import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 from tests.support.tiny_networks import TINY_MATRIX
 from tests.training.fit.test_loop import CONFIG, CPU, images
-from training.config import RunConfig
+from training.config import Block, CnnConfig, RunConfig
 from training.data.batches import make_batches
 from training.data.images import hold_out
+from training.fit import step
 from training.fit.distributed import Processes, together
 from training.fit.loop import Limits, Trainer
 from training.models.cpu import convolution
@@ -26,6 +28,10 @@ MIXING = replace(CONFIG, model=replace(TINY_MATRIX, mixing_proportions=True))
 CALIBRATED = replace(AVERAGED, model=replace(TINY_MATRIX, activation_logit_sd=2.0))
 FOLLOWING = replace(CALIBRATED, model=replace(CALIBRATED.model, calibration_momentum=0.1))
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
+
+
+CNN = CnnConfig(architecture="cnn", classes=3, hidden=(4,), blocks=(Block(channels=8, kernel=3),))
+MIXED = replace(CONFIG, model=CNN)
 
 
 class Interrupted(Trainer):
@@ -85,6 +91,8 @@ def main(folder: Path) -> None:
         fit(folder / "calibrated", CALIBRATED, processes)
         fit(folder / "following", FOLLOWING, processes)
         fit(folder / "uneven", UNEVEN, processes)
+        with patch.object(step, "has_bfloat16_instructions", lambda: processes.first):
+            fit(folder / "mixed", MIXED, processes)
         fit(folder / "interrupted", CONFIG, processes, kind=Interrupted)
         fit(folder / "diverging", CONFIG, processes, kind=Diverging)
 

@@ -389,4 +389,6 @@ def _steps(optimizer: OptimizerConfig) -> str:
     text = f"batches of {optimizer.batch_size}, rate {optimizer.learning_rate:g}"
     if last := optimizer.cooldown_epochs:
         text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
+    if optimizer.ema_decay:
+        text += f", weights averaged with a decay of {optimizer.ema_decay:g} per step"
     return text

@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 class TrainStep:
     """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
-    Convolutions compute in bfloat16, on a CPU only if it has instructions for that. On CUDA both passes are
-    captured in CUDA graphs at the first step: there are some hundred short kernels in them, and launching
-    these one by one can take longer than running them.
+    Convolutions compute in bfloat16, and on CUDA and in a CNN fully connected layers, too; on a CPU only if
+    it has instructions for that. On CUDA both passes are captured in CUDA graphs at the first step: there are
+    some hundred short kernels in them, and launching these one by one can take longer than running them.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class TrainStep:
             processes: learn together, each from its part of a batch.
         """
         on_cuda = next(model.parameters()).is_cuda
-        autocast = on_cuda or faster_under_autocast(model)
+        # All processes alike: they refuse weights that are laid out otherwise than the first one's.
+        autocast = on_cuda or all(processes.of_all(faster_under_autocast(model)))
         if autocast:
             lay_channels_last(model)
         else:
@@ -113,9 +114,10 @@ class TrainStep:
 
 
 def faster_under_autocast(model: Network) -> bool:
-    """Whether a CPU trains the network fastest by PyTorch's own operators in bfloat16, channels last.
+    """Whether the network is trained fastest under autocast to bfloat16, channels last, on this CPU.
 
-    So it is where these are all there is. Capsules have faster ones here, which are for float32.
+    That is so for CNNs, if the CPU has instructions for bfloat16. The capsules' own algorithms for CPUs need
+    float32, and CpuConvolution goes with these.
     """
     return isinstance(model, BaselineCnn) and has_bfloat16_instructions()
 

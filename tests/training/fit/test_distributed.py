@@ -95,6 +95,10 @@ def test_matrix_capsules_without_betas_are_trained_by_two(runs):
     assert [end["finished"] for end in ends(runs / "mixing")] == [True, True]
 
 
+def test_a_cnn_is_trained_by_cpus_of_which_one_has_instructions_for_bfloat16(runs):
+    assert [end["finished"] for end in ends(runs / "mixed")] == [True, True]
+
+
 def test_two_processes_calibrate_once_on_what_one_does(runs, tmp_path):
     """The whole first batch in both, not each on its half; and not once more when the run goes on."""
     fit(tmp_path, CALIBRATED)

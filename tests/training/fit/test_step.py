@@ -60,7 +60,7 @@ def total(losses):
 
 
 @pytest.mark.parametrize("config", [CONFIG, replace(TINY_MATRIX, image_channels=2)])
-def test_for_cuda_convolutions_alone_are_laid_out_channels_last(config):
+def test_convolutions_alone_are_laid_out_channels_last(config):
     model = build(config)
     lay_channels_last(model)
     layouts = {
@@ -120,13 +120,14 @@ def test_the_loss_and_all_gradients_of_a_cnn_are_those_in_float64(bfloat16, monk
     expected = torch.nn.functional.cross_entropy(plain(shown.pixels.double()), shown.targets.double())
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3 if bfloat16 else 1e-6)
-    assert (abs(loss.item() - expected.item()) > 1e-6) == bfloat16, "it is not float32 that was compared"
+    assert ours.convolutions[1].weight.is_contiguous(memory_format=torch.channels_last) == bfloat16
     for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
         assert own.grad is not None
         assert other.grad is not None
         assert own.grad.dtype == torch.float32
+        apart = (own.grad - other.grad).norm() / other.grad.norm()
         # Rounded, another pixel may be the largest of those that are pooled, and gets the gradient.
-        assert (own.grad - other.grad).norm() < (0.1 if bfloat16 else 1e-4) * other.grad.norm()
+        assert 1e-3 < apart < 0.15 if bfloat16 else apart < 1e-4
 
 
 def test_some_steps_lower_the_loss_as_those_of_a_straightforward_implementation(monkeypatch):
@@ -202,7 +203,7 @@ def test_the_loop_over_positions_that_the_benchmark_compares_with_computes_the_s
     [
         ("capsnet", "straightforward", 8_215_568, 1e-4),
         ("matrix-capsnet", "a loop over positions", 68_754, 1e-4),
-        ("cnn", "straightforward", 13_484_826, 1e-2),  # in bfloat16 where a CPU has it
+        ("cnn", "straightforward", 13_484_826, 3e-4),  # in bfloat16 where a CPU has it
     ],
 )
 def test_the_benchmark_prints_times_memory_and_the_difference_of_the_loss(

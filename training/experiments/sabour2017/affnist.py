@@ -67,7 +67,7 @@ FULL = Plan(
     affnist_stride=1,
 )
 MEDIUM_EPOCHS = 30
-MEDIUM_EMA_DECAY = 0.999  # per step: about the last two epochs; an average needs fewer to reach the error
+MEDIUM_EMA_DECAY = 0.999  # per step: over about two epochs; the average reaches the error in fewer epochs
 MEDIUM = replace(
     FULL,
     networks={
@@ -82,9 +82,10 @@ MEDIUM = replace(
 )
 MEDIUM_FORM = (
     "**Medium form**: the networks of the full form, stopped at the same error, but after "
-    f"{MEDIUM_EPOCHS} epochs at the latest, with a moving average of their weights, of which a step keeps "
-    f"{MEDIUM_EMA_DECAY}; measured on {MEDIUM.versions} versions of each test digit instead of "
-    f"{FULL.versions}, and on every {MEDIUM.affnist_stride}th image of affNIST where it is there."
+    f"{MEDIUM_EPOCHS} epochs at the latest; what is validated, stopped and measured is an exponential moving "
+    f"average of the weights, with a decay of {MEDIUM_EMA_DECAY} per step. It is measured on "
+    f"{MEDIUM.versions} versions of each test digit instead of {FULL.versions}, and on every "
+    f"{MEDIUM.affnist_stride}th image of affNIST where it is there."
 )
 QUICK = Plan(
     {

@@ -2,8 +2,8 @@
 
 Such a CPU multiplies bfloat16 at four times the rate of float32 and more, and a direct convolution takes no
 transforms of its maps: it outruns the shorter algorithm of short_convolution.py, which would lose too many
-digits in bfloat16. Products are summed in float32 and each sum is rounded; outside of here, weights, maps and
-gradients are float32. On CUDA it is the same.
+digits in bfloat16. Products are summed in float32 and each sum is rounded, that of a weight's gradient some
+images at a time; outside of here, weights, maps and gradients are float32. On CUDA it is the same.
 
 With stride s, a kernel is split into s * s kernels of stride 1, each for every s-th row and column (polyphase
 decomposition): oneDNN takes up to twice as long for the gradients of a strided convolution.
@@ -20,7 +20,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-# Of what is summed at once in a gradient of the weights: what a tap sees has to be copied, in a cache.
+# From so many channels in and out, weights get their gradient sooner by a matrix product for each tap than by
+# oneDNN: with 256 channels and 6 x 6 outputs in 0.6 of its time. Larger maps take as long, 64 channels twice.
+WIDE = 96
+# Positions summed by one product. What a tap sees is copied first, and the copy should fit into the cache.
 PRODUCT_LENGTH = 4608
 
 
@@ -79,21 +82,23 @@ class _Bfloat16Convolution(torch.autograd.Function):
         dweight = _channels_inside(dy.new_zeros(*kernel[2:], *kernel[:2]))
         gradient = _rounded(dy)
         phases = iter(ctx.saved_tensors)
+        wide = min(kernel[:2]) >= WIDE
         for place, maps, taps in zip(_phases(ctx.stride), phases, phases, strict=True):
+            dmaps, dtaps, _ = torch.ops.aten.convolution_backward(
+                *(gradient, maps, taps, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+                [dx is not None, not wide, False],
+            )
             if dx is not None:
-                dmaps = torch.ops.aten.convolution_backward(
-                    *(gradient, maps, taps, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
-                    [True, False, False],
-                )[0]
                 dx[place][:, :, : maps.shape[2], : maps.shape[3]] = dmaps
-            _add_weight_gradient(gradient, maps, dweight[place])
+            if wide:
+                _add_weight_gradient(gradient, maps, dweight[place])
+            else:
+                dweight[place] = dtaps
         return dx, dweight, None
 
 
 def _add_weight_gradient(dy: Tensor, maps: Tensor, out: Tensor) -> None:
-    """Of a convolution with stride 1, a matrix product for each tap.
-
-    For 6 x 6 outputs oneDNN's own takes 1.6 times as long, for larger ones as long.
+    """Of a convolution with stride 1, by a matrix product for each tap.
 
     Args:
         dy: [B, O, rows, columns], channels last in memory.

@@ -152,7 +152,7 @@ def test_the_medium_form_measures_the_papers_networks_on_fewer_images():
         assert config == replace(full, optimizer=replace(full.optimizer, epochs=30, ema_decay=0.999))
     assert affnist.MEDIUM.seeds == affnist.FULL.seeds
     assert affnist.MEDIUM.affnist_stride % 2, "32 versions of a digit follow each other"
-    assert "a moving average of their weights, of which a step keeps 0.999" in affnist.MEDIUM_FORM
+    assert "an exponential moving average of the weights, with a decay of 0.999" in affnist.MEDIUM_FORM
     assert "measured on 4 versions of each test digit instead of 32" in affnist.MEDIUM_FORM
 
 
