@@ -18,6 +18,7 @@ from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import evaluate_transformed
 from training.experiments import figure, markdown
+from training.experiments.medium import shortened
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, networks_of
 
@@ -68,24 +69,26 @@ FULL = Plan(
 )
 MEDIUM_EPOCHS = 30
 MEDIUM_EMA_DECAY = 0.999  # per step: over about two epochs; the average reaches the error in fewer epochs
+
+
+def _medium(config: RunConfig) -> RunConfig:
+    """Fewer epochs, and an average of the weights."""
+    short = shortened(config, MEDIUM_EPOCHS)
+    return replace(short, optimizer=replace(short.optimizer, ema_decay=MEDIUM_EMA_DECAY))
+
+
 MEDIUM = replace(
     FULL,
-    networks={
-        method: replace(
-            config,
-            optimizer=replace(config.optimizer, epochs=MEDIUM_EPOCHS, ema_decay=MEDIUM_EMA_DECAY),
-        )
-        for method, config in FULL.networks.items()
-    },
+    networks={method: _medium(config) for method, config in FULL.networks.items()},
     versions=4,
     affnist_stride=7,  # every image of a digit has its turn: they come by 32
 )
 MEDIUM_FORM = (
     "**Medium form**: the networks of the full form, stopped at the same error, but after "
-    f"{MEDIUM_EPOCHS} epochs at the latest; what is validated, stopped and measured is an exponential moving "
-    f"average of the weights, with a decay of {MEDIUM_EMA_DECAY} per step. It is measured on "
-    f"{MEDIUM.versions} versions of each test digit instead of {FULL.versions}, and on every "
-    f"{MEDIUM.affnist_stride}th image of affNIST where it is there."
+    f"{MEDIUM_EPOCHS} epochs at the latest; over the last half of these the rate falls linearly to 0. What "
+    "is validated, stopped and measured is an exponential moving average of the weights, with a decay of "
+    f"{MEDIUM_EMA_DECAY} per step. It is measured on {MEDIUM.versions} versions of each test digit instead "
+    f"of {FULL.versions}, and on every {MEDIUM.affnist_stride}th image of affNIST where it is there."
 )
 QUICK = Plan(
     {

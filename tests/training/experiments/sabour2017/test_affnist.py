@@ -149,7 +149,8 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
 def test_the_medium_form_measures_the_papers_networks_on_fewer_images():
     for method, config in affnist.MEDIUM.networks.items():
         full = affnist.FULL.networks[method]
-        assert config == replace(full, optimizer=replace(full.optimizer, epochs=30, ema_decay=0.999))
+        changed = {"epochs": 30, "cooldown_epochs": 15, "ema_decay": 0.999}
+        assert config == replace(full, optimizer=replace(full.optimizer, **changed))
     assert affnist.MEDIUM.seeds == affnist.FULL.seeds
     assert affnist.MEDIUM.affnist_stride % 2, "32 versions of a digit follow each other"
     assert "an exponential moving average of the weights, with a decay of 0.999" in affnist.MEDIUM_FORM
