@@ -53,10 +53,7 @@ def run_config(network: str) -> RunConfig:
     if isinstance(config.model, CnnConfig):
         blocks = tuple(replace(block, channels=block.channels // 2) for block in config.model.blocks)
         config = replace(config, model=replace(config.model, blocks=blocks))
-    return replace(
-        shortened(config, EPOCHS),
-        data=replace(config.data, training_images=IMAGES),
-    )
+    return replace(shortened(config, EPOCHS), data=replace(config.data, training_images=IMAGES))
 
 
 def main() -> None:
@@ -73,7 +70,7 @@ def main() -> None:
     for seed in SEEDS:  # in turn: what else the machine does meets both
         for name, evaluations in found.items():
             evaluations.append(measure(replace(config, seed=seed), name == "bfloat16", data_root(None)))
-    print(f"\n{'held-out digits':16}{'error, %':>18}{'class loss':>20}   errors with each seed")
+    print(f"\n{'held-out digits':16}{'error, %':>18}{'classification loss':>20}   errors with each seed")
     for name, evaluations in found.items():
         errors = [one.error_percent for one in evaluations]
         losses = [one.classification_loss for one in evaluations]

@@ -7,17 +7,17 @@
     python -m benchmarks.training.step --give-memory-back
 
 A step is forward, backward and Adam: of the dynamic-routing paper's MNIST network with its decoder, of the
-smaller network of the EM-routing paper (68K parameters, stereo pictures of 32x32), or of the CNN that
-CapsNet is compared with on affNIST, without dropout, whose draws would differ. Straightforward is
-straightforward.py, with its votes as a broadcast product or by einsum; for matrix capsules it is
-straightforward_em.py, a loop over positions, and there are array operations over all positions as well,
-which is what is exported. Ours is what `capsnet-train fit` runs, on a CPU with instructions for bfloat16
-with its convolutions in that, where the others are float32, and on CUDA once more with its kernels launched
-one by one, as those of the others are. All begin with the same weights and see the same images, one step
-each in turn, so that what else the machine does meets all of them. The table shows medians, and of the
-ratios of neighbors the median, the lowest and the highest: other programs on the same cores disturb what
-runs in parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest;
-on CUDA, what they allocate there.
+smaller network of the EM-routing paper (68K parameters, stereo pictures of 32x32), or of the CNN that CapsNet
+is compared with on affNIST, without dropout, whose draws would differ. Straightforward is straightforward.py,
+with its votes as a broadcast product or by einsum; for matrix capsules it is straightforward_em.py, a loop
+over positions, and there are array operations over all positions as well, which is what is exported. Ours is
+what `capsnet-train fit` runs, on a CPU with instructions for bfloat16 with its convolutions, and a CNN's
+fully connected layers, in that, where the others are float32, and on CUDA once more with its kernels launched
+one by one, as those of the others are. All begin with the same weights and see the same images, one step each
+in turn, so that what else the machine does meets all of them. The table shows medians, and of the ratios of
+neighbors the median, the lowest and the highest: other programs on the same cores disturb what runs in
+parallel far beyond their share. Memory is what a few steps add to a fresh process at their highest; on CUDA,
+what they allocate there.
 """
 
 import argparse
@@ -38,11 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import option_types
-from benchmarks.training.straightforward import (
-    StraightforwardCapsNet,
-    StraightforwardCnnStep,
-    StraightforwardStep,
-)
+from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import by_array_operations, looped
 from training.config import CnnConfig, RunConfig, load_preset
 from training.data.batches import Batch
@@ -50,7 +46,7 @@ from training.fit.memory import keep_freed_memory
 from training.fit.step import TrainStep
 from training.loss.objective import total_loss
 from training.models.baselines import BaselineCnn
-from training.models.build import build
+from training.models.build import Network, build
 from training.models.capsnet import CapsNet
 from training.models.cuda.device import use_full_float32
 from training.models.matrix_capsnet import MatrixCapsNet
@@ -114,14 +110,9 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
         config = replace(config, model=replace(config.model, dropout=0.0))
     pixels, targets = batch_of(config, images, device)
     torch.manual_seed(0)
-    rate = config.optimizer.learning_rate
-    if isinstance(config.model, CnnConfig) and kind == STRAIGHTFORWARD:
-        plain_cnn = StraightforwardCnnStep(BaselineCnn(config.model).to(device), rate)
-        return lambda: plain_cnn(pixels, targets)
-    ours = build(config.model)
-    if isinstance(ours, CapsNet) and kind in (STRAIGHTFORWARD, EINSUM):
-        model = StraightforwardCapsNet(ours, einsum=kind == EINSUM)
-        plain = StraightforwardStep(model.to(device), rate)
+    ours, rate = build(config.model), config.optimizer.learning_rate
+    if kind in (STRAIGHTFORWARD, EINSUM):
+        plain = StraightforwardStep(straightforward(ours, kind).to(device), rate)
         return lambda: plain(pixels, targets)
     if isinstance(ours, MatrixCapsNet) and kind in (LOOP, ARRAYS):
         ours = looped(ours) if kind == LOOP else by_array_operations(ours)
@@ -132,6 +123,16 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
         return total_loss(*step(shown, rate, contest.spread_margin), config.loss)
 
     return learn
+
+
+def straightforward(ours: Network, kind: str) -> StraightforwardCapsNet | BaselineCnn:
+    """The network in plain PyTorch, with the weights of ours."""
+    if isinstance(ours, CapsNet):
+        return StraightforwardCapsNet(ours, einsum=kind == EINSUM)
+    assert isinstance(ours, BaselineCnn)
+    plain = BaselineCnn(ours.config)
+    plain.load_state_dict(ours.state_dict())
+    return plain
 
 
 def timed(learn: Learn, device: torch.device) -> tuple[float, Tensor]:

@@ -5,7 +5,7 @@ matrix product for all predictions, and routing by multiplying and summing with 
 done to slow it down, and nothing to speed it up. The broadcast product expands the weights for each image,
 which some implementations avoid by an einsum: it can be had as well.
 
-A CNN is our own, trained by PyTorch's operators in float32.
+A CNN is the one that is compared with in the papers' experiments, by PyTorch's own operators.
 """
 
 # B batch, I primary capsules, J classes, E primary pose, D class pose, H and W image height and width
@@ -104,40 +104,31 @@ class StraightforwardCapsNet(nn.Module):
 
 
 class StraightforwardStep:
-    """Margin loss (Eq. 4) and scaled reconstruction loss (Sec. 4.1), backward, Adam."""
+    """A loss, backward, Adam."""
 
-    def __init__(self, model: StraightforwardCapsNet, learning_rate: float):
+    def __init__(self, model: StraightforwardCapsNet | BaselineCnn, learning_rate: float):
         self.model = model
         self.optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
 
     def __call__(self, pixels: Tensor, targets: Tensor) -> Tensor:
         """Learn from a batch; gives the loss."""
         self.optimizer.zero_grad()
-        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):  # as in our step
+        loss = self._loss(pixels, targets)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _loss(self, pixels: Tensor, targets: Tensor) -> Tensor:
+        """Margin loss (Eq. 4) and scaled reconstruction loss (Sec. 4.1), or a CNN's cross-entropy."""
+        as_in_our_step = torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda)
+        if isinstance(self.model, BaselineCnn):
+            with as_in_our_step:
+                logits = self.model(pixels)
+            return F.cross_entropy(logits.float(), targets)
+        with as_in_our_step:
             v, reconstruction = self.model(pixels, targets)
         v, reconstruction = v.float(), reconstruction.float()
         length = torch.sqrt((v**2).sum(dim=-1))
         margin = targets * F.relu(0.9 - length) ** 2 + 0.5 * (1 - targets) * F.relu(length - 0.1) ** 2
         error = ((reconstruction - pixels.flatten(1)) ** 2).sum(dim=1)
-        loss: Tensor = margin.sum(dim=1).mean() + 0.0005 * error.mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-
-class StraightforwardCnnStep:
-    """Cross-entropy of a CNN, backward, Adam."""
-
-    def __init__(self, model: BaselineCnn, learning_rate: float):
-        self.model = model
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-
-    def __call__(self, pixels: Tensor, targets: Tensor) -> Tensor:
-        """Learn from a batch; gives the loss."""
-        self.optimizer.zero_grad()
-        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):  # as in our step
-            logits = self.model(pixels)
-        loss = F.cross_entropy(logits.float(), targets)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        return margin.sum(dim=1).mean() + 0.0005 * error.mean()

@@ -28,8 +28,6 @@ MIXING = replace(CONFIG, model=replace(TINY_MATRIX, mixing_proportions=True))
 CALIBRATED = replace(AVERAGED, model=replace(TINY_MATRIX, activation_logit_sd=2.0))
 FOLLOWING = replace(CALIBRATED, model=replace(CALIBRATED.model, calibration_momentum=0.1))
 STOPPED = replace(CONFIG, optimizer=replace(CONFIG.optimizer, stop_at_error_percent=100.0))
-
-
 CNN = CnnConfig(architecture="cnn", classes=3, hidden=(4,), blocks=(Block(channels=8, kernel=3),))
 MIXED = replace(CONFIG, model=CNN)
 

@@ -116,8 +116,8 @@ class TrainStep:
 def faster_under_autocast(model: Network) -> bool:
     """Whether the network is trained fastest under autocast to bfloat16, channels last, on this CPU.
 
-    That is so for CNNs, if the CPU has instructions for bfloat16. The capsules' own algorithms for CPUs need
-    float32, and CpuConvolution goes with these.
+    That is so for CNNs, if the CPU has instructions for bfloat16. The algorithms for capsules on CPUs need
+    float32, and CpuConvolution is made to go with them.
     """
     return isinstance(model, BaselineCnn) and has_bfloat16_instructions()
 

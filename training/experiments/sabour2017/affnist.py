@@ -68,7 +68,7 @@ FULL = Plan(
     affnist_stride=1,
 )
 MEDIUM_EPOCHS = 30
-MEDIUM_EMA_DECAY = 0.999  # per step: over about two epochs; the average reaches the error in fewer epochs
+MEDIUM_EMA_DECAY = 0.999  # per step: over about two epochs, so that no chance of a single step stops a run
 
 
 def _medium(config: RunConfig) -> RunConfig:

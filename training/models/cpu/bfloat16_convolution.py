@@ -98,7 +98,7 @@ class _Bfloat16Convolution(torch.autograd.Function):
 
 
 def _add_weight_gradient(dy: Tensor, maps: Tensor, out: Tensor) -> None:
-    """Of a convolution with stride 1, by a matrix product for each tap.
+    """Add the gradient of the weights of a convolution with stride 1, by a matrix product for each tap.
 
     Args:
         dy: [B, O, rows, columns], channels last in memory.
