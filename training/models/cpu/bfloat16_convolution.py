@@ -7,6 +7,10 @@ images at a time; outside of here, weights, maps and gradients are float32. On C
 
 With stride s, a kernel is split into s * s kernels of stride 1, each for every s-th row and column (polyphase
 decomposition): oneDNN takes up to twice as long for the gradients of a strided convolution.
+
+oneDNN multiplies the outputs of one row at a time, and an instruction of AMX takes up to 16 of them: six
+columns leave most of it idle. So images are laid side by side, a column of each in turn. A convolution of all
+of them is then one of a single wide image, whose kernel skips the columns of the others (dilation).
 """
 
 # B images, C channels in, O channels out, H rows, W columns
@@ -20,11 +24,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-# From so many channels in and out, weights get their gradient sooner by a matrix product for each tap than by
-# oneDNN: with 256 channels and 6 x 6 outputs in 0.6 of its time. Larger maps take as long, 64 channels twice.
-WIDE = 96
-# Positions summed by one product. What a tap sees is copied first, and the copy should fit into the cache.
-PRODUCT_LENGTH = 4608
+# With fewer columns of outputs, results and the gradients of maps come sooner side by side as well; those of
+# weights always do.
+NARROW = 8
 
 
 @lru_cache
@@ -56,15 +58,16 @@ class _Bfloat16Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        images = len(x)
         rows, columns = (
             (length - taps) // stride + 1 for length, taps in zip(x.shape[2:], weight.shape[2:], strict=True)
         )
-        y = _channels_inside(x.new_zeros(rows, columns, len(x), len(weight)))
+        y = _channels_inside(x.new_zeros(rows, columns, images, len(weight)))
         phases = []
         for place in _phases(stride):
-            taps = _rounded(weight[place])
-            maps = _rounded(x[place][:, :, : rows + taps.shape[2] - 1, : columns + taps.shape[3] - 1])
-            y += F.conv2d(maps, taps)
+            taps = weight[place].to(torch.bfloat16, memory_format=torch.channels_last)
+            maps = _side_by_side(x[place][:, :, : rows + taps.shape[2] - 1, : columns + taps.shape[3] - 1])
+            y += _convolved(maps, taps, images)
             phases += [maps, taps]
         ctx.stride, ctx.sizes = stride, (x.shape, weight.shape)
         ctx.save_for_backward(*phases)
@@ -79,40 +82,15 @@ class _Bfloat16Convolution(torch.autograd.Function):
             dx = _channels_inside(dy.new_empty(height, width, images, channels))
             dx[:, :, (dy.shape[2] - 1) * ctx.stride + kernel[2] :] = 0  # what no kernel sees
             dx[:, :, :, (dy.shape[3] - 1) * ctx.stride + kernel[3] :] = 0
-        dweight = _channels_inside(dy.new_zeros(*kernel[2:], *kernel[:2]))
-        gradient = _rounded(dy)
+        dweight = _channels_inside(dy.new_empty(*kernel[2:], *kernel[:2]))
+        gradient = _side_by_side(dy)
         phases = iter(ctx.saved_tensors)
-        wide = min(kernel[:2]) >= WIDE
         for place, maps, taps in zip(_phases(ctx.stride), phases, phases, strict=True):
-            dmaps, dtaps, _ = torch.ops.aten.convolution_backward(
-                *(gradient, maps, taps, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
-                [dx is not None, not wide, False],
-            )
+            _, dweight[place] = _gradients(gradient, maps, taps, images, [False, True])
             if dx is not None:
-                dx[place][:, :, : maps.shape[2], : maps.shape[3]] = dmaps
-            if wide:
-                _add_weight_gradient(gradient, maps, dweight[place])
-            else:
-                dweight[place] = dtaps
+                dmaps = _gradient_of_maps(gradient, maps, taps, images)
+                dx[place][:, :, : dmaps.shape[2], : dmaps.shape[3]] = dmaps
         return dx, dweight, None
-
-
-def _add_weight_gradient(dy: Tensor, maps: Tensor, out: Tensor) -> None:
-    """Add the gradient of the weights of a convolution with stride 1, by a matrix product for each tap.
-
-    Args:
-        dy: [B, O, rows, columns], channels last in memory.
-        maps: [B, C, H, W], likewise.
-        out: [O, C, kernel rows, kernel columns], to which it is added.
-    """
-    rows, columns = dy.shape[2:]
-    images = max(PRODUCT_LENGTH // (rows * columns), 1)
-    for some_dy, some_maps in zip(dy.split(images), maps.split(images), strict=True):
-        by_channel = some_dy.permute(1, 0, 2, 3).flatten(1).contiguous()  # [O, images * rows * columns]
-        for row in range(out.shape[2]):
-            for column in range(out.shape[3]):
-                seen = some_maps[:, :, row : row + rows, column : column + columns].permute(0, 2, 3, 1)
-                out[:, :, row, column] += by_channel @ seen.reshape(-1, maps.shape[1])
 
 
 def _phases(stride: int) -> Iterator[tuple[Any, ...]]:
@@ -122,9 +100,46 @@ def _phases(stride: int) -> Iterator[tuple[Any, ...]]:
             yield ..., slice(row, None, stride), slice(column, None, stride)
 
 
-def _rounded(x: Tensor) -> Tensor:
-    """To bfloat16, with channels last in memory, [B, C, H, W]."""
-    return x.to(torch.bfloat16, memory_format=torch.channels_last)
+def _convolved(maps: Tensor, taps: Tensor, images: int) -> Tensor:
+    """A convolution with stride 1 of images that lie side by side, [B, O, rows, columns]."""
+    if maps.shape[3] // images - taps.shape[3] + 1 < NARROW:
+        return _apart(F.conv2d(maps, taps, dilation=(1, images)), images)
+    return F.conv2d(_channels_last(_apart(maps, images)), taps)
+
+
+def _gradient_of_maps(dy: Tensor, maps: Tensor, taps: Tensor, images: int) -> Tensor:
+    """[B, C, H, W], of images that lie side by side, as their outputs' gradient does."""
+    if dy.shape[3] // images < NARROW:
+        return _apart(_gradients(dy, maps, taps, images, [True, False])[0], images)
+    dy, maps = (_channels_last(_apart(wide, images)) for wide in (dy, maps))
+    return _gradients(dy, maps, taps, 1, [True, False])[0]
+
+
+def _gradients(dy: Tensor, maps: Tensor, taps: Tensor, dilation: int, wanted: list[bool]) -> list[Tensor]:
+    """Of maps and of taps, where they are wanted, of a convolution that is dilated along columns."""
+    found: list[Tensor] = torch.ops.aten.convolution_backward(
+        *(dy, maps, taps, None, [1, 1], [0, 0], [1, dilation], False, [0, 0], 1), [*wanted, False]
+    )
+    return found[:2]
+
+
+def _side_by_side(maps: Tensor) -> Tensor:
+    """From [B, C, H, W] to one image in bfloat16, [1, C, H, W * B], channels last in memory.
+
+    Its columns are the first column of each image, then the second of each, and so on.
+    """
+    by_place = maps.permute(2, 3, 0, 1).to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return by_place.flatten(1, 2)[None].permute(0, 3, 1, 2)
+
+
+def _apart(wide: Tensor, images: int) -> Tensor:
+    """A view [B, C, H, W] of images that lie side by side, [1, C, H, W * B]."""
+    return wide[0].unflatten(2, (-1, images)).permute(3, 0, 1, 2)
+
+
+def _channels_last(maps: Tensor) -> Tensor:
+    """[B, C, H, W], in this order in memory: B, H, W, C."""
+    return maps.contiguous(memory_format=torch.channels_last)
 
 
 def _channels_inside(maps: Tensor) -> Tensor:

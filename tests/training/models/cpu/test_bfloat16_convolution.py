@@ -23,7 +23,11 @@ def results(convolve, x, weight):
     ("channels", "outputs", "kernel", "stride", "size"),
     [(16, 24, 9, 2, (20, 21)), (32, 16, 5, 1, (12, 9)), (3, 16, 5, 3, (16, 13)), (1, 8, 2, 2, (6, 7))],
 )
-def test_it_is_a_convolution_rounded_to_bfloat16(channels, outputs, kernel, stride, size):
+@pytest.mark.parametrize("all_side_by_side", [True, False])
+def test_it_is_a_convolution_rounded_to_bfloat16(
+    channels, outputs, kernel, stride, size, all_side_by_side, monkeypatch
+):
+    monkeypatch.setattr(bfloat16_convolution, "NARROW", 100 if all_side_by_side else 0)
     x, weight = random(6, channels, *size), random(outputs, channels, kernel, kernel, seed=1)
     found = results(lambda x, weight: bfloat16_conv2d(x, weight, stride), x.float(), weight.float())
     expected = results(lambda x, weight: F.conv2d(x, weight, stride=stride), x, weight)
@@ -33,21 +37,7 @@ def test_it_is_a_convolution_rounded_to_bfloat16(channels, outputs, kernel, stri
         assert (ours - exact).norm() < 0.01 * exact.norm()  # without the instructions, oneDNN rounds more
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("images", [1, 4, 6])  # at a time: one, four and then two, all
-def test_of_wide_layers_the_gradients_of_weights_are_summed_over_all_images(images, stride, monkeypatch):
-    x, weight = random(6, 16, 13, 9), random(24, 16, 5, 5, seed=1)
-    *_, expected = results(lambda x, weight: F.conv2d(x, weight, stride=stride), x, weight)
-    outputs = 9 * 5 if stride == 1 else 5 * 3
-    monkeypatch.setattr(bfloat16_convolution, "WIDE", 16)
-    monkeypatch.setattr(bfloat16_convolution, "PRODUCT_LENGTH", images * outputs)
-    *_, found = results(lambda x, weight: bfloat16_conv2d(x, weight, stride), x.float(), weight.float())
-    assert (found - expected).norm() < 0.01 * expected.norm()
-
-
-@pytest.mark.parametrize("wide", [True, False])
-def test_gradients_of_weights_are_summed_in_float32(wide, monkeypatch):
-    monkeypatch.setattr(bfloat16_convolution, "WIDE", 16 if wide else 100)
+def test_gradients_of_weights_are_summed_in_float32():
     x, weight = torch.ones(4, 16, 34, 34), torch.ones(16, 16, 3, 3).requires_grad_()
     bfloat16_conv2d(x, weight, 1).sum().backward()
     assert (weight.grad == 4 * 32 * 32).all()
@@ -59,9 +49,7 @@ def test_products_are_summed_in_float32():
     assert (found == 512 * 9).all()
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_images_get_no_gradient_where_none_is_wanted(wide, monkeypatch):
-    monkeypatch.setattr(bfloat16_convolution, "WIDE", 16 if wide else 100)
+def test_images_get_no_gradient_where_none_is_wanted():
     x, weight = random(2, 16, 9, 9).float(), random(16, 16, 5, 5, seed=1).float().requires_grad_()
     y = bfloat16_conv2d(x, weight, 1)
     by_x, by_weight, _ = y.grad_fn.apply(torch.ones_like(y))
