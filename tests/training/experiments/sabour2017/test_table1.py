@@ -67,6 +67,19 @@ def test_networks_that_were_trained_before_are_not_said_to_be_resumed(runner, tm
     assert {row["network"] for row in again.rows()} < {row["network"] for row in runner.rows()}
 
 
+def test_on_another_machine_what_has_a_row_is_not_trained_again(runner, tmp_path):
+    elsewhere = replace(runner, networks=tmp_path / "networks")
+    before = runner.rows()
+    table1.run(elsewhere, PLAN)
+    assert elsewhere.rows() == before
+    assert not elsewhere.networks.exists()
+
+
+def test_of_a_seed_the_cnn_is_measured_last(runner):
+    methods = [row["method"] for row in runner.rows() if row["data"] == "mnist"]
+    assert methods[-1] == table1.CNN
+
+
 def test_the_table_has_the_papers_number_beside_ours(runner):
     rows = [
         {"data": "mnist", "method": "3 iterations, reconstruction", "error_percent": error, "images": 10}
