@@ -106,7 +106,8 @@ def test_a_killed_worker_is_replaced_and_counted_its_counts_stay_and_the_port_st
         wait_until(lambda: len(pids(service, "worker")) == 2)  # the log comes a moment later
         before = pids(service, "worker")
         answering(service, 20)
-        wait_until(lambda: service.metric("capsnet_requests_total", route="/readyz") >= 20)  # after the answer
+        # A request is counted after its answer.
+        wait_until(lambda: service.metric("capsnet_requests_total", route="/readyz") >= 20)
         killed = before.pop()
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: len(pids(service, "worker") - {killed}) == 2)
