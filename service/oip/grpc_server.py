@@ -22,7 +22,7 @@ from service.state import Service
 MAX_CALLS = 1024  # of one connection at the same time; more wait in the client
 MAX_METADATA_BYTES = 64 * 2**10  # as of the head of an HTTP request
 IDLE_MS = 300_000  # then an idle connection is closed; clients open another without noticing
-SAID_S = 0.25  # answers wait so long for the word of the end, which a busy client reads late
+SAID_S = 0.25  # from the announcement of the end (GOAWAY) to the answers: a busy client reads it late
 
 
 class GrpcPort:
