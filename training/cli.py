@@ -217,10 +217,13 @@ def _experiment(options: argparse.Namespace) -> int:
         out = options.out or EXPERIMENTS_FOLDER / folder_name(options.name, options.form)
         _run_experiment(options.name, out, options)
         return 0
-    if options.on:
-        raise ValueError(f"--on {options.on} goes with one experiment, not with {ALL_EXPERIMENTS}")
-    if options.form == "medium":
-        raise ValueError(f"--medium goes with one experiment, not with {ALL_EXPERIMENTS}")
+    for given, option in (
+        (options.on, f"--on {options.on}"),
+        (options.seed is not None, f"--seed {options.seed}"),
+        (options.form == "medium", "--medium"),
+    ):
+        if given:
+            raise ValueError(f"{option} goes with one experiment, not with {ALL_EXPERIMENTS}")
     _run_all_experiments(options)
     return 0
 
@@ -256,7 +259,7 @@ def _run_experiment(name: str, out: Path, options: argparse.Namespace) -> None:
 
     runner = Runner(out, options.networks, data_root(options.data), _device(options.device))
     try:
-        report = run_experiment(name, runner, options.form, options.on)
+        report = run_experiment(name, runner, options.form, options.on, options.seed)
     except KeyboardInterrupt:
         print(f"stopped; the same command continues {name}")
         raise

@@ -249,6 +249,13 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         help="if an experiment has several data sets: use this one alone, such as toys",
     )
     command.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="if an experiment has several seeds: measure the networks of this one alone, so that several "
+        "machines can share the work; then put their folders together, with all rows in one rows.jsonl",
+    )
+    command.add_argument(
         "--out",
         type=any_folder,
         metavar="DIR",

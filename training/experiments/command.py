@@ -49,7 +49,9 @@ class Claim:
     parts: tuple[str, ...] = ()
 
 
-def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None) -> Path:
+def run_experiment(
+    name: str, runner: Runner, form: Form, on: str | None = None, seed: int | None = None
+) -> Path:
     """Measure what has not been measured yet, then write the report.
 
     Args:
@@ -57,13 +59,14 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
         runner: where; its `out` may hold rows of the same form of the experiment.
         form: how much of it is done.
         on: one of the experiment's data sets, to run its part alone; None runs all.
+        seed: one of its seeds, to measure the networks of this one alone; None measures those of all.
 
     Returns:
         The report, Markdown.
 
     Raises:
-        ValueError: it has no such form or part; `out` holds another experiment, or another form of it, or
-            what it holds is damaged; another command is at work in it; or torchrun has started several
+        ValueError: it has no such form, part or seed; `out` holds another experiment, or another form of it,
+            or what it holds is damaged; another command is at work in it; or torchrun has started several
             processes.
         MissingDataError: there is no data for it.
         MeasuredInPartError: there is none for the rest of it; the report of what there is has been written.
@@ -76,9 +79,11 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
     sets = _sets(plan)
     if on is not None:
         plan = _part(name, plan, on)
+    if seed is not None:
+        plan = _of_seed(name, plan, seed)
     busy = f"another command runs an experiment in {runner.out}; wait for it, or choose another --out"
     with lock_folder(runner.out, busy):  # else rows would be lost
-        was_finished, rows = _is_finished(runner.out), runner.rows()
+        before, rows = _claim_before(runner.out), runner.rows()
         claim = _claim(runner.out, name, form, on)
         try:
             experiment.run(runner, plan)
@@ -88,11 +93,14 @@ def run_experiment(name: str, runner: Runner, form: Form, on: str | None = None)
                 raise
             report = write_report(runner.out)
             raise MeasuredInPartError(f"measured in part, see {report}; the rest: {missing}") from None
-        parts = {*claim.parts, on}
-        # What a part leaves as it was is finished if the whole was.
-        finished = on is None or parts == {*sets} or (was_finished and runner.rows() == rows)
-        measured = () if finished else tuple(one for one in sets if one in parts)
-        _write_claim(runner.out, replace(claim, finished=finished, parts=measured))
+        if before and runner.rows() == rows and (before.finished or seed is not None):
+            claim = before  # what a part leaves as it was is as finished as it was
+        elif seed is None:
+            parts = {*claim.parts, on}
+            finished = on is None or parts == {*sets}
+            measured = () if finished else tuple(one for one in sets if one in parts)
+            claim = replace(claim, finished=finished, parts=measured)
+        _write_claim(runner.out, claim)
         return write_report(runner.out)
 
 
@@ -113,6 +121,14 @@ def _part(name: str, plan: Any, data: str) -> Any:
         there = f"one on each of {', '.join(sets)}" if sets else "no parts by data set"
         raise ValueError(f"{name} has no part on {data}; it has {there}")
     return replace(plan, networks={data: plan.networks[data]})
+
+
+def _of_seed(name: str, plan: Any, seed: int) -> Any:
+    """Of a plan what is done with one seed."""
+    if seed not in (seeds := getattr(plan, "seeds", ())):
+        there = f"seeds {', '.join(map(str, seeds))}" if seeds else "no seeds to choose from"
+        raise ValueError(f"{name} has no seed {seed}; it has {there}")
+    return replace(plan, seeds=(seed,))
 
 
 def write_report(out: Path) -> Path:
@@ -189,9 +205,9 @@ def _place_in_page(out: Path) -> tuple[int, int, str]:
     return [*EXPERIMENTS].index(claim.experiment), FORMS.index(claim.form), out.name
 
 
-def _is_finished(out: Path) -> bool:
-    """Whether an earlier command has measured everything of the folder's experiment."""
-    return (out / "experiment.json").exists() and read_claim(out).finished
+def _claim_before(out: Path) -> Claim | None:
+    """What an earlier command has left; None: nothing."""
+    return read_claim(out) if (out / "experiment.json").exists() else None
 
 
 def _claim(out: Path, name: str, form: Form, on: str | None) -> Claim:

@@ -49,7 +49,11 @@ export async function sweep(body, signal) {
 
 function form(field, files) {
   const made = new FormData();
-  for (const file of files) made.append(field, file, file.name ?? "drawing.png");
+  for (const file of files) {
+    // A file goes in as it is: given a name it is copied, and the copy of a file that is gone looks empty.
+    if (file instanceof File) made.append(field, file);
+    else made.append(field, file, "drawing.png");
+  }
   return made;
 }
 

@@ -16,7 +16,7 @@ from training.experiments import EXPERIMENTS, markdown
 from training.experiments.command import read_claim, run_experiment
 from training.experiments.hinton2018 import norb
 from training.experiments.quick import narrowed
-from training.experiments.runner import Runner
+from training.experiments.runner import ROWS, Runner
 from training.experiments.sabour2017 import routing
 
 
@@ -93,6 +93,66 @@ def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_pat
     version = 2
     run_experiment("norb", runner, "quick", "toys")
     assert not read_claim(runner.out).finished
+
+
+@pytest.fixture
+def measured_by_name(monkeypatch) -> None:
+    """`norb` without networks: a row for each seed and data set."""
+
+    def measure(runner, plan):
+        for data in plan.networks:
+            for seed in plan.seeds:
+                runner.measure({"data": data, "seed": seed}, {}, dict)
+
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(norb, "QUICK", replace(norb.QUICK, seeds=(0, 1)))
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+
+
+def runner_in(out: Path) -> Runner:
+    return Runner(out, out.parent, out.parent, torch.device("cpu"))
+
+
+def test_seeds_can_be_measured_apart_and_put_together(measured_by_name, tmp_path):
+    apart = [runner_in(tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    for seed, runner in enumerate(apart):
+        report = run_experiment("norb", runner, "quick", None, seed)
+        assert {row["seed"] for row in runner.rows()} == {seed}
+        assert "**In part**" in report.read_text()
+    whole = runner_in(tmp_path / "whole")
+    whole.out.mkdir()
+    lines = [(runner.out / ROWS).read_text() for runner in apart]
+    (whole.out / ROWS).write_text("".join(lines))
+    assert "In part" not in run_experiment("norb", whole, "quick").read_text()
+    assert (whole.out / ROWS).read_text() == "".join(lines)
+
+
+def test_a_seed_of_what_is_finished_leaves_it_finished(measured_by_name, tmp_path):
+    runner = runner_in(tmp_path / "out")
+    for on, seed, parts, finished in (
+        (None, 0, (), False),
+        ("toys", None, ("toys",), False),
+        ("toys", 0, ("toys",), False),
+        (None, None, (), True),
+        (None, 1, (), True),
+    ):
+        run_experiment("norb", runner, "quick", on, seed)
+        claim = read_claim(runner.out)
+        assert (claim.parts, claim.finished) == (parts, finished)
+
+
+def test_a_seed_that_an_experiment_has_not_is_refused_with_those_it_has(tmp_path, capsys):
+    folders = ["--data", tmp_path / "data", "--out", tmp_path / "out", "--networks", tmp_path / "networks"]
+    for name, said in (
+        ("table1", "table1 has no seed 7; it has seeds 0, 1"),
+        ("perturb", "perturb has no seed 7; it has no seeds to choose from"),
+        ("all", "--seed 7 goes with one experiment, not with all"),
+    ):
+        assert status("experiment", name, "--quick", "--device", "cpu", "--seed", 7, *folders) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_part_that_is_finished_is_said_to_be_and_all_parts_are_the_whole(tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def _draw_apart(runner: Runner, config: RunConfig) -> Row:
     nothing = np.zeros((3, config.model.image_size, config.model.image_size), np.uint8)
     pictures = np.stack([_pictures(trained.model, *column[1:]) if column else nothing for column in found])
     return {
-        "pictures": runner.keep("figure5", pictures),
+        "pictures": runner.keep(f"figure5-{config.seed}", pictures),
         "columns": [_captions(column) for column in found],
         **trained.origin,
     }
@@ -222,7 +222,7 @@ first that it does not.
 
 def plot(rows: list[Row], file: Path) -> None:
     """Figure 5."""
-    [row] = [row for row in rows if row.get("figure") == 5]
+    row = min((row for row in rows if row.get("figure") == 5), key=lambda row: int(row["seed"]))
     pictures = np.load(file.parent / row["pictures"])
     grid: list[list[NDArray[np.uint8] | None]] = []
     captions: list[list[str]] = []

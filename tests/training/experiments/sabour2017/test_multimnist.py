@@ -143,7 +143,10 @@ def test_the_figure_shows_the_first_digit_in_red_and_the_second_in_green(tmp_pat
     pictures = np.zeros((16, 3, 36, 36), np.uint8)
     pictures[:, 1, :, :18] = pictures[:, 2, :, 18:] = 255
     captions = [["L:(1, 2)", "R:(1, 2)"]] * 15 + [None]
-    np.save(tmp_path / "figure5.npy", pictures)
-    multimnist.plot([{"figure": 5, "pictures": "figure5.npy", "columns": captions}], tmp_path / "figure.png")
+    rows = []
+    for seed, shown in ((1, np.zeros_like(pictures)), (0, pictures)):  # of several seeds, the first one's
+        np.save(tmp_path / f"figure5-{seed}.npy", shown)
+        rows.append({"figure": 5, "seed": seed, "pictures": f"figure5-{seed}.npy", "columns": captions})
+    multimnist.plot(rows, tmp_path / "figure.png")
     for color in ((255, 0, 0), (0, 255, 0)):
         assert areas(tmp_path / "figure.png", color) == 15, "a column without a pair stays empty"
