@@ -15,6 +15,7 @@ from training.data.readers.files import MissingDataError
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
 from training.experiments.form import folder_name
 from training.options import EXPERIMENTS_FOLDER, parser, with_current_names
+from training.unread_output import unread_output_ignored
 
 if TYPE_CHECKING:
     import torch
@@ -51,16 +52,17 @@ def main(arguments: list[str] | None = None) -> None:
         "download": _download,
         "make": _make,
     }
-    try:
-        sys.exit(commands[options.command](options))
-    except ModuleNotFoundError as error:
-        if error.name not in TRAIN_EXTRA:
-            raise
-        _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
-    except (ValueError, OSError, DownloadError) as error:
-        _fail(one_line(error))
-    except KeyboardInterrupt:
-        sys.exit(STOPPED_BY_SIGNAL)
+    with unread_output_ignored():
+        try:
+            sys.exit(commands[options.command](options))
+        except ModuleNotFoundError as error:
+            if error.name not in TRAIN_EXTRA:
+                raise
+            _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
+        except (ValueError, OSError, DownloadError) as error:
+            _fail(one_line(error))
+        except KeyboardInterrupt:
+            sys.exit(STOPPED_BY_SIGNAL)
 
 
 def _fail(message: str) -> None:

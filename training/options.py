@@ -176,7 +176,7 @@ def _fit(command: argparse.ArgumentParser) -> None:
         "--max-minutes",
         type=positive,
         metavar="MINUTES",
-        help="stop after this much training; --resume continues (default: no limit)",
+        help="stop after this time, validation included; --resume continues (default: no limit)",
     )
     run.add_argument(
         "--checkpoint-minutes",

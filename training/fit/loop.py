@@ -51,7 +51,7 @@ class Limits:
     """When to write checkpoints, and when to stop early.
 
     Attributes:
-        max_minutes: training time of this session; None means no limit.
+        max_minutes: of this session, with what validation takes; None means no limit.
         checkpoint_minutes: between checkpoints; each epoch ends with one as well; on CUDA, where an epoch
             may last a second, only if it is the best so far.
     """
@@ -114,12 +114,19 @@ class Trainer:
         self._saved_step: int | None = None
         self._order: Tensor | None = None  # of the images in this epoch
         if newest:
-            checkpoint.load_optimizer(newest, self.model, self.optimizer)
-            if self.average:
-                checkpoint.load_weights(self.average.model, newest)
-            self.resumed_from = processes.of(checkpoint.read_progress(newest))
-            self._saved_step = self.resumed_from.step
-            self.progress = self.resumed_from.resumed_by(session, checkpoint.configured_anew(newest, config))
+            self._go_on_from(newest)
+
+    def _go_on_from(self, newest: Path) -> None:
+        """Take over what a checkpoint holds beside the weights that are trained."""
+        checkpoint.load_optimizer(newest, self.model, self.optimizer)
+        if self.average:
+            checkpoint.load_weights(self.average.model, newest)
+        self.resumed_from = self.processes.of(checkpoint.read_progress(newest))
+        self._saved_step = self.resumed_from.step
+        changed = checkpoint.configured_anew(newest, self.config)
+        self.progress = self.resumed_from.resumed_by(self.session, changed)
+        if checkpoint.is_run(newest) and checkpoint.read_config(newest).loss != self.config.loss:
+            self.progress = replace(self.progress, lowest_loss=None)  # it was another loss's
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
         """Train to the last epoch, or until validation meets the configuration's stop condition.

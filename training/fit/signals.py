@@ -1,6 +1,5 @@
 """Signals that end a training with a checkpoint."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,10 @@ def stop_on_signal() -> Iterator[list[int]]:
     SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
     """
     received: list[int] = []
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
         signal.signal(number, previous[signal.Signals(number)])
-        if number == signal.SIGHUP:
-            _print_to_nobody(terminals)
 
     heeded = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -31,11 +27,3 @@ def stop_on_signal() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _print_to_nobody(descriptors: list[int]) -> None:
-    """Where a terminal was: an error of printing would end the training before its checkpoint."""
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in descriptors:
-        os.dup2(nobody, descriptor)
-    os.close(nobody)

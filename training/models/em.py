@@ -200,7 +200,7 @@ class EMRouting(nn.Module):
             mixing_proportions: a parent's activation is its share of all that is assigned to the parents,
                 as in a mixture of Gaussians, not Eq. 2 (the ablation of Sec. 5).
             calibrated: lambda, unit and offset of beta_a are measured by `calibrate`, and are buffers; until
-                then they are those of the constants.
+                then lambda and offset are those of the constants.
 
         Raises:
             ValueError: iterations < 1.

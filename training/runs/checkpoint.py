@@ -141,8 +141,14 @@ def changes_of(before: RunConfig, now: RunConfig) -> str:
 
 
 def changes_of_run(before: RunConfig, now: RunConfig) -> str:
-    """As `changes_of`, of what identifies a run: network, data and seed, but not its schedule and loss."""
-    return changes_of(before, replace(now, optimizer=before.optimizer, loss=before.loss))
+    """As `changes_of`, of what identifies a run: network, data and seed, but not its schedule and loss.
+
+    The batch size counts, as steps are counted in batches, and so does the part that is trained, as Adam's
+    moments are of its weights alone.
+    """
+    same = now.optimizer.batch_size, now.optimizer.trained_part
+    optimizer = replace(before.optimizer, batch_size=same[0], trained_part=same[1])
+    return changes_of(before, replace(now, optimizer=optimizer, loss=before.loss))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -77,8 +77,9 @@ def _recorded(out: Path) -> RunConfig:
     trained = checkpoint.read_config(newest) if checkpoint.is_run(newest) else config
     if differing := checkpoint.changes_of_run(trained, config):
         raise ValueError(
-            f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; only optimizer and "
-            "loss of a run may be changed: undo this, or start another run"
+            f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; undo this, or start "
+            "another run; only the loss and the optimizer of a run may be changed, except batch_size and "
+            "trained_part"
         )
     return config
 

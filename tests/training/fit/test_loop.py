@@ -1,12 +1,8 @@
-import fcntl
 import json
-import os
-import pty
 import random
 import signal
 import subprocess
 import sys
-import termios
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -277,36 +273,6 @@ def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
     assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
 
 
-def in_a_terminal_of_its_own():
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_a_terminal_that_is_gone_takes_no_trained_step_with_it(tmp_path):
-    ours, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            KILLED.replace("epochs=40", "epochs=200, batch_size=40"),
-            str(tmp_path / "run"),
-        ],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        cwd=ROOT,
-        start_new_session=True,
-        preexec_fn=in_a_terminal_of_its_own,
-    )
-    os.close(terminal)
-    wait_for_step(tmp_path / "run", 2, process)
-    os.close(ours)
-    assert process.wait(timeout=60) == 0
-    progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
-    assert 2 <= progress.step < 200
-    assert log(tmp_path / "run")[-1]["step"] == progress.step
-
-
 def test_a_loss_that_is_not_finite_names_its_step_and_the_last_good_checkpoint(tmp_path):
     fit(tmp_path, limits=Limits(max_minutes=1e-9))
     trainer = Trainer(tmp_path, CONFIG, CPU, Progress())
@@ -558,6 +524,14 @@ def test_without_errors_a_lower_loss_is_no_improvement(tmp_path):
         trainer._count_improvement(measured)
         trainer.progress = replace(trainer.progress, best_error_percent=measured.error_percent)
         assert trainer.progress.improved_epochs == improved
+
+
+def test_losses_are_not_compared_with_those_of_another_loss(tmp_path):
+    fit(tmp_path, with_patience(2, 9))
+    config = with_patience(9, 9)
+    assert Trainer(tmp_path, config, CPU, Progress()).progress.lowest_loss is not None
+    other = replace(config, loss=replace(config.loss, absent_weight=3.0))
+    assert Trainer(tmp_path, other, CPU, Progress()).progress.lowest_loss is None
 
 
 def test_a_run_that_ends_for_want_of_improvement_resumes_to_the_bit(tmp_path):

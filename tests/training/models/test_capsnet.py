@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from training.config import CapsNetConfig, StemConvolution
+from training.models.build import build
 from training.models.capsnet import CapsNet, lengths
 from training.models.standardize import standardize_per_image
 
@@ -91,6 +92,14 @@ def test_every_option_trains(change):
         loss = loss + reconstruction.sum()
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("network", [CapsNet, build])
+@pytest.mark.parametrize("size", [(28, 30), (27, 27), (64, 64)])
+def test_images_of_another_size_are_refused(network, size):
+    """As built for training, its kernels would read what is not theirs."""
+    with pytest.raises(ValueError, match=r"takes images of 28x28 pixels, got \(2, 1,"):
+        network(TINY)(torch.rand(2, 1, *size))
 
 
 def test_lengths_are_probabilities():

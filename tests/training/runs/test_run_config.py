@@ -38,13 +38,26 @@ def stored(run, config: RunConfig, records: bool = True):
             replace(DRAWN, data=replace(DRAWN.data, validation_images=9)),
             "data.validation_images 9 (500 before)",
         ),
+        (
+            replace(DRAWN, optimizer=replace(DRAWN.optimizer, batch_size=9)),
+            "optimizer.batch_size 9 (32 before)",
+        ),
     ],
 )
 def test_a_run_is_not_resumed_as_another_one(tmp_path, edited, said):
     run = stored(tmp_path / "run", DRAWN)
     checkpoint.write_config(run, edited)
-    told = f"run/config.json has changed since step-00000001: {said}; only optimizer and loss of a run may be"
+    told = f"run/config.json has changed since step-00000001: {said}; undo this, or start another run"
     with pytest.raises(ValueError, match=re.escape(told)):
+        resumed_config(run)
+
+
+def test_a_run_cannot_go_on_with_its_decoder_alone(tmp_path):
+    """Adam has moments of other weights."""
+    config = replace(DRAWN, model=replace(TINY, decoder_hidden=(2,)))
+    run = stored(tmp_path / "run", config)
+    checkpoint.write_config(run, replace(config, optimizer=replace(config.optimizer, trained_part="decoder")))
+    with pytest.raises(ValueError, match=re.escape("optimizer.trained_part decoder (network before)")):
         resumed_config(run)
 
 

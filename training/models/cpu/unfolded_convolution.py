@@ -48,18 +48,18 @@ class _UnfoldedConvolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight, y = ctx.saved_tensors
         kernel = weight.shape[2]
-        dweight, dbias = torch.zeros_like(weight), weight.new_zeros(len(weight))
+        dweight, dbias = weight.new_zeros(len(weight), weight[0].numel()), weight.new_zeros(len(weight))
         dmaps = dy.permute(2, 3, 0, 1).reshape(y.shape)
         for row in range(len(y)):
             before_relu = torch.ops.aten.threshold_backward(dmaps[row], y[row], 0)
-            dweight.view(len(weight), -1).addmm_(before_relu.mT, _patches(x, row, kernel, ctx.stride))
+            dweight.addmm_(before_relu.mT, _patches(x, row, kernel, ctx.stride))
             dbias += before_relu.sum(dim=0)
         dx = None
         if ctx.needs_input_grad[0]:
             before_relu = torch.ops.aten.threshold_backward(dmaps, y, 0)
             maps = before_relu.view(len(y), -1, len(x), len(weight)).permute(2, 3, 0, 1)
             dx = conv2d_input(x.shape, weight, maps, ctx.stride)
-        return dx, dweight, dbias, None
+        return dx, dweight.view(weight.shape), dbias, None
 
 
 def _patches(x: Tensor, row: int, kernel: int, stride: int) -> Tensor:

@@ -173,8 +173,10 @@ def test_unfolded_it_is_a_convolution_and_a_relu(stride):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_unfolded_its_gradients_are_the_derivatives(stride):
-    inputs = random(2, 2, 6, 7), random(4, 2, 3, 3, seed=1), random(4, seed=2)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_unfolded_its_gradients_are_the_derivatives(stride, layout):
+    weight = random(4, 2, 3, 3, seed=1).to(memory_format=layout)
+    inputs = random(2, 2, 6, 7), weight, random(4, seed=2)
     assert torch.autograd.gradcheck(
         lambda *given: unfolded_conv2d_relu(*given, stride), [tensor.requires_grad_() for tensor in inputs]
     )
