@@ -31,8 +31,17 @@ def read_array(content: bytes, facts: Preprocessing) -> NDArray[np.float32]:
         float32 [N, H, W, C], 0-1; a new array.
 
     Raises:
-        ArrayError: not an `.npy` file, another dtype or shape, no image in it, values out of range or not
-            finite, or a body shorter or longer than its header claims.
+        ArrayError: what `array_values` and `in_range` raise.
+    """
+    return in_range(array_values(content, facts))
+
+
+def array_values(content: bytes, facts: Preprocessing) -> NDArray[np.generic]:
+    """The values in an `.npy` file as they are, [N, H, W, C], without a copy; arguments as of `read_array`.
+
+    Raises:
+        ArrayError: not an `.npy` file, another dtype or shape, no image in it, or a body shorter or longer
+            than its header claims.
     """
     file = io.BytesIO(content)
     shape, column_major, dtype = _header(file)
@@ -47,8 +56,7 @@ def read_array(content: bytes, facts: Preprocessing) -> NDArray[np.float32]:
             f"array of {'x'.join(map(str, shape))} {dtype.name} takes {math.prod(shape) * dtype.itemsize} "
             f"bytes after its header; {len(body)} came"
         )
-    values = np.frombuffer(body, dtype).reshape(shape, order="F" if column_major else "C")
-    return _in_range(values)
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if column_major else "C")
 
 
 def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -80,11 +88,16 @@ def _with_channels(shape: tuple[int, ...], facts: Preprocessing) -> tuple[int, .
     return shape
 
 
-def _in_range(values: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Values 0-1 as float32, row-major."""
+def in_range(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Values of an array, uint8 0-255 or float32 0-1, as float32 0-1, row-major.
+
+    Raises:
+        ArrayError: a value is out of range or not finite.
+    """
     inputs = np.array(values, np.float32, order="C")
     if values.dtype == np.uint8:
-        return inputs / np.float32(255)
+        inputs /= np.float32(255)
+        return inputs
     low, high = float(inputs.min()), float(inputs.max())  # NaN if any value is
     if not (low >= 0 and high <= 1):
         raise ArrayError(f"float32 values must be in 0-1, got {low:g} to {high:g}")

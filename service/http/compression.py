@@ -13,7 +13,7 @@ def decompress(body: bytes, coding: str, max_bytes: int) -> bytes:
 
     Args:
         body: as it arrived.
-        coding: "gzip", "deflate" or "identity", in lower case.
+        coding: "gzip" or "deflate", in lower case.
         max_bytes: of the decompressed body.
 
     Raises:
@@ -21,8 +21,6 @@ def decompress(body: bytes, coding: str, max_bytes: int) -> bytes:
         BodyTooLargeError: it decompresses to more.
         MalformedBodyError: it is damaged or cut off, or more data follows its end.
     """
-    if coding == "identity":
-        return body
     if coding not in CODINGS:
         raise UnsupportedCodingError(f"Content-Encoding must be gzip or deflate, got {shown(coding)}")
     decompressor = zlib.decompressobj(CODINGS[coding])

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.arrays import ArrayError, read_array
+from export.contract.arrays import ArrayError, array_values, in_range
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import (
     PictureError,
@@ -76,12 +76,12 @@ def decode_array(content: bytes, facts: Preprocessing, max_images: int) -> Float
         TooManyPicturesError: more than `max_images`, in which a pair of views counts twice.
     """
     try:
-        pixels = read_array(content, facts)
+        values = array_values(content, facts)
+        if (images := len(values) * facts.views) > max_images:  # before they take four times the memory
+            raise too_many_images(max_images, images)
+        return in_range(values)
     except ArrayError as error:
         raise errors.WrongArrayError(str(error)) from None
-    if len(pixels) * facts.views > max_images:
-        raise too_many_images(max_images, len(pixels) * facts.views)
-    return pixels
 
 
 class _PixelLimitError(PictureError):

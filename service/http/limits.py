@@ -1,6 +1,8 @@
 """Limits on request bodies: the size of each, the time it takes to arrive, and the memory of all."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,6 +39,20 @@ class BodyMemory:
                 f"are held (CAPSNET_UPLOADS_BYTES), the last quarter of them for bodies of up to "
                 f"{SMALL_BYTES}"
             )
+
+    @contextmanager
+    def holding(self, more: int, size: int) -> Iterator[None]:
+        """While it lasts, so many more bytes are held, of a body of this size in bytes.
+
+        Raises:
+            OverloadedError: they do not fit.
+        """
+        self.held_bytes += more
+        try:
+            self.check_room(size)
+            yield
+        finally:
+            self.held_bytes -= more
 
 
 class BodyLimit:

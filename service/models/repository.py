@@ -58,6 +58,7 @@ class Repository:
         self._requested: set[str] = set()  # models that were asked for: they are kept loaded
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retiring: dict[asyncio.Task[None], LoadedModel] = {}
+        self._updates: set[asyncio.Task[None]] = set()
         self._ruling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # held by `set_traffic`
         self._last_used_s = time.monotonic()
         self.work_done = 0
@@ -238,6 +239,8 @@ class Repository:
         if model not in self._loaded:
             return
         await self._update(model)
+        if model not in self._loaded:  # it was taken down meanwhile; the rule holds once it is loaded again
+            return
         if missing := set(named) - self._loaded.get(model, {}).keys():
             await self._bundles.set_traffic(model, before)
             await self._update(model)
@@ -303,7 +306,7 @@ class Repository:
         """End every inference thread; no request is left waiting."""
         open_ones = [*self.loaded(), *self._retiring.values()]
         self._loaded.clear()
-        for task in (*self._retiring, *self._loading.values()):
+        for task in (*self._retiring, *self._updates):
             task.cancel()
         await asyncio.gather(*(one.close() for one in open_ones))
 
@@ -312,8 +315,15 @@ class Repository:
     async def _update(self, model: str) -> None:
         """Serve as many of a model's newest versions as are kept, if they can be loaded, and those in use.
 
-        None of a model that an operator has taken down, be it while this waits or loads.
+        None of a model that an operator has taken down, be it while this waits or loads. Where nobody waits
+        for it any more it goes on, or what it has replaced would never be taken down.
         """
+        update = asyncio.create_task(self._serve_newest(model))
+        self._updates.add(update)
+        update.add_done_callback(self._updates.discard)
+        await asyncio.shield(update)
+
+    async def _serve_newest(self, model: str) -> None:
         async with self._inventory.changing[model]:
             before = self._loaded.get(model, {})
             wanted = await self._load_wanted(model, before)

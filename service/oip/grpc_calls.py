@@ -185,12 +185,8 @@ class Calls:
         body = await self._arrivals.read(messages)
         call.timings.end("receive")
         call.bytes_in = len(body)
-        bodies.held_bytes += call.bytes_in
-        try:
-            bodies.check_room(call.bytes_in)
+        with bodies.holding(call.bytes_in, call.bytes_in):
             return await method.answer(service, await self._parse(method, body), call)
-        finally:
-            bodies.held_bytes -= call.bytes_in
 
     async def _parse(self, method: Method, body: bytes) -> Any:
         if len(body) <= INLINE_BYTES:

@@ -180,19 +180,34 @@ async def post_infer(request: Request) -> Response:
         service.while_wanted(request),
         use_model(service.models, **request.path_params) as model,
     ):
-        asked, inputs = await _read(request, body, model, service)
-        end_part("parse")
-        images = len(next(iter(inputs.values())))
-        log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
-        outputs = await model.run(inputs)
-        return await _answer(request, asked, model, outputs, service)
+        content = await _decompressed(request, body, service)
+        with service.bodies.holding(max(0, len(content) - len(body)), len(content)):
+            asked, inputs = await _read(request, content, model, service)
+            end_part("parse")
+            images = len(next(iter(inputs.values())))
+            log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
+            outputs = await model.run(inputs)
+            return await _answer(request, asked, model, outputs, service)
 
 
 answer_head(routes)
 
 
+async def _decompressed(request: Request, body: bytes, service: Service) -> bytes:
+    """The content of a body.
+
+    Raises:
+        ServiceError: it cannot be decompressed, is too large then, or the service is overloaded.
+    """
+    coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
+    if coding == "identity":
+        return body
+    with service.pool.room_for(1):
+        return await service.pool.run(decompress, body, coding, service.settings.max_body_bytes)
+
+
 async def _read(
-    request: Request, body: bytes, model: OipModel, service: Service
+    request: Request, content: bytes, model: OipModel, service: Service
 ) -> tuple[InferRequest, Arrays]:
     """The request of a body, and its inputs, checked; a large one is read on a thread.
 
@@ -200,10 +215,8 @@ async def _read(
         ServiceError: the request is invalid, or the service is overloaded.
     """
     header_length = request.headers.get(HEADER_LENGTH)
-    coding = ", ".join(request.headers.getlist("content-encoding") or ["identity"]).strip().lower()
 
     def read() -> tuple[InferRequest, Arrays]:
-        content = decompress(body, coding, service.settings.max_body_bytes)
         if not content:
             raise MalformedBodyError("the body is empty; expected an inference request of the protocol")
         try:
@@ -212,7 +225,7 @@ async def _read(
             raise MalformedBodyError(str(error)) from None
         return asked, check_request(model, asked, service.settings.queue_images)
 
-    if coding == "identity" and _reads_inline(body, header_length):
+    if _reads_inline(content, header_length):
         return read()
     with service.pool.room_for(1):
         return await service.pool.run(read)

@@ -79,10 +79,10 @@ async def decode_one(given: ImageFiles, model: ServedModel, query: ExplainQuery,
     """
     manifest = model.manifest
     if not given.is_array and len(given.files) > manifest.views:
-        raise _several(len(given.files) // manifest.views)
+        raise _several(f"{len(given.files)} files")
     images = await decode_images(given, manifest, query.preprocess, service)
     if len(images.pixels) > 1:
-        raise _several(len(images.pixels))
+        raise _several(f"{len(images.pixels)} images")
     return images
 
 
@@ -156,5 +156,5 @@ def _grid(grid: Grid) -> dict[str, Any]:
     return {"row_centers": grid.centers, "column_centers": grid.centers, "field": grid.field}
 
 
-def _several(count: int) -> TooManyPicturesError:
-    return TooManyPicturesError(f"/explain takes one image, or one pair of views; got {count}")
+def _several(came: str) -> TooManyPicturesError:
+    return TooManyPicturesError(f"/explain takes one image, or one pair of views; got {came}")

@@ -150,6 +150,28 @@ def test_a_model_taken_down_while_it_is_being_loaded_stays_down(tmp_path):
     run(scenario())
 
 
+def test_a_load_that_nobody_waits_for_any_more_leaves_no_version_behind(tmp_path):
+    """gRPC cancels a call at its client's deadline."""
+
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path, versions_kept=2) as repository:
+            before = repository.loaded()
+            for version in (1, 2):
+                shutil.rmtree(tmp_path / "tiny" / str(version))
+                write_bundle(tmp_path / "tiny" / str(version), seed=version)
+            loading = asyncio.create_task(repository.load("tiny"))
+            while len({*before} & {*repository.loaded()}) == 2:  # one is replaced, the other is not yet
+                await asyncio.sleep(0)
+            loading.cancel()
+            async with asyncio.timeout(60):
+                while {*before} & {*repository.loaded()} or any(one.batcher.answering for one in before):
+                    await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
 async def the_queue_for(repository: Repository, model: str) -> None:
     """Until somebody waits for the lock on a model, which the test holds."""
     async with asyncio.timeout(60):

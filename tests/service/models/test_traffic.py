@@ -437,3 +437,19 @@ def test_of_two_rules_at_a_time_the_later_one_stands(tmp_path):
             assert await answering(repository) == 1
 
     run(scenario())
+
+
+def test_a_model_taken_down_while_it_is_pinned_answers_by_the_rule_once_it_is_loaded_again(tmp_path):
+    async def scenario() -> None:
+        for version in (1, 2, 3):
+            write_bundle(tmp_path / "tiny" / str(version))
+        async with opened(tmp_path, versions_kept=1) as repository:
+            pinning = asyncio.create_task(repository.set_traffic("tiny", Traffic(pinned=1)))
+            while states(repository, "tiny")[1] != "loading":
+                await asyncio.sleep(0)
+            await repository.unload("tiny")
+            await pinning
+            await repository.load("tiny")
+            assert await answering(repository) == 1
+
+    run(scenario())

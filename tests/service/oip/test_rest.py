@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from capsnet.wire_format import HEADER_LENGTH, read_response, write_request
 from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.raw_http import connected
 from tests.support.tiny_bundle import CLASSES, SIDE, rewrite_manifest, run_model, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
@@ -469,6 +470,23 @@ def test_a_bomb_is_not_unpacked(http: httpx.Client, coding: str) -> None:
     answer = post(http, pack(bytes(2**26)), content_encoding=coding)
     assert answer.status_code == 413
     assert "CAPSNET_MAX_BODY_BYTES" in answer.json()["error"]
+
+
+def test_what_a_body_unpacks_to_counts_as_held(models: Path) -> None:
+    mib = 2**20
+    body = json_request(pixels())
+    padded = gzip.compress(body + b" " * 2 * mib)
+    limits = {"max_body_bytes": 3 * mib, "uploads_bytes": 4 * mib, "receive_ms": 600_000}
+    with live_service(settings_for(models, **limits)) as client:
+        with connected(client) as stalled:
+            stalled.sendall(
+                b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2 * mib + 1)
+                + bytes(2 * mib)
+            )
+            wait_until(lambda: post(client, padded, content_encoding="gzip").status_code == 503)
+            assert post(client, body).status_code == 200
+        wait_until(lambda: post(client, padded, content_encoding="gzip").status_code == 200)
+        assert [post(client, padded, content_encoding="gzip").status_code for _ in range(3)] == [200] * 3
 
 
 @pytest.mark.parametrize(
