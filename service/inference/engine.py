@@ -74,7 +74,7 @@ class Engine:
 
         Raises:
             RuntimeError: the bundle has no explain graph; ask `explainer` first.
-            NoExplainGraphError: the bundle's files have changed since it was loaded.
+            NoExplainGraphError: the encoder's file has been written over since it was loaded.
         """
         if self.explainer is None:
             raise RuntimeError(f"{self.manifest.model} has no explain graph")

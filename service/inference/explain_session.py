@@ -1,11 +1,15 @@
 """The explain graph of a loaded bundle: opened when a request first needs it, always on the CPU.
 
 It computes with the encoder's weights, and few requests run it: so they are loaded a second time only once it
-is needed, which takes a tenth of a second. The encoder's file must still be the same then. When the bundle is
-loaded, the graph is opened once to be checked, and closed again.
+is needed, which takes a tenth of a second. Until then the encoder's file is kept open, so that another bundle
+may take its place meanwhile. When the bundle is loaded, the graph is opened once to be checked, and closed
+again.
 """
 
+import hashlib
+import os
 import threading
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.graph_file import far_tensors
-from export.contract.manifest import BundleError, Manifest, read_checked
+from export.contract.manifest import BundleError, Manifest
 from export.contract.one_line import first_line
 from export.optimize.choice import cpu_options
 from service.errors import NoExplainGraphError
@@ -43,15 +47,19 @@ class ExplainSession:
         manifest: of the bundle.
         content: the explain graph, which has been checked.
         threads: that compute.
+
+    Raises:
+        OSError: the encoder's file cannot be opened.
     """
 
     def __init__(self, bundle: Path, manifest: Manifest, content: bytes, threads: int) -> None:
-        self._bundle = bundle
         self._manifest = manifest
         self._content = content
         self._threads = threads
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
+        self._encoder = os.open(bundle / manifest.graphs["encoder"].file, os.O_RDONLY)
+        self._close_encoder = weakref.finalize(self, os.close, self._encoder)
         self.names = [tensor.name for tensor in manifest.graphs["explain"].outputs]
 
     @property
@@ -63,7 +71,7 @@ class ExplainSession:
         """Pixels [N, H, W, C] in 0-1 to the graph's outputs in the order of `names`, [N, ...] each. Blocks.
 
         Raises:
-            NoExplainGraphError: the bundle's files have changed since it was loaded.
+            NoExplainGraphError: the encoder's file has been written over since it was loaded.
         """
         with self._lock:
             self._opened = self._opened or self._open_again()
@@ -88,11 +96,22 @@ class ExplainSession:
 
     def _open_again(self) -> _Opened:
         try:
-            return self._open(read_checked(self._bundle, self._manifest.graphs["encoder"]))
+            opened = self._open(self._read_encoder())
         except (BundleError, OSError) as error:
             raise NoExplainGraphError(
                 f"{self._file} of {self._manifest.model} cannot be loaded any more: {first_line(error)}"
             ) from error
+        self._close_encoder()
+        return opened
+
+    def _read_encoder(self) -> bytes:
+        graph = self._manifest.graphs["encoder"]
+        with open(self._encoder, "rb", closefd=False) as file:
+            file.seek(0)  # an earlier try may have read it
+            content = file.read()
+        if hashlib.sha256(content).hexdigest() != graph.sha256:
+            raise BundleError(f"{graph.file} has been written over since it was loaded")
+        return content
 
     def _open(self, encoder: bytes) -> _Opened:
         options = cpu_options(self._threads)
