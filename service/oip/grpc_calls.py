@@ -71,6 +71,7 @@ class Call:
 
     Attributes:
         headers: its metadata.
+        client: the address and port that it comes from, as gRPC names them.
         noted: facts for its log line, such as `model`.
         status: the HTTP status of the same outcome over HTTP.
         timings: of its parts.
@@ -79,6 +80,7 @@ class Call:
     method: str
     headers: Headers
     request_id: str
+    client: str
     noted: dict[str, Any] = field(default_factory=dict)
     status: int = CLIENT_CLOSED_REQUEST
     bytes_in: int = 0
@@ -182,7 +184,7 @@ class Calls:
             return await method.answer(service, None, call)
         if method.is_administration:
             check_admin_key(call.headers, service.keys)
-        body = await self._arrivals.read(messages)
+        body = await self._arrivals.read(messages, call.client)
         call.timings.end("receive")
         call.bytes_in = len(body)
         with bodies.holding(call.bytes_in, call.bytes_in):
@@ -200,7 +202,7 @@ def _begin(method: Method, context: Context) -> Call:
         (key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata
     ]
     request_id = given_id(headers) or secrets.token_hex(12).encode()
-    return Call(method.name, headers, request_id.decode())
+    return Call(method.name, headers, request_id.decode(), context.peer())
 
 
 async def _refuse(call: Call, context: Context, error: ServiceError) -> NoReturn:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +470,22 @@ def test_messages_that_do_not_come_make_way_for_others(models, monkeypatch):
         code, told = refusal(gone)
         assert (code, "others wait" in told) == (Code.UNAVAILABLE, True)
         there.cancel()
+
+
+def test_many_calls_that_send_nothing_delay_another_client_by_one_turn(models, monkeypatch):
+    """First come, first served would let them all have theirs before."""
+    monkeypatch.setattr(grpc_arrival, "GIVES_WAY_S", 1.0)
+    few = {"uploads_bytes": 2 * 2**20, "max_body_bytes": 2**20, "receive_ms": 60_000}
+    settings = settings_for(models, default_model="tiny", grpc_port=0, **few)
+    with live(settings) as service, ExitStack() as stalled:
+        calls = [stalled.enter_context(never_sent(service)) for _ in range(12)]
+        wait_until(lambda: sum(call.done() for call in calls) == 2)  # turns are two, and ten wait
+        with grpc.insecure_channel(service.address) as other:
+            ask = other.unary_unary(PATH + "ModelInfer")
+            ask(asking().SerializeToString(), timeout=60)
+        assert sum(call.done() for call in calls) <= 6
+        for call in calls:
+            call.cancel()
 
 
 def waiting_for_a_turn(service: Live) -> Any:
