@@ -241,6 +241,10 @@ class DeadlineExceededError(ServiceError):
     headers = RETRY
 
 
+class Unfinished(str):
+    """What a request was waiting for when it was cancelled, in words: the argument of a CancelledError."""
+
+
 # Statuses that the framework itself answers with.
 FRAMEWORK = {
     404: ("not-found", "No such route"),

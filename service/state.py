@@ -6,13 +6,12 @@ from typing import TypedDict
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.errors import DeadlineExceededError
+from service.errors import DeadlineExceededError, Unfinished
 from service.http.key_use import KeyUse
 from service.http.keys import Keys
 from service.http.limits import BodyMemory
 from service.http.picture_pool import PicturePool
 from service.models.interface import Models
-from service.models.use import STILL_LOADING
 from service.observability.request_metrics import RequestMetrics
 from service.observability.tracing import Tracer
 from service.settings import Settings
@@ -59,10 +58,9 @@ class Service:
 
     def too_late(self, cancelled: BaseException | None = None) -> DeadlineExceededError:
         """The error for a request that has reached its deadline; `cancelled` ended the work on it."""
-        if cancelled and STILL_LOADING in cancelled.args:
-            why = "the model is not loaded yet, which goes on; try again"
-        else:
-            why = f"{self.pool.images} images are being decoded or wait for it"
+        told = [why for why in cancelled.args if isinstance(why, Unfinished)] if cancelled else []
+        decoding = f"{self.pool.images} images are being decoded or wait for it"
+        why = told[0] if told else decoding if self.pool.images else "the model has not answered"
         return DeadlineExceededError(
             f"no result within {self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS); {why}"
         )

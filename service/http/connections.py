@@ -3,8 +3,9 @@
 Uvicorn 0.54 with httptools has gaps here. A connection without a whole request has no time limit once its
 first byte has arrived; 60 MB of header lines take 1 GB of memory; of pipelined requests every answer lets in
 more. Malformed requests are answered at once, before earlier ones. If a request offers another protocol, as
-`curl --http2` does, its body is dropped; and a client that half-closes the connection, as `nc -N` does, gets
-no answer. This file closes the gaps with private parts of Uvicorn, so pyproject.toml pins its minor version.
+`curl --http2` does, its body is dropped; a client that half-closes the connection, as `nc -N` does, gets no
+answer; and one that is refused while it sends, and wants the connection closed, gets a reset. This file
+closes the gaps with private parts of Uvicorn, so pyproject.toml pins its minor version.
 """
 
 import asyncio
@@ -43,6 +44,8 @@ class BoundedHttp(HttpToolsProtocol):
         max_header_lines: of one request, trailers included.
         max_requests_ahead: pipelined requests that wait for the answer to an earlier one.
         reset_s: seconds between checks whether a client that has half-closed the connection still reads.
+        linger_s: seconds for which the rest of a refused body is read and dropped, where the connection is to
+            be closed: many clients send everything before they look at the answer.
     """
 
     idle_s: ClassVar[int] = 75
@@ -51,6 +54,7 @@ class BoundedHttp(HttpToolsProtocol):
     max_header_lines: ClassVar[int] = 100
     max_requests_ahead: ClassVar[int] = 32
     reset_s: ClassVar[float] = 0.1
+    linger_s: ClassVar[float] = 10
 
     _newest: RequestResponseCycle | None = None
     _head_bytes = 0
@@ -58,6 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _has_probed = False
     _reset_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -72,6 +77,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._timer.cancel()
         if self._reset_timer:
             self._reset_timer.cancel()
+        if self._linger_timer:
+            self._linger_timer.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -96,7 +103,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        if self._is_refused:
+        if self._is_refused or self._linger_timer:
             return
         self._unset_keepalive_if_required()
         self._head_bytes += len(data)
@@ -123,6 +130,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.expect_100_continue = expects_continue(self.headers)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            transport: Any = _ClosedLast(self, self.cycle)
+            self.cycle.transport = transport
         elif self.parser.get_method() == b"CONNECT":
             raise MalformedRequestError("CONNECT asks for a tunnel, and this is not a proxy")
 
@@ -242,9 +251,35 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._reset_timer = self.loop.call_later(self.reset_s, self._check_for_reset)
 
+    def close_after(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection after an answer; if the request is still arriving, once that ends.
+
+        To close a socket with unread bytes resets the connection, and takes the answer from the client.
+        """
+        if cycle.more_body and cycle.response_complete and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._linger_timer = self.loop.call_later(self.linger_s, self.transport.abort)
+        else:
+            self.transport.close()
+
     def _cut_off(self, reason: str) -> None:
         log.info("cut off a client", {"client": self.client[0] if self.client else None, "reason": reason})
         self.transport.abort()
+
+
+class _ClosedLast:
+    """What Uvicorn writes an answer to, and closes afterwards."""
+
+    def __init__(self, http: BoundedHttp, cycle: RequestResponseCycle) -> None:
+        self._http = http
+        self._cycle = cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._http.transport, name)
+
+    def close(self) -> None:
+        """Close the connection, if need be later."""
+        self._http.close_after(self._cycle)
 
 
 def _is_reset(descriptor: int) -> bool:

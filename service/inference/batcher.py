@@ -33,7 +33,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import DeadlineExceededError, OverloadedError
+from service.errors import DeadlineExceededError, OverloadedError, Unfinished
 from service.inference.graph_queue import GraphQueue, Run
 from service.inference.jobs import Arrays, Job, Slice, deliver, join
 from service.observability.metrics import ModelMetrics
@@ -146,7 +146,10 @@ class Batcher:
         job = Job(feeds, len(feeds[0]), now, now + self._deadline_s, loop, loop.create_future())
         try:
             outputs = await self._result(queue, job)
-        except (Exception, asyncio.CancelledError):  # cancelled at its request's deadline, or by the client
+        except asyncio.CancelledError:  # at its request's deadline, or by the client
+            queue.statistics.failed(time.monotonic() - now)
+            raise asyncio.CancelledError(self._unfinished(job)) from None
+        except Exception:
             queue.statistics.failed(time.monotonic() - now)
             raise
         queue.statistics.succeeded(job.images, time.monotonic() - now)
@@ -192,7 +195,7 @@ class Batcher:
 
     async def _result(self, queue: GraphQueue, job: Job) -> Arrays:
         self._enqueue(queue, job)
-        timer = job.loop.call_later(self._deadline_s, lambda: job.fail(self._late()))
+        timer = job.loop.call_later(self._deadline_s, lambda: job.fail(self._late(job)))
         try:
             return await job.future
         finally:
@@ -342,7 +345,7 @@ class Batcher:
     def _is_wanted(self, job: Job) -> bool:
         """Somebody still waits for the job, and it is not too late for it."""
         if time.monotonic() > job.deadline:
-            job.fail(self._late())
+            job.fail(self._late(job))
             return False
         return not job.future.done()
 
@@ -368,10 +371,14 @@ class Batcher:
         seconds = (joined - began, ended - joined, time.monotonic() - ended)
         queue.statistics.ran(images, begun, len(batch), seconds)
 
-    def _late(self) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"no result within {self._deadline_s * 1000:.0f} ms; {self.waiting_images} images wait"
-        )
+    def _late(self, job: Job) -> DeadlineExceededError:
+        limit_ms = self._deadline_s * 1000
+        return DeadlineExceededError(f"no result within {limit_ms:.0f} ms; {self._unfinished(job)}")
+
+    def _unfinished(self, job: Job) -> Unfinished:
+        if job.started is not None:
+            return Unfinished(f"{self._name} was computing")
+        return Unfinished(f"{self.waiting_images} images wait for {self._name}")
 
     def _died(self) -> OverloadedError:
         return OverloadedError(f"an inference thread of {self._name} died; try again")

@@ -3,10 +3,11 @@
 import asyncio
 from typing import Generic, Protocol, TypeVar
 
+from service.errors import Unfinished
 from service.models.interface import ServedModel
 
 Served = TypeVar("Served", bound=ServedModel)
-STILL_LOADING = "the model was not loaded yet"  # says a CancelledError; loading goes on
+STILL_LOADING = Unfinished("the model is not loaded yet, which goes on; try again")
 
 
 class Lender(Protocol[Served]):

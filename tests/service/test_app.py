@@ -256,6 +256,23 @@ def test_more_pictures_than_may_wait_for_their_decoding_answer_503(models):
         assert "decoded" in answer.json()["detail"]
 
 
+def test_a_deadline_that_passes_while_a_model_computes_says_so(tmp_path):
+    write_slow_bundle(tmp_path / "slow" / "1")
+
+    def ask(images: int) -> httpx.Response:
+        content = to_npy(np.zeros((images, SIDE, SIDE, 1), np.float32))
+        return client.post("/classify", content=content, headers={"Content-Type": "application/x-npy"})
+
+    settings = settings_for(tmp_path, threads=1, max_batch=64, deadline_ms=300)
+    with live_service(settings) as client, ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, 64)  # in one batch, for more than a second
+        wait_until(lambda: metric(client, "capsnet_queue_wait_seconds_count") > 0)
+        second = pool.submit(ask, 3)
+        told = [one.result().json()["detail"] for one in (first, second)]
+    late = "no result within 300 ms (CAPSNET_DEADLINE_MS); "
+    assert told == [f"{late}slow/1 was computing", f"{late}3 images wait for slow/1"]
+
+
 def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkeypatch):
     may_go_on = hold_loading(monkeypatch, "other")
     for name in ("tiny", "other"):

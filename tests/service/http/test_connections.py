@@ -242,6 +242,32 @@ def test_a_path_that_is_too_long_is_told_how_long_it_may_be(patient):
     assert f"{BoundedHttp.max_head_bytes} bytes" in json.loads(body)["detail"]
 
 
+@pytest.mark.parametrize(
+    ("line", "headers"), [("POST /nowhere HTTP/1.1", ["Connection: close"]), ("POST /nowhere HTTP/1.0", [])]
+)
+def test_a_client_that_sends_everything_before_it_reads_gets_its_refusal(patient, line, headers):
+    """`urllib.request` closes its connections, for example."""
+    body = bytes(2**24)
+    begun = "\r\n".join([line, "Host: test", PNG, f"Content-Length: {len(body)}", *headers, "", ""])
+    with connected(patient) as connection:
+        connection.sendall(begun.encode())
+        time.sleep(0.1)  # the answer is there
+        connection.sendall(body)
+        time.sleep(0.1)
+        [(status, _, _)] = answers(read_to_end(connection))
+    assert status == 404
+
+
+def test_a_refused_client_that_never_ends_is_cut_off(models):
+    class Lingering(BoundedHttp):
+        linger_s = 0.2
+
+    with live_service(settings_for(models), http=Lingering) as client, connected(client) as connection:
+        connection.sendall(head("/nowhere", PNG, "Content-Length: 100000", "Connection: close"))
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 404 ")
+        assert is_cut_off(connection, b".", pause_s=0.02)
+
+
 def test_a_request_that_has_its_answer_already_gets_no_second_one(patient):
     with connected(patient) as connection:
         connection.sendall(head("/nowhere", PNG, CHUNKED) + b"1\r\na\r\n")
