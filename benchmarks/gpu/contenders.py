@@ -185,6 +185,8 @@ def _slots(session: ort.InferenceSession, memory: Any, *, records: bool) -> Prep
 
     def prepare(pixels: Floats) -> Prepared:
         slot = Slot(session, len(pixels), memory, len(pixels) if records else NO_RECORDING)
+        if records:
+            slot.warm_up()
         slot.fill({"pixels": pixels}, len(pixels))
         return Prepared(slot.run, lambda: slot.read(["probabilities"], len(pixels))[0])
 

@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     manifest = read_manifest(options.bundle)
     encoder = onnx.load_model_from_string(read_checked(options.bundle, manifest.graphs["encoder"]))
-    batches = (QUICK_BATCHES if options.quick else BATCHES)[options.device]
+    usual = QUICK_BATCHES if options.quick else BATCHES
+    batches = tuple(options.batches or usual[options.device])
     with tempfile.TemporaryDirectory() as cache:
         seconds = 0.2 if options.quick else 2.0
         setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache))
@@ -218,6 +219,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to run (cuda)")
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes, shorter measurements")
+    parser.add_argument(
+        "--batches", type=option_types.several, metavar="N,N", help="images at a time, such as 1,64,1024"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="contenders whose name has this in it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
     parser.add_argument(

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-from tests.support.live_service import free_port
 from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu" / "first_contact.sh"
@@ -15,22 +14,21 @@ def test_a_part_that_it_has_not_is_refused_with_those_it_has(tmp_path):
         [SCRIPT, "answers", "ls"], env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, text=True
     )
     assert ran.returncode == 2
-    assert "there is no part ls; there are tests, speed, routing and answers" in ran.stderr
+    assert (
+        "there is no part ls; there are tests, agreement, answers, speed, routing and compile" in ran.stderr
+    )
 
 
-def test_its_service_reads_the_photograph_and_stops(tmp_path):
-    places = {"PYTHON": sys.executable, "OUT": str(tmp_path), "PORT": str(free_port()), "DEVICE": "cpu"}
-    settings = {"CAPSNET_OPTIMIZE": "false", "CAPSNET_CACHE": str(tmp_path / "cache")}
+def test_every_model_of_its_service_answers_and_the_service_stops(tmp_path):
+    places = {"PYTHON": sys.executable, "OUT": str(tmp_path), "DEVICE": "cpu"}
     ran = subprocess.run(
-        [SCRIPT, "answers"],
-        env={**os.environ, **places, **settings},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [SCRIPT, "answers"], env={**os.environ, **places}, capture_output=True, text=True, timeout=300
     )
     log = (tmp_path / "first_contact.log").read_text()
-    assert ran.returncode == 0
+    assert ran.returncode == 0, log
     assert ran.stdout == log
-    assert '"label":"7","labels":["7"]' in log
-    assert '"reconstructions":[{' in log
+    for model in ("capsnet-digits", "capsnet-mnist", "capsnet-multimnist", "matrix-capsnet-toys"):
+        assert f"\n{model}: median of 50 requests " in log
+    assert log.count('"label":"7","labels":["7"]') == 2
+    assert log.count("/reconstruct 200 {") == 4
     assert log.endswith("-- answers ended with status 0\n")
