@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -96,6 +98,30 @@ def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(slices):
     refused = fidelity(slices[0], "drawn --epochs 1 --seed 2")
     assert refused.returncode == 2
     assert "was begun as 'drawn --epochs 1 --seed 1', not as 'drawn --epochs 1 --seed 2'" in refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_slice_that_is_ended_from_outside_leaves_what_it_has_reached(tmp_path, number):
+    """By `timeout`, which sends the signal to all of its processes."""
+    places = {"RUN": str(tmp_path / "drawn-1"), "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
+    process = subprocess.Popen(
+        [ROOT / "benchmarks" / "gpu" / "fidelity.sh", "drawn", "--epochs", "50"],
+        env={**os.environ, **places, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: (os.setsid(), signal.signal(signal.SIGINT, signal.default_int_handler)),
+    )
+    log, until = tmp_path / "drawn-1" / "log.jsonl", time.monotonic() + 120
+    while not log.is_file() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1)
+    os.killpg(process.pid, number)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    [newest] = (tmp_path / "drawn-1" / "checkpoints").iterdir()
+    assert f"{newest.name} is in {tmp_path / 'out'}/drawn-1.part-*" in told
+    assert (tmp_path / "out" / "drawn-1.sha256").is_file()
 
 
 def test_the_preset_must_be_named(tmp_path):
