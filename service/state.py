@@ -58,12 +58,9 @@ class Service:
 
     def too_late(self, cancelled: BaseException | None = None) -> DeadlineExceededError:
         """The error for a request that has reached its deadline; `cancelled` ended the work on it."""
-        told = [why for why in cancelled.args if isinstance(why, Unfinished)] if cancelled else []
-        decoding = f"{self.pool.images} images are being decoded or wait for it"
-        why = told[0] if told else decoding if self.pool.images else "the model has not answered"
-        return DeadlineExceededError(
-            f"no result within {self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS); {why}"
-        )
+        told = [f"; {why}" for why in cancelled.args if isinstance(why, Unfinished)] if cancelled else []
+        limit = f"{self.settings.deadline_ms} ms (CAPSNET_DEADLINE_MS)"
+        return DeadlineExceededError(f"no result within {limit}{''.join(told)}")
 
 
 def service_of(request: Request) -> Service:

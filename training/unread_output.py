@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import IO, Any, cast
 
 NOBODY_READS = {errno.EPIPE, errno.EIO}  # of a pipe; of a terminal
@@ -44,10 +45,11 @@ class _PatientStream:
 @contextmanager
 def unread_output_ignored() -> Iterator[None]:
     """While it lasts, what is printed for nobody is lost and raises no error."""
-    streams = [cast(IO[str], _PatientStream(stream)) for stream in (sys.stdout, sys.stderr)]
-    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
-        try:
-            yield
-        finally:
-            for stream in streams:
-                stream.flush()
+    with Path(os.devnull).open("w") as nobody:  # Python has None for what was closed before it began
+        streams = [cast(IO[str], _PatientStream(stream or nobody)) for stream in (sys.stdout, sys.stderr)]
+        with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+            try:
+                yield
+            finally:
+                for stream in streams:
+                    stream.flush()

@@ -24,7 +24,8 @@
 # first two measure it on the test images, which nothing here does.
 # `capsnet-train evaluate RUN --full` measures multimnist on 10 million pairs and affnist on affNIST.
 #
-# `timeout 9m benchmarks/gpu/fidelity.sh mnist` ends like MINUTES; a training that has not begun leaves nothing.
+# `timeout 9m benchmarks/gpu/fidelity.sh mnist` ends like MINUTES; a training that has not begun leaves nothing. A signal
+# must go to all of its processes, as from `timeout` and Ctrl-C.
 #
 # Experiments need no such script: `timeout --signal INT 9m capsnet-train experiment affnist`, again to go on.
 set -euo pipefail
@@ -55,7 +56,7 @@ else
   echo "$asked" >"$run/asked-for"
   what=(--preset "$@")
 fi
-# A signal to all of these processes, as by `timeout`, ends the training with a checkpoint, and not this.
+# A signal ends the training with a checkpoint, and not this.
 trap : INT TERM HUP
 status=0
 "$python" -m training.cli fit --out "$run" "${what[@]}" ${MINUTES:+--max-minutes "$MINUTES"} || status=$?

@@ -20,24 +20,15 @@ class ArrayError(PictureError):
     """An array that the model does not take; the message says what it takes and what came."""
 
 
-def read_array(content: bytes, facts: Preprocessing) -> NDArray[np.float32]:
-    """Read a batch of inputs from an `.npy` file, version 1 or 2.
+def array_values(content: bytes, facts: Preprocessing) -> NDArray[np.generic]:
+    """The values of a batch in an `.npy` file, version 1 or 2, as they are and without a copy.
 
     Args:
         content: uint8 0-255 or float32 0-1, [N, H, W] (models of one channel) or [N, H, W, C].
         facts: height, width and channels that the model takes.
 
     Returns:
-        float32 [N, H, W, C], 0-1; a new array.
-
-    Raises:
-        ArrayError: what `array_values` and `in_range` raise.
-    """
-    return in_range(array_values(content, facts))
-
-
-def array_values(content: bytes, facts: Preprocessing) -> NDArray[np.generic]:
-    """The values in an `.npy` file as they are, [N, H, W, C], without a copy; arguments as of `read_array`.
+        [N, H, W, C].
 
     Raises:
         ArrayError: not an `.npy` file, another dtype or shape, no image in it, or a body shorter or longer
@@ -89,7 +80,7 @@ def _with_channels(shape: tuple[int, ...], facts: Preprocessing) -> tuple[int, .
 
 
 def in_range(values: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Values of an array, uint8 0-255 or float32 0-1, as float32 0-1, row-major.
+    """Values of an array, uint8 0-255 or float32 0-1, as float32 0-1, row-major; a new array.
 
     Raises:
         ArrayError: a value is out of range or not finite.

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import select
+import weakref
 from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -252,7 +253,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._reset_timer = self.loop.call_later(self.reset_s, self._check_for_reset)
 
     def close_after(self, cycle: RequestResponseCycle) -> None:
-        """Close the connection after an answer; if the request is still arriving, once that ends.
+        """Close the connection after an answer; if the request is still arriving, once the client closes it.
 
         To close a socket with unread bytes resets the connection, and takes the answer from the client.
         """
@@ -272,14 +273,16 @@ class _ClosedLast:
 
     def __init__(self, http: BoundedHttp, cycle: RequestResponseCycle) -> None:
         self._http = http
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # which holds this
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._http.transport, name)
 
     def close(self) -> None:
         """Close the connection, if need be later."""
-        self._http.close_after(self._cycle)
+        cycle = self._cycle()
+        assert cycle, "it closes its connection"
+        self._http.close_after(cycle)
 
 
 def _is_reset(descriptor: int) -> bool:

@@ -49,7 +49,8 @@ class BodyMemory:
         """
         self.held_bytes += more
         try:
-            self.check_room(size)
+            if more:  # else it is held, and has been checked, already
+                self.check_room(size)
             yield
         finally:
             self.held_bytes -= more

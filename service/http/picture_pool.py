@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from service.errors import OverloadedError
+from service.errors import OverloadedError, Unfinished
 
 TURN_S = 0.005  # a turn takes one picture, and more until this time is over
 
@@ -108,6 +108,7 @@ class PicturePool:
         """The results of blocking calls, in their order; cancelling it ends it between two of them.
 
         Raises:
+            CancelledError: with what it was at, `Unfinished`.
             Exception: of the first call that fails; the calls after it may not have been made.
         """
         if not calls:
@@ -117,6 +118,8 @@ class PicturePool:
         self._begin_turns()
         try:
             await job.over
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(self._unfinished()) from None
         finally:
             job.left.clear()
         return [job.results[index] for index in range(len(calls))]
@@ -124,6 +127,11 @@ class PicturePool:
     def shutdown(self) -> None:
         """End the threads, after the turns under way. Blocks."""
         self._executor.shutdown()
+
+    def _unfinished(self) -> Unfinished:
+        if self.images:
+            return Unfinished(f"{self.images} images are being decoded or wait for it")
+        return Unfinished("the request was being read, or its answer written")
 
     def _begin_turns(self) -> None:
         loop = asyncio.get_running_loop()

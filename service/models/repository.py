@@ -14,6 +14,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from service.errors import (
@@ -321,7 +322,11 @@ class Repository:
         update = asyncio.create_task(self._serve_newest(model))
         self._updates.add(update)
         update.add_done_callback(self._updates.discard)
-        await asyncio.shield(update)
+        try:
+            await asyncio.shield(update)
+        except asyncio.CancelledError:
+            update.add_done_callback(partial(_log_failure, model))
+            raise
 
     async def _serve_newest(self, model: str) -> None:
         async with self._inventory.changing[model]:
@@ -418,6 +423,12 @@ class Repository:
             await asyncio.shield(self._loading[model])  # others may wait for it too
         except DeviceError as error:
             raise NotReadyError(str(error)) from None
+
+
+def _log_failure(model: str, update: asyncio.Task[None]) -> None:
+    """Of an update that nobody waits for any more."""
+    if not update.cancelled() and (error := update.exception()):
+        log.error("loading %s failed", model, exc_info=error)
 
 
 def _was_named(loaded: LoadedModel | None) -> bool:

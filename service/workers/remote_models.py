@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from service.errors import NotReadyError
+from service.errors import NotReadyError, Unfinished
 from service.inference.memory import trim_heap
 from service.models.background import RELEASE_EVERY_S
 from service.models.index_entry import IndexEntry
@@ -292,15 +292,22 @@ class _RemoteModel(ServedModel):
 
     @override
     async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        return cast(tuple[Floats, Floats], await self._models.call("run", self.key, "encoder", pixels))
+        return cast(tuple[Floats, Floats], await self._run("encoder", pixels))
 
     @override
     async def decode(self, poses: Floats, mask: Floats) -> Floats:
-        return cast(Floats, await self._models.call("run", self.key, "decoder", poses, mask))
+        return cast(Floats, await self._run("decoder", poses, mask))
 
     @override
     async def explain(self, pixels: Floats) -> dict[str, Floats]:
-        return cast(dict[str, Floats], await self._models.call("run", self.key, "explain", pixels))
+        return cast(dict[str, Floats], await self._run("explain", pixels))
+
+    async def _run(self, graph: str, *feeds: Floats) -> object:
+        try:
+            return await self._models.call("run", self.key, graph, *feeds)
+        except asyncio.CancelledError:
+            why = f"{self.name}/{self.version} was computing, or images wait for it"
+            raise asyncio.CancelledError(Unfinished(why)) from None
 
     @override
     async def is_answering(self) -> bool:

@@ -81,6 +81,18 @@ def test_a_run_whose_reader_has_gone_is_trained_to_its_end(tmp_path):
     assert [row["epoch"] for row in log(tmp_path) if row["kind"] == "validation"] == [1, 2]
 
 
+def close_both():
+    os.close(1)
+    os.close(2)
+
+
+def test_a_run_without_any_output_is_trained_to_its_end(tmp_path):
+    """`capsnet-train fit … >&- 2>&-`, as some daemons start programs."""
+    process = started(tmp_path, 1, preexec_fn=close_both)
+    assert process.wait(timeout=120) == 0
+    assert step(tmp_path) > 0
+
+
 def in_a_terminal_of_its_own():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children ignore it

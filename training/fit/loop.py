@@ -51,7 +51,7 @@ class Limits:
     """When to write checkpoints, and when to stop early.
 
     Attributes:
-        max_minutes: of this session, with what validation takes; None means no limit.
+        max_minutes: that this session may take, validation included; None means no limit.
         checkpoint_minutes: between checkpoints; each epoch ends with one as well; on CUDA, where an epoch
             may last a second, only if it is the best so far.
     """
@@ -126,7 +126,8 @@ class Trainer:
         changed = checkpoint.configured_anew(newest, self.config)
         self.progress = self.resumed_from.resumed_by(self.session, changed)
         if checkpoint.is_run(newest) and checkpoint.read_config(newest).loss != self.config.loss:
-            self.progress = replace(self.progress, lowest_loss=None)  # it was another loss's
+            # What was found with the other loss says nothing of this one.
+            self.progress = replace(self.progress, lowest_loss=None, improved_epochs=self.progress.epochs)
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
         """Train to the last epoch, or until validation meets the configuration's stop condition.

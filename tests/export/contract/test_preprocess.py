@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageOps
 
-from export.contract.arrays import ArrayError, read_array
+from export.contract.arrays import ArrayError, array_values, in_range
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import PictureError, PictureFormatError, PictureSizeError, read_picture
 from export.contract.preprocess import quantiles, to_input
@@ -370,6 +370,10 @@ def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+def read_array(content: bytes, facts: Preprocessing) -> np.ndarray:
+    return in_range(array_values(content, facts))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

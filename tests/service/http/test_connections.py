@@ -1,5 +1,6 @@
 """Connections: what is no request is refused in words, and none stays open for ever."""
 
+import gc
 import json
 import logging
 import socket
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.http.connections import BoundedHttp
 from tests.support.live_service import live_service, settings_for
@@ -256,6 +258,23 @@ def test_a_client_that_sends_everything_before_it_reads_gets_its_refusal(patient
         time.sleep(0.1)
         [(status, _, _)] = answers(read_to_end(connection))
     assert status == 404
+
+
+def test_answered_requests_leave_no_garbage(patient):
+    """A reference in a circle would keep each, with its body, until the next garbage collection."""
+
+    def kept() -> int:
+        return sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects())
+
+    gc.collect()
+    before = kept()
+    gc.disable()
+    try:
+        for _ in range(20):
+            assert patient.get("/healthz").is_success
+        assert kept() - before < 5
+    finally:
+        gc.enable()
 
 
 def test_a_refused_client_that_never_ends_is_cut_off(models):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.errors import Unfinished
 from service.http.picture_pool import TURN_S, PicturePool
 
 
@@ -148,3 +149,30 @@ def test_however_requests_end_each_gets_its_own_and_no_thread_is_lost(threads, r
             assert came == [number * 100 + n for n in range(count)]
         elif end == "fails":
             assert str(came) == f"picture {number}"
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (3, "3 images are being decoded or wait for it"),
+        (0, "the request was being read, or its answer written"),
+    ],
+)
+def test_who_is_cancelled_is_told_what_it_was_at(images, said):
+    async def use(pool: PicturePool) -> tuple[object, ...]:
+        may_end = threading.Event()
+        with pool.room_for(images):
+            waiting = asyncio.create_task(pool.run(may_end.wait))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            try:
+                await waiting
+            except asyncio.CancelledError as cancelled:
+                return cancelled.args
+            finally:
+                may_end.set()
+        return ()
+
+    [told] = in_pool(1, use)
+    assert isinstance(told, Unfinished)
+    assert told == said

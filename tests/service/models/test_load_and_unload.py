@@ -1,6 +1,7 @@
 """Models that load with their first request, that an operator takes down, or that requests name."""
 
 import asyncio
+import gc
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from service.errors import (
     RefusedModelError,
     UnknownModelError,
 )
+from service.inference.providers import DeviceError
 from service.models.repository import NAMED_S, Repository
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
@@ -170,6 +172,30 @@ def test_a_load_that_nobody_waits_for_any_more_leaves_no_version_behind(tmp_path
                     await asyncio.sleep(0.01)
 
     run(scenario())
+
+
+def test_a_load_that_fails_after_its_caller_has_left_is_logged(tmp_path, monkeypatch, caplog):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+
+            async def fail(*_: object, **__: object) -> None:
+                await asyncio.sleep(0.05)
+                raise DeviceError("the device is gone")
+
+            monkeypatch.setattr(repository._loader, "load", fail)
+            loading = asyncio.create_task(repository.load("tiny"))
+            while not repository._updates:
+                await asyncio.sleep(0)
+            loading.cancel()
+            async with asyncio.timeout(60):
+                while repository._updates:
+                    await asyncio.sleep(0.01)
+        gc.collect()  # of a task whose error nobody has read, asyncio complains then
+
+    run(scenario())
+    [record] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (record.name, record.getMessage()) == ("service.models.repository", "loading tiny failed")
 
 
 async def the_queue_for(repository: Repository, model: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.app import create_app
-from service.errors import NotReadyError, OverloadedError, UnknownModelError
+from service.errors import NotReadyError, OverloadedError, Unfinished, UnknownModelError
 from service.models.local_models import LocalModels
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
@@ -182,6 +182,12 @@ def test_a_request_that_is_given_up_is_given_up_there(engine):
             await until(lambda: there.users == 1)
             asking.cancel()
             await until(lambda: there.users == 0)
+            try:
+                await asking
+            except asyncio.CancelledError as cancelled:
+                [told] = cancelled.args
+            assert isinstance(told, Unfinished)
+            assert told == "tiny/1 was computing, or images wait for it"
 
     run(scenario())
 

@@ -527,11 +527,15 @@ def test_without_errors_a_lower_loss_is_no_improvement(tmp_path):
 
 
 def test_losses_are_not_compared_with_those_of_another_loss(tmp_path):
-    fit(tmp_path, with_patience(2, 9))
-    config = with_patience(9, 9)
-    assert Trainer(tmp_path, config, CPU, Progress()).progress.lowest_loss is not None
-    other = replace(config, loss=replace(config.loss, absent_weight=3.0))
-    assert Trainer(tmp_path, other, CPU, Progress()).progress.lowest_loss is None
+    config = with_patience(9, 2, learning_rate=1e-30)
+    ended, finished = fit(tmp_path, config)
+    assert (finished, ended.progress.epochs) == (True, 3)
+    again, _ = fit(tmp_path, config)
+    assert again.progress.epochs == 3
+    other, finished = fit(tmp_path, replace(config, loss=replace(config.loss, absent_weight=3.0)))
+    assert (finished, other.progress.epochs) == (True, 6), (
+        "one epoch finds the lowest loss, two do not get lower"
+    )
 
 
 def test_a_run_that_ends_for_want_of_improvement_resumes_to_the_bit(tmp_path):
