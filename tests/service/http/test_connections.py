@@ -264,7 +264,7 @@ def test_answered_requests_leave_no_garbage(patient):
     """A reference in a circle would keep each, with its body, until the next garbage collection."""
 
     def kept() -> int:
-        return sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects())
+        return sum(type(one) is RequestResponseCycle for one in gc.get_objects())
 
     gc.collect()
     before = kept()
