@@ -46,8 +46,7 @@ class BaselineCnn(nn.Module):
 
     def features(self, pixels: Tensor, brightness_contrast: Tensor | None = None) -> Tensor:
         """What the last hidden layer makes of images, [B, F]; arguments as of `forward`."""
-        size, standardized = self.config.image_size, self.config.standardize_per_image
-        x = prepare_pixels(pixels, size, standardized, brightness_contrast)
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         for convolution, block in zip(self.convolutions, self.config.blocks, strict=True):
             assert isinstance(convolution, Convolution)
             margin = convolution.kernel_size[0] // 2

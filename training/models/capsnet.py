@@ -63,12 +63,8 @@ class CapsNet(nn.Module):
         """Images [B, C, H, W], 0 to 1, to class capsules [B, J, D]; their lengths are the probabilities.
 
         With `brightness_contrast` [B, 2], `adjust_brightness_contrast` changes them first.
-
-        Raises:
-            ValueError: the images have another size than the network's.
         """
-        size, standardized = self.config.image_size, self.config.standardize_per_image
-        x = prepare_pixels(pixels, size, standardized, brightness_contrast)
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         name_in_graph(x=x)
         for layer in self.stem:
             assert isinstance(layer, Convolution)  # a ModuleList forgets of what

@@ -102,8 +102,10 @@ class MatrixCapsNet(nn.Module):
         Raises:
             ValueError: the images have another size than the network's.
         """
-        size, standardized = self.config.image_size, self.config.standardize_per_image
-        x = prepare_pixels(pixels, size, standardized, brightness_contrast)
+        size = self.config.image_size
+        if pixels.shape[2:] != (size, size):  # compiled routing reads positions without a look at the bounds
+            raise ValueError(f"the network takes images of {size}x{size} pixels, got {tuple(pixels.shape)}")
+        x = prepare_pixels(pixels, self.config.standardize_per_image, brightness_contrast)
         features = self.conv.conv_relu(x)
         name_in_graph(x=x, features=features)
         capsules: Capsules = self.primary_caps(features)

@@ -37,15 +37,7 @@ def adjust_brightness_contrast(x: Tensor, brightness_contrast: Tensor) -> Tensor
     return mean + amount + factor * (x - mean)
 
 
-def prepare_pixels(
-    pixels: Tensor, size: int, standardized: bool, brightness_contrast: Tensor | None
-) -> Tensor:
-    """Images [B, C, H, W], 0 to 1, standardized if configured, then changed as `brightness_contrast` says.
-
-    Raises:
-        ValueError: the images have another size than the network's.
-    """
-    if pixels.shape[2:] != (size, size):  # compiled routing reads capsules without a look at the bounds
-        raise ValueError(f"the network takes images of {size}x{size} pixels, got {tuple(pixels.shape)}")
+def prepare_pixels(pixels: Tensor, standardized: bool, brightness_contrast: Tensor | None) -> Tensor:
+    """Images [B, C, H, W], 0 to 1, standardized if configured, then changed as `brightness_contrast` says."""
     x = standardize_per_image(pixels) if standardized else pixels
     return x if brightness_contrast is None else adjust_brightness_contrast(x, brightness_contrast)

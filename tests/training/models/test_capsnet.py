@@ -94,12 +94,11 @@ def test_every_option_trains(change):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("network", [CapsNet, build])
-@pytest.mark.parametrize("size", [(28, 30), (27, 27), (64, 64)])
-def test_images_of_another_size_are_refused(network, size):
-    """As built for training, its kernels would read what is not theirs."""
-    with pytest.raises(ValueError, match=r"takes images of 28x28 pixels, got \(2, 1,"):
-        network(TINY)(torch.rand(2, 1, *size))
+@pytest.mark.parametrize("size", [(28, 32), (26, 26), (64, 64)])
+def test_images_of_another_size_are_refused(size):
+    """As built for training on a CPU, its kernels would read what is not theirs."""
+    with pytest.raises(ValueError, match=r"an image makes \d+ of \d+: it has another size"):
+        build(TINY)(torch.rand(2, 1, *size))
 
 
 def test_lengths_are_probabilities():
