@@ -64,12 +64,13 @@ def label(pixels: NDArray[np.float32], facts: Preprocessing) -> int:
 
 
 @pytest.mark.timeout(1200)
-def test_two_hundred_pictures_differ_by_a_level_and_have_the_same_labels(page):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_two_hundred_pictures_differ_by_a_level_and_have_the_same_labels(page, every):
     """Where contrast is stretched after a pixel was rounded, a level may become two: in one pixel of all."""
     pictures = cases()
     assert len(pictures) == 200
     labeled = doubled = 0
-    for case in pictures:
+    for case in pictures[::every]:
         expected, found = (
             expected_levels([case.content], case.facts),
             levels(page, [case.content], case.facts),
@@ -80,7 +81,7 @@ def test_two_hundred_pictures_differ_by_a_level_and_have_the_same_labels(page):
         if case.facts in LABELED:
             assert label(found, case.facts) == label(expected, case.facts), case.name
             labeled += 1
-    assert labeled > 150
+    assert labeled > 150 // every
     assert doubled <= 1
 
 
