@@ -27,19 +27,30 @@ from service.inference.loading import load_engine
 from service.inference.providers import PROVIDERS, EngineOptions
 from training.data.datasets import load_split
 from training.data.download import data_root
+from training.data.readers.files import MissingDataError
 
 # N images, H rows, W columns, C channels, J classes, D dimensions of a pose
 
 Floats = NDArray[np.float32]
 Encode = Callable[[Floats], Sequence[Floats]]  # [N, H, W, C] to probabilities [N, J] and poses [N, J, D]
 
+DIGIT = (28, 28, 1)  # height, width and channels
 PLAIN_BATCH = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print what was found; returns the exit status."""
-    options = _parser().parse_args(arguments)
-    split = load_split("mnist", "test", data_root(options.data))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    facts = read_manifest(options.bundle).preprocessing
+    if (facts.height, facts.width, facts.channels) != DIGIT:
+        parser.error(
+            f"{options.bundle} takes images of {facts.height}x{facts.width}x{facts.channels}, not of MNIST"
+        )
+    try:
+        split = load_split("mnist", "test", data_root(options.data))
+    except MissingDataError as error:
+        parser.error(str(error))
     pixels = split.images[: options.images].astype(np.float32) / 255
     with tempfile.TemporaryDirectory() as cache:
         found = compare(options, pixels, split.labels[: options.images], Path(cache))

@@ -319,11 +319,17 @@ class Repository:
         None of a model that an operator has taken down, be it while this waits or loads. Where nobody waits
         for it any more it goes on, or what it has replaced would never be taken down.
         """
+        await self._wait_for(self._begin_update(model), model)
+
+    def _begin_update(self, model: str) -> asyncio.Task[None]:
         update = asyncio.create_task(self._serve_newest(model))
         self._updates.add(update)
         update.add_done_callback(self._updates.discard)
+        return update
+
+    async def _wait_for(self, update: asyncio.Task[None], model: str) -> None:
         try:
-            await asyncio.shield(update)
+            await asyncio.shield(update)  # others may wait for it too
         except asyncio.CancelledError:
             update.add_done_callback(partial(_log_failure, model))
             raise
@@ -417,10 +423,10 @@ class Repository:
         """Load a model for this request and for those that come meanwhile."""
         self._requested.add(model)
         if model not in self._loading:
-            self._loading[model] = task = asyncio.create_task(self._update(model))
-            task.add_done_callback(lambda _: self._loading.pop(model))
+            self._loading[model] = update = self._begin_update(model)
+            update.add_done_callback(lambda _: self._loading.pop(model))
         try:
-            await asyncio.shield(self._loading[model])  # others may wait for it too
+            await self._wait_for(self._loading[model], model)
         except DeviceError as error:
             raise NotReadyError(str(error)) from None
 

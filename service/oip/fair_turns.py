@@ -64,12 +64,11 @@ class FairTurns:
 
     def _give_back(self, client: str) -> None:
         self._hold(client, -1)
-        if not self._waiting:
+        waiting = [waiter for waiter in self._waiting if not waiter.turn.done()]  # else just cancelled
+        if not waiting:
             self._free += 1
             return
-        following = min(
-            self._waiting, key=lambda waiter: [self._held[name] for name in _names(waiter.client)]
-        )
+        following = min(waiting, key=lambda waiter: [self._held[name] for name in _names(waiter.client)])
         self._waiting.remove(following)
         self._hold(following.client, 1)
         following.turn.set_result(None)

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks.gpu import agreement
 from tests.support.paths import ROOT
 
@@ -19,3 +21,14 @@ def test_the_classes_of_two_ways_on_the_cpu_are_compared(drawn_mnist_root, tmp_p
     assert 0 <= found["probability_difference"] < 1e-5
     assert 0 <= found["pose_difference"] < 1e-5
     assert found["images_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("capsnet-multimnist", "takes images of 36x36x1"), ("capsnet-mnist", "download mnist")],
+)
+def test_what_it_cannot_compare_is_told_in_words(model, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        agreement.main([str(ROOT / "models" / model), "--device", "cpu", "--data", str(tmp_path)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -88,3 +88,25 @@ def test_who_leaves_while_waiting_takes_no_turn_along(has_got_it):
             pass
 
     asyncio.run(scenario())
+
+
+def test_a_turn_that_is_given_back_just_when_the_next_one_leaves_is_not_lost():
+    async def scenario() -> None:
+        turns = FairTurns(1)
+
+        async def wait() -> None:
+            async with turns.turn(OTHER_HOST, NEVER_S):
+                pytest.fail("it has left")
+
+        async with turns.turn(BUSY, NEVER_S):
+            leaver = asyncio.create_task(wait())
+            await settle()
+            leaver.cancel()  # it has not run yet when the turn is given back
+        async with turns.turn(BUSY, 0.01):
+            await settle()
+        assert leaver.cancelled()
+        assert turns.waiting == 0
+        async with turns.turn(BUSY, 0.01):
+            pass
+
+    asyncio.run(scenario())
