@@ -114,7 +114,7 @@ class BodyTooLargeError(ServiceError):
 
 
 class PictureTooLargeError(ServiceError):
-    """A picture has more than CAPSNET_MAX_PIXELS."""
+    """A picture has more than CAPSNET_MAX_PIXELS, or a side of more than 65,535."""
 
     status, slug, title = 413, "picture-too-large", "The picture has too many pixels"
 
@@ -138,7 +138,7 @@ class UnsupportedBodyError(ServiceError):
 
 
 class UnsupportedCodingError(ServiceError):
-    """A Content-Encoding that the service cannot decompress."""
+    """A Content-Encoding that the route does not take: only `infer` takes any, gzip and deflate."""
 
     status, slug, title = 415, "unsupported-coding", "Unsupported Content-Encoding"
     headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "gzip, deflate"}

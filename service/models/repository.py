@@ -82,12 +82,12 @@ class Repository:
         """
         return Use(self, model, version)
 
-    async def begin_use(self, model: str | None, version: int | None) -> LoadedModel:
-        """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
-        found = self._inventory.find(model, version) or await self._load_to_use(model, version)
-        self.note_used(found)
-        if version is not None:
-            self.note_named(found)
+    def begin_use(self, model: str | None, version: int | None) -> LoadedModel | None:
+        """The model of a request, kept loaded until `end_use`; None if it may have to be loaded first."""
+        if found := self._inventory.find(model, version):
+            self.note_used(found)
+            if version is not None:
+                self.note_named(found)
         return found
 
     def note_used(self, found: LoadedModel) -> None:
@@ -405,14 +405,14 @@ class Repository:
 
     # -- from a request to a version --------------------------------------------------------------------
 
-    async def _load_to_use(self, model: str | None, version: int | None) -> LoadedModel:
-        """The version that a request means, after its model was loaded, or the reason why there is none."""
+    async def load_to_use(self, model: str | None, version: int | None) -> LoadedModel:
+        """The same as `begin_use`, loaded first if it has to be; raises what `use` raises."""
         inventory = self._inventory
         name = inventory.name_of(model)
         meant = inventory.meant(name, version)
         if name not in self._loaded or inventory.state(name, meant) in SERVABLE:
             await self._load_once(name)
-        if found := inventory.find(name, version):
+        if found := self.begin_use(name, version):
             return found
         inventory.check_loaded(name)
         if version is None:

@@ -160,8 +160,10 @@ class EngineServer:
 
     async def _find(self, model: str | None, version: int | None) -> None:
         """Load what a request means, or raise why that cannot be; the table has it then."""
-        async with self._repository.use(model, version):
-            self.publish()
+        repository = self._repository
+        found = repository.begin_use(model, version) or await repository.load_to_use(model, version)
+        self.publish()
+        repository.end_use(found)
 
     async def _run(self, model: LoadedModel, role: Role, *feeds: Floats) -> object:
         self._repository.note_used(model)

@@ -139,18 +139,20 @@ class RemoteModels(Models):
         """Whether the inference threads of a version answer."""
         return cast(bool, await self._ask("is_answering", key))
 
-    async def begin_use(self, model: str | None, version: int | None) -> "_RemoteModel":
-        """The model of a request, kept loaded until `end_use`; raises what `use` raises."""
-        found = (await self._current()).find(model, version)
-        if found is None:
+    def begin_use(self, model: str | None, version: int | None) -> "_RemoteModel | None":
+        """The model of a request, kept loaded until `end_use`; None if it may have to be loaded first."""
+        if self._table is None or self._is_old(self._table):
+            return None
+        return self._begin_use(self._table, model, version)
+
+    async def load_to_use(self, model: str | None, version: int | None) -> "_RemoteModel":
+        """The same, loaded first if it has to be; raises what `use` raises."""
+        served = self._begin_use(await self._current(), model, version)
+        if served is None:
             await self._have_done("find", model, version)  # raises why there is none, else the table has it
-            found = (await self._current()).find(model, version)
-        if found is None:
+            served = self._begin_use(await self._current(), model, version)
+        if served is None:
             raise NotReadyError("the versions that serve are changing; try again")
-        served = self._models[found.key]
-        self._users[found.key] += 1
-        if version is not None:
-            self._note_named(served)
         return served
 
     def end_use(self, model: "_RemoteModel") -> None:
@@ -203,14 +205,28 @@ class RemoteModels(Models):
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
 
+    def _begin_use(self, table: Table, model: str | None, version: int | None) -> "_RemoteModel | None":
+        found = table.find(model, version)
+        if found is None:
+            return None
+        served = self._models[found.key]
+        self._users[found.key] += 1
+        if version is not None:
+            self._note_named(served)
+        return served
+
+    def _is_old(self, table: Table) -> bool:
+        """Whether a client may have had an answer from a newer one."""
+        return table.generation < self._generation.value
+
     async def _current(self) -> Table:
         """The table, not older than any that a client has had an answer from."""
-        if self._table is None or self._table.generation < self._generation.value:
+        if self._table is None or self._is_old(self._table):
             return await _in_time(self._newest())
         return self._table
 
     async def _newest(self) -> Table:
-        while self._table is None or self._table.generation < self._generation.value:
+        while self._table is None or self._is_old(self._table):
             if self._channel is None or self._table is None:
                 raise _no_engine()
             self._is_current.clear()

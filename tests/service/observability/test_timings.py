@@ -15,6 +15,7 @@ from PIL import Image
 from service.observability.timings import Part, Timings, begin_timings, end_part, timings_of_request
 from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for
+from tests.support.slow_loading import hold_loading
 from tests.support.tiny_bundle import write_bundle
 
 PARTS = ["receive", "parse", "decode", "queue", "compute", "encode", "total"]
@@ -37,8 +38,9 @@ def picture() -> bytes:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     root = tmp_path_factory.mktemp("models")
-    write_bundle(root / "tiny" / "1")
-    with live_service(settings_for(root)) as client:
+    for name in ("tiny", "second"):
+        write_bundle(root / name / "1")
+    with live_service(settings_for(root, default_model="tiny")) as client:
         yield client
 
 
@@ -58,6 +60,30 @@ def test_the_parts_are_within_the_whole(client):
 def test_a_graph_that_runs_twice_is_added_up(client):
     answer = client.post("/segment", files={"images": picture()})
     assert list(timing(answer)) == PARTS
+
+
+def test_the_first_request_for_a_model_says_how_long_it_was_loaded(client):
+    url = "/classify?model=second"
+    first, second = (timing(client.post(url, files={"images": picture()})) for _ in range(2))
+    assert list(first) == ["receive", "parse", "load", *PARTS[2:]]
+    assert first["load"] > first["compute"]
+    assert list(second) == PARTS
+
+
+def test_a_deadline_that_passes_while_a_model_is_loaded_counts_as_that(tmp_path, monkeypatch):
+    may_go_on = hold_loading(monkeypatch, "second")
+    for name in ("tiny", "second"):
+        write_bundle(tmp_path / name / "1")
+    try:
+        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=300)) as client:
+            late = client.post("/classify?model=second", files={"images": picture()})
+            may_go_on.set()
+    finally:
+        may_go_on.set()
+    assert late.status_code == 504
+    parts = timing(late)
+    assert list(parts) == ["receive", "parse", "load", "encode", "total"]
+    assert parts["load"] > 200 > parts["encode"]
 
 
 def test_tensors_have_no_pictures_to_decode(client):
@@ -117,12 +143,15 @@ def test_a_refused_request_says_where_its_time_went(keyed, sent, status):
 
 
 def test_with_workers_the_parts_of_the_engine_process_are_there_too(tmp_path):
-    write_bundle(tmp_path / "models" / "tiny" / "1")
+    for name in ("capsnet-digits", "second"):  # the first has the name of the default model
+        write_bundle(tmp_path / "models" / name / "1")
     with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
         answer = service.client.post("/classify", files={"images": picture()})
         parts = timing(answer)
         assert list(parts) == PARTS
         assert 0 < parts["compute"] < parts["total"]
+        first = timing(service.client.post("/classify?model=second", files={"images": picture()}))
+        assert list(first) == ["receive", "parse", "load", *PARTS[2:]]
 
 
 def test_requests_side_by_side_have_their_own():

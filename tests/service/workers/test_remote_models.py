@@ -132,7 +132,7 @@ def test_a_worker_without_the_newest_table_waits_for_it(engine, tmp_path):
             await repository.scan()
             async with quick.use(None, None) as served:
                 assert served.version == 2  # a client has seen it
-            asking = asyncio.create_task(slow.begin_use(None, None))
+            asking = asyncio.create_task(slow.load_to_use(None, None))
             await until(lambda: bool(late))
             await asyncio.sleep(0.05)
             assert not asking.done()
@@ -164,7 +164,7 @@ def test_a_worker_that_is_gone_holds_nothing(engine):
     async def scenario() -> None:
         async with engine.serving(versions_kept=1) as (_, repository):
             async with engine.worker() as models:
-                await models.begin_use(None, None)
+                await models.load_to_use(None, None)
                 [there] = repository.loaded()
                 assert there.holders == 1
             await until(lambda: there.holders == 0)
@@ -175,7 +175,7 @@ def test_a_worker_that_is_gone_holds_nothing(engine):
 def test_a_request_that_is_given_up_is_given_up_there(engine):
     async def scenario() -> None:
         async with engine.serving() as (_, repository), engine.worker() as models:
-            served = await models.begin_use(None, None)
+            served = await models.load_to_use(None, None)
             [there] = repository.loaded()
             there.batcher.submit = lambda *_: asyncio.sleep(3600)  # a graph that takes an hour
             asking = asyncio.create_task(served.encode(PIXELS))
@@ -211,10 +211,10 @@ def test_with_another_engine_process_what_the_one_before_had_is_never_answered_b
         async with engine.worker_of_two() as models:
             async with engine.serving():
                 await until(lambda: models._table is not None)
-                stale = await models.begin_use(None, None)
+                stale = await models.load_to_use(None, None)
             await until(lambda: models._table is None)
             with pytest.raises(NotReadyError, match="is starting"):
-                await models.begin_use(None, None)
+                await models.load_to_use(None, None)
             async with engine.serving():
                 await until(lambda: models._table is not None)
                 with pytest.raises(NotReadyError, match="has been replaced"):
@@ -231,7 +231,7 @@ def test_what_waits_for_an_engine_process_that_dies_gets_an_error(engine):
         async with engine.worker_of_two() as models:
             async with engine.serving() as (_, repository):
                 await until(lambda: models._table is not None)
-                served = await models.begin_use(None, None)
+                served = await models.load_to_use(None, None)
                 [there] = repository.loaded()
                 there.batcher.submit = lambda *_: asyncio.sleep(3600)
                 asking = asyncio.create_task(served.encode(PIXELS))
@@ -263,7 +263,7 @@ ASKED: dict[str, Callable[[RemoteModels], Awaitable[object]]] = {
     "set_traffic": lambda models: models.set_traffic("tiny", None),
     "ready": lambda models: models.ready(),
     "metrics": lambda models: models.metrics(),
-    "find": lambda models: models.begin_use("tiny", 7),
+    "find": lambda models: models.load_to_use("tiny", 7),
 }
 
 
@@ -315,7 +315,7 @@ def test_a_table_that_does_not_come_is_not_waited_for(engine, monkeypatch):
         async with engine.serving() as (server, _), engine.worker() as models:
             server._generation.value += 1
             with pytest.raises(NotReadyError, match="does not answer"):
-                await models.begin_use(None, None)
+                await models.load_to_use(None, None)
 
     run(scenario())
 
