@@ -100,7 +100,7 @@ def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(slices):
     assert "was begun as 'drawn --epochs 1 --seed 1', not as 'drawn --epochs 1 --seed 2'" in refused.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_slice_that_is_ended_from_outside_leaves_what_it_has_reached(tmp_path, number):
     """By `timeout`, which sends the signal to all of its processes."""
     places = {"RUN": str(tmp_path / "drawn-1"), "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
