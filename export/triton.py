@@ -42,6 +42,7 @@ from export.contract.manifest import (
     read_manifest,
 )
 from export.explain.shared_weights import hold_weights
+from export.published import refuse_in_published
 from export.triton_config import (
     LABELS,
     WRITTEN_BY,
@@ -107,9 +108,10 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
         max_batch: images in one run, and in one request, at most.
 
     Raises:
-        BundleError: the bundle is not what its manifest says.
+        BundleError: the bundle is not what its manifest says, or `out` is in a published version.
         ValueError: `bundle` is no version's folder, or `out` holds something else of the same name.
     """
+    refuse_in_published(out)
     if not 1 <= max_batch <= MAX_INT32:
         raise ValueError(f"max batch must be 1 to {MAX_INT32} images, got {max_batch}")
     out = out.resolve()

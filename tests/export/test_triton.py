@@ -292,6 +292,11 @@ def test_a_folder_of_other_things_is_refused(bundle: Path, tmp_path: Path):
         write_repository(bundle, home, "cpu", 32)
 
 
+def test_nothing_is_written_into_a_published_version(bundle: Path):
+    with unchanged(bundle), pytest.raises(BundleError, match="is in a published version"):
+        write_repository(bundle, bundle / "triton", "cpu", 32)
+
+
 def test_an_empty_folder_and_missing_parents_will_do(bundle: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "a" / "b"):

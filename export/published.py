@@ -1,0 +1,17 @@
+"""Published versions, which must not change: nothing else is written into one."""
+
+import os
+from pathlib import Path
+
+from export.contract.manifest import MANIFEST_FILE, BundleError
+
+
+def refuse_in_published(out: Path) -> None:
+    """Refuse a folder that is a published version, or is in one, wherever links lead.
+
+    Raises:
+        BundleError: it is.
+    """
+    place = Path(os.path.realpath(out))
+    if any((folder / MANIFEST_FILE).exists() for folder in (place, *place.parents)):
+        raise BundleError(f"--out {out} is in a published version, which must not change")
