@@ -2,6 +2,7 @@
 
 # N samples, J classes, D class pose, C channels, H and W height and width
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
 from export.next_version import check_writable, publish_next, versions
+from export.published import refuse_in_published
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches
@@ -40,7 +42,7 @@ from training.evaluate.metrics import Errors
 from training.models.build import Network
 from training.runs import checkpoint
 from training.runs.open_run import open_run
-from training.runs.result import note_measurement, times_measured
+from training.runs.result import MEASURED, note_measurement, times_measured
 
 SAMPLES = 8
 SAMPLES_FILE = "samples.npz"
@@ -105,15 +107,17 @@ def publish(
         ExplainError: the explain graph gives another answer than the encoder; nothing is published.
         ValueError: `out` is not a model name, or a version, or the run is not one.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
-        PermissionError: the run, which counts its measurements, or `out` cannot be written.
+        OSError: the run, which counts its measurements, or `out` cannot be written.
     """
     if (out / MANIFEST_FILE).exists():
         raise ValueError(f"{out} is a published version; give its model's folder, {out.absolute().parent}")
-    name = model_name(out.resolve().name)
+    refuse_in_published(out)
+    name = model_name(Path(os.path.normpath(out.absolute())).name)  # as it is called, not where a link leads
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
-    for folder in (out, *([run] if run.exists() else [])):
-        check_writable(folder)  # before anything is measured, which counts
+    _require_utf_8(remark)
+    for path in (out, *([run, run / MEASURED] if run.exists() else [])):
+        check_writable(path)  # before anything is measured, which counts
     exported = _export(run, name, root, images)
 
     def write(folder: Path) -> None:
@@ -124,6 +128,13 @@ def publish(
         add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
+
+
+def _require_utf_8(remark: str | None) -> None:
+    try:
+        (remark or "").encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"--remark {remark!r} is not UTF-8, which no model card can hold") from None
 
 
 def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:

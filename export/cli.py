@@ -261,15 +261,14 @@ def _as_text(test: "Errors") -> str:
 
 
 def _optimize(options: argparse.Namespace) -> None:
-    from export.contract.manifest import MANIFEST_FILE, read_manifest
+    from export.contract.manifest import read_manifest
     from export.optimize.half_precision import check_architecture
     from export.optimize.report import NothingFasterError, as_table, optimize_bundle
+    from export.published import refuse_in_published
 
     if not 0 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
-    place = Path(os.path.realpath(options.out))
-    if any((folder / MANIFEST_FILE).exists() for folder in (place, *place.parents)):
-        raise ValueError(f"--out {options.out} is in a published version, which must not change")
+    refuse_in_published(options.out)
     bundle = newest_version(options.bundle)
     if options.half:
         check_architecture(read_manifest(bundle).architecture)
@@ -294,14 +293,14 @@ def _write_half(bundle: Path, options: argparse.Namespace) -> None:
 
     from export.contract.atomic_file import write_atomically
     from export.contract.manifest import read_manifest
-    from export.evaluate import run_config, test_pixels
+    from export.evaluate import config_to_measure, test_pixels
     from export.optimize.half_gate import check_half
     from export.optimize.half_precision import half_precision
     from training.data.download import data_root
     from training.data.own_pictures import find_again
 
     manifest = read_manifest(bundle)
-    config = find_again(run_config(manifest), options.images, bundle)
+    config = find_again(config_to_measure(manifest), options.images, bundle)
     test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)

@@ -16,7 +16,7 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
-from export.evaluate import answers, run_config
+from export.evaluate import answers, config_to_measure
 from export.model_card import CARD_FILE, model_card
 from export.next_version import check_writable, publish_next, versions
 from training.config import DataConfig
@@ -68,7 +68,7 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
     manifest = read_manifest(bundle)
-    config = find_again(run_config(manifest), images, bundle)
+    config = find_again(config_to_measure(manifest), images, bundle)
     _, held_out = training_batches(config, root)
     if held_out is None:
         raise ValueError(f"nothing was held out of the training of {bundle} to measure a threshold on")

@@ -30,6 +30,7 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
         root: holds one folder per data set.
 
     Raises:
+        BundleError: ONNX Runtime cannot run the graph on these images, or it has other classes.
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
     per_image = config.data.spec.objects_per_image
@@ -45,7 +46,7 @@ def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Ba
     """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch.
 
     Raises:
-        BundleError: ONNX Runtime cannot run the graph on these images.
+        BundleError: ONNX Runtime cannot run the graph on these images, or it has other classes.
     """
     session = None
     for batch in batches.fixed(BATCH):
@@ -55,6 +56,8 @@ def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Ba
             [found] = session.run(["probabilities"], {"pixels": pixels})
         except Exception as fault:  # whatever is wrong with the graph, of whoever made it
             raise BundleError(f"the encoder cannot be run: {first_line(fault)}") from fault
+        if found.shape != tuple(batch.targets.shape):
+            raise BundleError(f"the encoder's probabilities are {found.shape}, not {(*batch.targets.shape,)}")
         yield torch.from_numpy(found), batch
 
 
@@ -65,9 +68,13 @@ def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Err
         bundle: folder of the version.
         root: holds one folder per data set.
         images: folder of the user's own pictures that it was trained on; None: where they were in training.
+
+    Raises:
+        BundleError: a file is not what the manifest says, or its classes are not those of the data set.
+        FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
     """
     manifest = read_manifest(bundle)
-    config = find_again(run_config(manifest), images, bundle)
+    config = find_again(config_to_measure(manifest), images, bundle)
     return evaluate_encoder(read_checked(bundle, manifest.graphs["encoder"]), config, root)
 
 
@@ -85,6 +92,27 @@ def run_config(manifest: Manifest) -> RunConfig:
     if "config" not in manifest.training:
         raise ValueError(f"the manifest of {manifest.model} has no training.config: how was it trained?")
     return from_dict(manifest.training["config"])
+
+
+def config_to_measure(manifest: Manifest) -> RunConfig:
+    """The same, of a bundle whose answers are about the classes of its data set, in their order.
+
+    Raises:
+        BundleError: it names other classes.
+        ValueError: there is no configuration, or it is not valid.
+    """
+    config = run_config(manifest)
+    named = manifest.class_names, manifest.objects_per_image
+    trained = config.data.labels, config.data.spec.objects_per_image
+    if named != trained:
+        raise BundleError(
+            f"the manifest of {manifest.model} names {_objects(*named)}; trained on were {_objects(*trained)}"
+        )
+    return config
+
+
+def _objects(class_names: tuple[str, ...], per_image: int) -> str:
+    return f"{per_image} of {', '.join(class_names)} in an image"
 
 
 def _as_taken(batch: Batch) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from export.contract.manifest import VERSION
@@ -22,8 +23,10 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
         The version's folder.
 
     Raises:
+        OSError: it cannot be written; names the file or the model's folder, and nothing of it is left.
         ValueError: the newest version has the largest number that there is.
     """
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
@@ -31,17 +34,28 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
         aside.chmod(0o755)  # mkdtemp makes it private
         sync(aside)
         return _rename_to_next_version(aside, out)
+    except OSError as error:
+        if error.errno and not error.filename:  # a full disk names nothing
+            error.filename = str(out)
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # a version is in it
+                out.rmdir()
 
 
-def check_writable(folder: Path) -> None:
-    """Check that a folder, or the one in which it would be made, can be written, before hours of work for it.
+def check_writable(path: Path) -> None:
+    """Check that a file or folder can be written, or made where it is not, before hours of work for it.
 
     Raises:
-        PermissionError: it cannot.
+        OSError: it cannot; names what is in the way.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not there.exists():
+        raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(there))
+    if there != path and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -11,12 +12,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 from export import bundle, next_version, parity
 from export.bundle import publish
 from export.cli import main
+from export.confidence import measure_again
 from export.contract.manifest import BundleError, Manifest, newest_version, read_checked, read_manifest
-from export.evaluate import evaluate_bundle
+from export.evaluate import evaluate_bundle, evaluate_encoder
 from export.next_version import publish_next
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import replace_file
@@ -97,27 +100,70 @@ def test_nothing_is_published_when_the_gate_fails(tiny_run, tmp_path, monkeypatc
 
 def test_nothing_is_left_when_publishing_breaks_off(tiny_run, tmp_path, monkeypatch):
     def full_disk(_):
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(bundle, "model_card", full_disk)
     monkeypatch.setitem(parity.ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="No space left on device") as failed:
         bundle.publish(tiny_run, tmp_path / "model", Path("data"))
-    assert list((tmp_path / "model").iterdir()) == []
+    assert failed.value.filename == str(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("place", ["run", "out"])
+@pytest.mark.parametrize("place", ["run", "run/measured.jsonl", "."])
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     tiny_run, tmp_path, monkeypatch, place
 ):
     run = shutil.copytree(tiny_run, tmp_path / "run")
     before = sorted(path.name for path in run.iterdir())
-    locked = run if place == "run" else tmp_path
+    locked = tmp_path / place
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
     with pytest.raises(PermissionError, match=str(locked)):
         publish(run, tmp_path / "capsnet-drawn", Path("data"))
     assert sorted(path.name for path in run.iterdir()) == before
     assert not (tmp_path / "capsnet-drawn").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "remark", "error", "told"),
+    [
+        ("file/pets", None, NotADirectoryError, "file'"),
+        ("nowhere/pets", None, FileNotFoundError, "leads nowhere: .*nowhere'"),
+        ("drawn/1/pets", None, BundleError, "in a published version, which must not change"),
+        ("pets", "caf\udce9", ValueError, "is not UTF-8"),
+    ],
+)
+def test_what_can_be_said_before_anything_is_measured_is(
+    tiny_run, trained_bundle, tmp_path, monkeypatch, out, remark, error, told
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("none")
+    (tmp_path / "drawn").symlink_to(trained_bundle.parent)
+    monkeypatch.setattr(bundle, "open_run", lambda *_: pytest.fail("it is opened to be measured"))
+    with pytest.raises(error, match=told):
+        publish(tiny_run, tmp_path / out, Path("data"), remark=remark)
+
+
+def test_a_bundle_that_names_other_classes_is_not_measured(trained_bundle, tmp_path):
+    renamed = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
+    manifest = json.loads((renamed / "manifest.json").read_text())
+    manifest["class_names"].reverse()
+    (renamed / "manifest.json").write_text(json.dumps(manifest))
+    for measure in (evaluate_bundle, measure_again):
+        with pytest.raises(BundleError, match=r"names 1 of 9, 8, .*; trained on were 1 of 0, 1, "):
+            measure(renamed, Path("data"))
+
+
+def test_a_graph_of_another_number_of_classes_is_not_measured(tiny_run):
+    pixels = helper.make_tensor_value_info("pixels", 1, ["N", 28, 28, 1])
+    probabilities = helper.make_tensor_value_info("probabilities", 1, ["N", 1])
+    mean = helper.make_node("ReduceMean", ["pixels"], ["means"], axes=[1, 2], keepdims=0)
+    graph = helper.make_graph(
+        [mean, helper.make_node("Identity", ["means"], ["probabilities"])], "one", [pixels], [probabilities]
+    )
+    encoder = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(BundleError, match=r"probabilities are \(32, 1\), not \(32, 10\)"):
+        evaluate_encoder(encoder.SerializeToString(), checkpoint.read_config(tiny_run), Path("data"))
 
 
 def test_after_the_largest_version_there_is_no_next_one(tmp_path):
@@ -167,7 +213,9 @@ def test_a_run_that_was_measured_as_it_finished_has_been_measured_once(tiny_run,
 
 
 def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, trained_bundle, tmp_path, capsys):
-    model = tmp_path / "capsnet-drawn"
+    model = tmp_path / "capsnet-drawn"  # whose name it gets, not that of the folder behind the link
+    (tmp_path / "Other Disk").mkdir()
+    model.symlink_to("Other Disk")
     first = shutil.copytree(trained_bundle, model / "1")
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     measured = times_measured(tiny_run, checkpoint.read_config(tiny_run))
@@ -175,6 +223,7 @@ def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, train
     assert f"published {model / '2'}" in capsys.readouterr().out
     assert (model / "2" / "MODEL_CARD.md").read_text().endswith("\n## Remark\n\nThe better of two seeds.\n")
     assert "## Remark" not in (model / "1" / "MODEL_CARD.md").read_text()
+    assert read_manifest(model / "2").model == "capsnet-drawn"
     counted = read_manifest(model / "2").training
     assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 1)
     assert times_measured(tiny_run, checkpoint.read_config(tiny_run)) == measured + 1
@@ -238,7 +287,8 @@ def test_where_nothing_was_held_out_parity_is_said_to_be_of_images_trained_on(ti
     run = shutil.copytree(tiny_run, tmp_path / "run")
     config = json.loads((run / "config.json").read_text())
     config["data"]["validation_images"] = 0
-    (run / "config.json").write_text(json.dumps(config))
+    for place in (run, *checkpoint.checkpoints(run)):
+        (place / "config.json").write_text(json.dumps(config))
     published = publish(run, tmp_path / "capsnet-drawn", Path("data"))
     assert read_manifest(published.path).parity.images == "drawn, trained on"
 
@@ -256,4 +306,4 @@ def test_a_command_that_is_interrupted_leaves_nothing_and_no_traceback(tiny_run,
     command = [sys.executable, "-c", program, str(int(signal)), str(run), "--out", str(out)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (status, "")
-    assert list(out.iterdir()) == []
+    assert not out.exists()

@@ -17,7 +17,7 @@ class OpenRun:
 
     Attributes:
         name: of the checkpoint.
-        recorded: the configuration as the run's folder has it.
+        recorded: the configuration that it was trained with.
         config: the same, with the user's own pictures where they lie now.
         progress: at the checkpoint.
         model: with its weights, on the device, in evaluation mode.
@@ -40,17 +40,19 @@ def open_run(run: Path, device: torch.device, images: Path | None = None) -> Ope
 
     Raises:
         FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
-        ValueError: a file is damaged, or `images` is given for a run on a data set.
+        ValueError: a file is damaged, config.json is of another run than the checkpoint, or `images` is given
+            for a run on a data set.
     """
-    recorded = checkpoint.read_config(run)
-    config = find_again(recorded, images, run)
+    find_again(checkpoint.read_config(run), images, run)  # raises first what its user can do something about
     while True:
         best = checkpoint.best_checkpoint(run)
         try:
+            recorded = checkpoint.trained_config(run, best)
             progress, model = checkpoint.read_progress(best), build(recorded.model)
             checkpoint.load_weights(model, best)
         except FileNotFoundError:
             if checkpoint.best_checkpoint(run) == best:  # not replaced by a better one
                 raise
         else:
+            config = find_again(recorded, images, run)
             return OpenRun(best.name, recorded, config, progress, model.to(device).eval())
