@@ -40,9 +40,9 @@ REPLACED = {
     '<a class="quiet docs" href="docs">API</a>': (
         '<a class="quiet docs" href="../index.html">Documentation</a>'
     ),
-    '<p id="notice"': (
+    '<div id="notice"': (
         '<p class="banner">This page computes everything in your browser: nothing leaves your machine. '
-        '<span id="banner-progress"></span></p>\n<p id="notice"'
+        '<span id="banner-progress"></span></p>\n<div id="notice"'
     ),
     ' <a href="docs">The API\'s page</a> does, too.': "",
     '<button id="copy-curl" class="button">': (

@@ -3,8 +3,9 @@
 import { keep, parts } from "./address.js";
 import { Chooser } from "./chooser.js";
 import { byId } from "./dom.js";
+import { keepDrops } from "./drops.js";
 import { Explore } from "./explore.js";
-import { watchConnection } from "./notices.js";
+import { dismiss, tell, watchConnection } from "./notices.js";
 import { Score } from "./score.js";
 import { kept, restore } from "./share.js";
 import { prepareSheet } from "./sheet.js";
@@ -13,12 +14,14 @@ import { prepareTakeaway } from "./takeaway.js";
 import { Tour } from "./tour.js";
 
 watchConnection();
+keepDrops();
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address keeps what it has
   byId("main").focus();
 });
 prepareSheet();
-const [explore, score] = [new Explore(), new Score()];
+const onGone = () => chooser.replace();
+const [explore, score] = [new Explore(onGone), new Score(onGone)];
 prepareTakeaway(explore);
 const chooser = new Chooser(async (model) => {
   score.setModel(model);
@@ -39,8 +42,10 @@ showTab(parts().get("tab"), onShow);
 addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) && location.reload()); // another link
 await started;
 if (before) await restore(explore, before);
+else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
 
 function onShow(name) {
+  dismiss();
   keep({ tab: name === "explore" ? null : name, step: name === "tour" ? tour.step : null });
   if (name === "tour") tour.start();
   else tour.stop();

@@ -19,6 +19,7 @@ export class Bars {
   /** Rows for the model's classes, all at 0. */
   setModel(manifest) {
     this.threshold = manifest.confidence?.min_probability;
+    this.hasCapsules = Boolean(manifest.graphs.decoder); // to choose from
     this.#group.classList.toggle("words", manifest.class_names.some((name) => name.length > 3));
     this.#setRows(manifest.class_names.slice(0, MOST));
     const note = byId("bars-note");
@@ -38,7 +39,9 @@ export class Bars {
     const named = result.blank ? [] : result.labels;
     for (const { label, probability } of result.classes) {
       const row = this.#rows.get(label);
-      if (row) fill(row, probability, named.includes(label));
+      if (!row) continue;
+      fill(row, probability, named.includes(label));
+      row.input.disabled = !this.hasCapsules;
     }
   }
 
@@ -85,6 +88,5 @@ function fill({ row, input, bar, value, label }, probability, isNamed) {
   bar.style.width = `${100 * probability}%`;
   value.textContent = text;
   row.classList.toggle("named", isNamed);
-  input.disabled = false;
   input.setAttribute("aria-label", `${label}: ${text}`);
 }

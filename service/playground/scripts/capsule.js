@@ -1,8 +1,10 @@
 // The capsule panel: the poses of one object, or of two over one another, to move and to decode.
 
-import { byId, element } from "./dom.js";
+import { byId, element, enable } from "./dom.js";
 import { drawMatrix } from "./matrix.js";
 import { blank } from "./picture.js";
+import { Pending } from "./pending.js";
+import { onScheme } from "./scheme.js";
 import { openSheet } from "./sheet.js";
 import { Sliders } from "./sliders.js";
 import { drawPicture, slidersOf, Sweeps } from "./sweeps.js";
@@ -11,9 +13,10 @@ import { addInColors } from "./tint.js";
 const ENDS_AFTER_MS = 180; // of rest
 
 export class Capsule {
-  #objects = []; // {label, probability, sweeps, moves, picture, original}; without a picture until it has come
+  #objects = []; // {label, probability, sweeps, moves, picture, drawn, original}: its picture, once it has come, shows the moves `drawn`
   #chosen = 0;
   #endsTimer = 0;
+  #pending = new Pending(document.querySelector(".decoded"));
   #onChoose;
 
   /** @param {(label: string) => void} onChoose called with the class whose capsule is shown */
@@ -23,6 +26,7 @@ export class Capsule {
       onAhead: (dimension) => this.#ahead(dimension),
       onMove: (dimension, move) => this.#move(dimension, move),
     });
+    onScheme(() => this.#one && this.#numbers());
     byId("reset").addEventListener("click", () => this.#reset());
     byId("sheet").addEventListener("click", () => openSheet(this.#one.sweeps, this.#one.moves));
   }
@@ -40,6 +44,7 @@ export class Capsule {
   clear() {
     clearTimeout(this.#endsTimer);
     this.#objects = [];
+    this.#pending.end();
     byId("capsule").hidden = true;
     blank(byId("decoded"));
   }
@@ -80,13 +85,14 @@ export class Capsule {
     return { objects, chosen: this.#chosen };
   }
 
-  /** Move the sliders of a link. */
+  /** Move the sliders of a link: at once, their pictures when they have come. */
   async restore({ objects, chosen }) {
     if (!this.#objects.length) return; // a blank image, or a model without a decoder
     this.#chosen = objects[chosen] ? Math.min(chosen, this.#objects.length - 1) : 0;
-    await Promise.all(objects.slice(0, this.#objects.length).map((kept, index) => this.#restoreOne(kept, index)));
+    const decoded = this.#objects.map((object, index) => this.#restoreOne(object, objects[index]));
     this.#showObjects();
     this.#showChosen(true);
+    await Promise.all(decoded);
   }
 
   get #one() {
@@ -99,18 +105,24 @@ export class Capsule {
     return object;
   }
 
-  async #decode(object) {
-    object.original = await object.sweeps.picture(object.moves.map(() => 0));
-    if (object.moves.some((move) => move !== 0)) return; // a moved capsule has another picture
-    draw(object, object.original, 0);
-    if (this.#objects.includes(object)) this.#paint();
+  async #restoreOne(object, kept) {
+    if (kept?.label !== object.label || kept.moves.length !== object.moves.length) return;
+    object.moves = [...kept.moves];
+    await this.#decode(object);
   }
 
-  async #restoreOne({ label, moves }, index) {
-    const object = this.#objects[index];
-    if (object.label !== label || object.moves.length !== moves.length) return;
-    object.moves = [...moves];
-    draw(object, await object.sweeps.picture(object.moves), 0);
+  async #decode(object) {
+    const moves = [...object.moves];
+    const strip = await object.sweeps.picture(moves);
+    if (moves.every((move) => move === 0)) object.original = strip;
+    this.#take(object, moves, strip, 0);
+  }
+
+  /** Show a picture of an object that has come, unless the object has moved on. */
+  #take(object, moves, strip, column) {
+    if (!isSame(moves, object.moves)) return;
+    draw(object, strip, column);
+    if (this.#objects.includes(object)) this.#paint();
   }
 
   #ahead(dimension) {
@@ -123,12 +135,11 @@ export class Capsule {
     object.moves[dimension] = move;
     this.sliders.update(dimension, object.sweeps.pose[dimension], move);
     this.#numbers();
+    this.#mark();
     const moves = [...object.moves];
     const strip = object.sweeps.ready(dimension, moves) ?? (await object.sweeps.ahead(dimension, moves));
-    if (object !== this.#one || !isSame(moves, object.moves)) return; // a later move is shown instead
-    draw(object, strip, move + object.sweeps.range.steps);
-    this.#paint();
-    this.#endsLater();
+    this.#take(object, moves, strip, move + object.sweeps.range.steps);
+    if (object === this.#one) this.#endsLater();
   }
 
   #reset() {
@@ -171,12 +182,19 @@ export class Capsule {
 
   #numbers() {
     const { sweeps, moves } = this.#one;
-    byId("reset").disabled = moves.every((move) => move === 0);
+    enable(byId("reset"), moves.some((move) => move !== 0));
     const shape = this.model.manifest.pose_shape;
     if (shape.length > 1) drawMatrix(byId("matrix"), sweeps.moved(moves), shape[1]);
   }
 
+  /** Whether the picture that is shown is that of all objects as they are. */
+  #mark() {
+    if (this.#objects.every(({ drawn, moves }) => drawn && isSame(drawn, moves))) this.#pending.end();
+    else this.#pending.begin();
+  }
+
   #paint() {
+    this.#mark();
     if (this.#objects.some(({ picture }) => !picture)) return; // what is there keeps its name until then
     const labels = this.#objects.map(({ label }) => label).join(" and the ");
     byId("decoded").setAttribute("aria-label", `Reconstruction of the ${labels}`);
@@ -198,9 +216,10 @@ export class Capsule {
 
 const isSame = (moves, others) => moves.every((move, index) => move === others[index]);
 
-/** Draw one picture of a strip as an object's; returns the strip. */
+/** Draw one picture of a strip as that of an object as it is; returns the strip. */
 function draw(object, strip, column) {
   object.picture ??= document.createElement("canvas");
+  object.drawn = [...object.moves];
   drawPicture(object.picture, strip, column);
   return strip;
 }

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
+import { dismiss, tell } from "./notices.js";
 import { ServiceError } from "./transport.js";
 
 const CARDS = 6; // beyond that, a list
@@ -20,20 +21,28 @@ export class Chooser {
 
   /** Ask for the models and choose the wanted one, else the default; waits until one is served. */
   async start(wanted, version) {
-    while (!this.#models.length) {
-      const all = await api.models();
-      this.#models = all.filter((model) => model.versions.some(({ state }) => SERVED.has(state)));
-      if (!this.#models.length) await new Promise((resolve) => setTimeout(resolve, 1000));
-    }
-    const chosen = this.#named(wanted) ?? this.#models.find((model) => model.default) ?? this.#models[0];
+    this.#models = await someModels();
+    const named = this.#models.find(({ name }) => name === wanted);
+    const chosen = named ?? this.#models.find((model) => model.default) ?? this.#models[0];
     const found = await Promise.all(this.#models.slice(0, CARDS).map((model) => described(model)));
     this.#show(found, chosen.name);
-    await this.choose(chosen.name, version);
+    await this.choose(chosen.name, named && version);
+    if (wanted && !named) tell(`${wanted} is not served here. This is ${chosen.name}.`, { lasts: true });
+  }
+
+  /** The service does not have the chosen version any more: choose another one; false if it has it, after all. */
+  async replace() {
+    const { name, version } = this.#chosen;
+    const all = await served(name).catch(() => []);
+    if (all.some((one) => one.version === version)) return false;
+    await this.start(name, version);
+    return true;
   }
 
   /** Choose a model, and a version if it is not the one that answers requests that name none. */
   async choose(name, version) {
     const turn = ++this.#turn;
+    dismiss();
     const all = await someServed(name).catch((error) => {
       if (turn === this.#turn && this.#chosen) mark(this.#chosen);
       throw error;
@@ -43,6 +52,7 @@ export class Chooser {
     this.#chosen = { name, version: one.version };
     this.#showVersions(name, all);
     mark(this.#chosen);
+    if (version && one.version !== version) tell(`Version ${version} of ${name} is not served. This is version ${one.version}.`, { lasts: true });
     await this.#onChoose({ name, version: one.version, manifest: one.manifest });
   }
 
@@ -51,10 +61,6 @@ export class Chooser {
     const found = await Promise.all(this.#models.map(described));
     found.sort((a, b) => b.isDefault - a.isDefault);
     return found.find(({ manifest }) => manifest && fits(manifest));
-  }
-
-  #named(name) {
-    return this.#models.find((model) => model.name === name);
   }
 
   #show(found, chosen) {
@@ -86,6 +92,17 @@ export class Chooser {
     if (before) return;
     list.addEventListener("change", () => this.choose(this.#chosen.name, Number(list.value)));
     byId("models").append(list);
+  }
+}
+
+/** The models that are served, as soon as there is one. */
+async function someModels() {
+  for (;;) {
+    const all = await api.models();
+    const found = all.filter(({ versions }) => versions.some(({ state }) => SERVED.has(state)));
+    if (found.length) return found;
+    tell("No model is served at present. The page goes on as soon as there is one.");
+    await new Promise((resolve) => setTimeout(resolve, 1000));
   }
 }
 

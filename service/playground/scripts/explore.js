@@ -6,9 +6,10 @@ import { Capsule } from "./capsule.js";
 import { byId } from "./dom.js";
 import { takeFiles } from "./intake.js";
 import { Latest } from "./latest.js";
-import { hush } from "./notices.js";
+import { dismiss, hush } from "./notices.js";
 import { Pad } from "./pad.js";
 import { Pair } from "./pair.js";
+import { Pending } from "./pending.js";
 import { Routing } from "./routing.js";
 import { blank, fromBase64, show } from "./picture.js";
 import { samplesFor, showSamples } from "./samples.js";
@@ -21,12 +22,16 @@ export class Explore {
   #asked = 0; // answers of an earlier question are not shown after a later one's
   #question = null; // the latest: {isFinal}
   #answer = null; // the one that is shown, and its question
+  #pending = new Pending(...document.querySelectorAll(".seen, .answer, #capsule, #explain"));
+  #onGone;
 
-  constructor() {
+  /** @param {() => Promise<boolean>} onGone called when the model is gone; whether another one has taken its place */
+  constructor(onGone) {
+    this.#onGone = onGone;
     this.bars = new Bars((label) => this.chooseClass(label));
     this.capsule = new Capsule((label) => this.bars.choose(label));
     this.routing = new Routing();
-    const [onChange, onEnd] = [(isFinal) => this.look(isFinal), () => this.#finish()];
+    const [onChange, onEnd] = [(isFinal) => this.#changed(isFinal), () => this.#finish()];
     this.pad = new Pad(onChange, onEnd);
     this.pair = new Pair(onChange, onEnd);
     takeFiles((files) => this.take(files));
@@ -37,9 +42,11 @@ export class Explore {
     return this.model?.manifest.views === 2 ? this.pair : this.pad;
   }
 
-  /** What is on the screen, for links and snippets: the model, the answer and the files that were sent. */
+  /** What is on the screen, for links and snippets: the model, and the answer with the files that were sent, once it is there. */
   get state() {
-    return { model: this.model, answer: this.#answer, ...this.capsule.state };
+    const { model } = this;
+    if (this.#answer?.question !== this.#question) return { model, answer: null, objects: [], chosen: 0 };
+    return { model, answer: this.#answer, ...this.capsule.state };
   }
 
   /** Show another model and what it makes of the image that is there. */
@@ -68,6 +75,7 @@ export class Explore {
       return this.#forget();
     }
     const question = (this.#question = { isFinal });
+    this.#pending.begin();
     this.#looking.ask((signal) => this.#look(question, signal), isFinal);
   }
 
@@ -95,6 +103,11 @@ export class Explore {
     if (found && this.model.manifest.graphs.decoder) await this.capsule.choose(found, place);
   }
 
+  #changed(isFinal) {
+    if (this.#input.isEmpty) dismiss();
+    this.look(isFinal);
+  }
+
   /** The pen is lifted: what was asked last is the final question, and need not be asked again. */
   #finish() {
     const question = this.#question;
@@ -109,8 +122,9 @@ export class Explore {
     try {
       await this.#answerTo(question, signal);
     } catch (error) {
-      if (question === this.#question && !signal.aborted) this.#forget(); // the answer shown is to an earlier image
-      throw error;
+      if (question !== this.#question || signal.aborted) throw error;
+      this.#forget(); // the answer shown is to an earlier image
+      if (error.status !== 404 || !(await this.#onGone())) throw error;
     }
   }
 
@@ -135,6 +149,8 @@ export class Explore {
   #show(answer) {
     const { result, files, seen, objects } = (this.#answer = answer);
     const { isFinal } = answer.question;
+    this.#pending.end();
+    if (answer.question !== this.#question) this.#pending.begin();
     show(byId("seen"), seen);
     byId("seen").classList.remove("empty");
     this.bars.show(result);
@@ -142,6 +158,7 @@ export class Explore {
     else this.capsule.clear();
     if (result.blank) this.routing.clear();
     else if (isFinal) this.routing.show(files);
+    else this.routing.outdate();
     this.#say(result, isFinal);
   }
 
@@ -162,6 +179,7 @@ export class Explore {
   #forget() {
     this.#asked++;
     this.#question = this.#answer = null;
+    this.#pending.end();
     this.bars.clear();
     this.capsule.clear();
     this.routing.clear();

@@ -1,6 +1,7 @@
 // Images from elsewhere: opened, pasted or dropped.
 
 import { byId } from "./dom.js";
+import { takeDrops } from "./drops.js";
 
 /** Hand over files, one or several, wherever they come from, while the explore view is shown. */
 export function takeFiles(onFiles) {
@@ -12,20 +13,9 @@ export function takeFiles(onFiles) {
     file.value = "";
   });
   document.addEventListener("paste", (event) => {
-    const pasted = [...(event.clipboardData?.files ?? [])];
+    // Without their names, as these are of no file: browsers call every picture of a clipboard image.png.
+    const pasted = [...(event.clipboardData?.files ?? [])].map((file) => new Blob([file], { type: file.type }));
     if (pasted.length && isShown()) onFiles(pasted);
   });
-  const area = byId("explore");
-  area.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    area.classList.add("dropping");
-  });
-  area.addEventListener("dragleave", (event) => {
-    if (!area.contains(event.relatedTarget)) area.classList.remove("dropping");
-  });
-  area.addEventListener("drop", (event) => {
-    event.preventDefault();
-    area.classList.remove("dropping");
-    if (event.dataTransfer.files.length) onFiles([...event.dataTransfer.files]);
-  });
+  takeDrops(byId("explore"), ({ files }) => onFiles([...files]));
 }

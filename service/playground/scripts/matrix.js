@@ -2,6 +2,7 @@
 
 const WARM = "235, 122, 40";
 const COLD = "58, 134, 214";
+const STRONGEST = 0.85; // opacity, in light colors
 
 /**
  * Draw a matrix with its numbers.
@@ -15,12 +16,13 @@ export function drawMatrix(canvas, values, columns) {
   const cell = canvas.width / columns;
   const largest = Math.max(...values.map(Math.abs), 1e-6);
   const style = getComputedStyle(canvas);
+  const strongest = STRONGEST * style.getPropertyValue("--strength");
   canvas.setAttribute("aria-label", `The pose, row by row: ${values.map((value) => value.toFixed(2)).join(", ")}`);
   drawing.clearRect(0, 0, canvas.width, canvas.height);
   Object.assign(drawing, { textAlign: "center", textBaseline: "middle", font: `${cell * 0.24}px ${style.fontFamily}` });
   values.forEach((value, index) => {
     const [x, y] = [(index % columns) * cell, Math.floor(index / columns) * cell];
-    drawing.fillStyle = `rgba(${value < 0 ? COLD : WARM}, ${(0.85 * Math.abs(value)) / largest})`;
+    drawing.fillStyle = `rgba(${value < 0 ? COLD : WARM}, ${(strongest * Math.abs(value)) / largest})`;
     drawing.fillRect(x + 1, y + 1, cell - 2, cell - 2);
     drawing.fillStyle = style.color;
     drawing.fillText(value.toFixed(2).replace("-", "−"), x + cell / 2, y + cell / 2);

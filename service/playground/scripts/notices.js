@@ -1,4 +1,4 @@
-// The line under the header: errors of the service in its words, a busy or lost service, and the dialog for a key.
+// The line over the page: errors of the service in its words, a busy or lost service, and the dialog for a key.
 
 import { byId } from "./dom.js";
 import { awaitsKey, connection, ServiceError, useKey } from "./transport.js";
@@ -9,11 +9,13 @@ const SAID = {
   lost: "The connection to the service is lost. Trying again …",
 };
 let state = "well";
+let isLasting = false; // whether the line stays when something works
 
 /** Begin to watch the connection. */
 export function watchConnection() {
   for (const name of ["busy", "lost", "slow", "well"]) connection.addEventListener(name, () => enter(name));
   connection.addEventListener("key", ({ detail }) => askForKey(detail.refused));
+  byId("notice-close").addEventListener("click", () => (byId("notice").hidden = true));
   const dialog = byId("key-dialog");
   dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
   dialog.addEventListener("close", () => awaitsKey() && !dialog.open && dialog.showModal()); // a second Escape
@@ -25,14 +27,20 @@ export function watchConnection() {
   });
 }
 
-/** Show this line until `hush`. */
-export function tell(text) {
-  byId("notice").textContent = text;
+/** Show this line until something works; if it lasts, until somebody goes on to something else. */
+export function tell(text, { lasts = false } = {}) {
+  isLasting = lasts;
+  byId("notice-text").textContent = text;
   byId("notice").hidden = false;
 }
 
-/** Take the line away, unless the connection is what it is about. */
+/** Something works: take the line away, unless it lasts, or is about the connection. */
 export function hush() {
+  if (!isLasting) dismiss();
+}
+
+/** Somebody goes on to something else: take the line away, unless it is about the connection. */
+export function dismiss() {
   if (state === "well") byId("notice").hidden = true;
 }
 

@@ -1,19 +1,24 @@
 // The drawing area: pen strokes by mouse, touch, pen or keys, or one image; with undo.
 
-import { byId, context } from "./dom.js";
+import { byId, context, enable } from "./dom.js";
+import { fitted } from "./picture.js";
+import { onScheme } from "./scheme.js";
 import { ink, PEN, snapped } from "./strokes.js";
 
 const KEY_STEP = 0.04; // of the area's side
 const MIN_MOVE = 0.006;
+const KEPT = 50; // changes that can be undone: each may keep a picture of the area's size
+const EMPTY = { strokes: [], image: null, picture: null };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Pad {
   #canvas = byId("pad");
-  #content = { strokes: [], image: null, bitmap: null };
+  #content = EMPTY;
   #history = [];
   #changes = 0; // so far: an image that is read slowly takes the place of nothing newer
   #drawing = null; // the stroke under the pen
   #pointer = null; // the id of the one that draws it; null for the keyboard
+  #box = null; // where the area was when it was put down: a page that moves bends no stroke
   #cursor = null; // of the keyboard: where it is, and whether it draws
   #onChange;
   #onEnd;
@@ -34,7 +39,7 @@ export class Pad {
     canvas.addEventListener("blur", () => this.#hideCursor());
     byId("undo").addEventListener("click", () => this.undo());
     byId("clear").addEventListener("click", () => this.clear());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
+    onScheme(() => this.#paint());
   }
 
   /** The strokes, if nothing else is on the pad. */
@@ -53,14 +58,14 @@ export class Pad {
 
   /** Show these strokes. */
   setStrokes(strokes) {
-    this.#replace({ strokes, image: null, bitmap: null }, true);
+    this.#replace({ ...EMPTY, strokes }, true);
   }
 
   /** Show an image; formats that the browser cannot show are sent to the service all the same. */
   async setImage(file) {
     const change = ++this.#changes;
-    const bitmap = await createImageBitmap(file).catch(() => null);
-    if (change === this.#changes) this.#replace({ strokes: [], image: file, bitmap }, true);
+    const picture = await fitted(file, this.#canvas.width);
+    if (change === this.#changes) this.#replace({ ...EMPTY, image: file, picture }, true);
   }
 
   undo() {
@@ -71,20 +76,20 @@ export class Pad {
   }
 
   clear() {
-    if (!this.isEmpty) this.#replace({ strokes: [], image: null, bitmap: null }, true);
+    if (!this.isEmpty) this.#replace(EMPTY, true);
   }
 
   #replace(content, isFinal, drawing = null) {
     this.#drawing = drawing;
-    this.#history.push(this.#content);
+    this.#history = [...this.#history, this.#content].slice(-KEPT);
     this.#content = content;
     this.#changed(isFinal);
   }
 
   #changed(isFinal) {
     this.#changes++;
-    byId("undo").disabled = !this.#history.length;
-    byId("clear").disabled = this.isEmpty;
+    enable(byId("undo"), this.#history.length);
+    enable(byId("clear"), !this.isEmpty);
     byId("pad-hint").hidden = !this.isEmpty;
     this.#paint();
     this.#onChange(isFinal);
@@ -94,13 +99,14 @@ export class Pad {
     if (event.button !== 0 || (this.#drawing && this.#pointer !== null)) return; // a second finger, or a palm
     this.#hideCursor();
     this.#canvas.setPointerCapture(event.pointerId);
+    this.#box = this.#canvas.getBoundingClientRect();
     this.#begin(this.#place(event), event.pointerId);
   }
 
   #begin(point, pointer = null) {
     this.#pointer = pointer;
     const stroke = [snapped(point)];
-    this.#replace({ strokes: [...this.#content.strokes, stroke], image: null, bitmap: null }, false, stroke);
+    this.#replace({ ...EMPTY, strokes: [...this.#content.strokes, stroke] }, false, stroke);
   }
 
   #move(event) {
@@ -125,8 +131,8 @@ export class Pad {
   }
 
   #place({ clientX, clientY }) {
-    const box = this.#canvas.getBoundingClientRect();
-    return [(clientX - box.left) / box.width, (clientY - box.top) / box.height];
+    const { left, top, width, height } = this.#box;
+    return [(clientX - left) / width, (clientY - top) / height];
   }
 
   #key(event) {
@@ -171,8 +177,8 @@ export class Pad {
     const side = canvas.width;
     const style = getComputedStyle(canvas);
     drawing.clearRect(0, 0, side, side);
-    const { bitmap, image, strokes } = this.#content;
-    if (bitmap) paintInside(drawing, bitmap, side);
+    const { picture, image, strokes } = this.#content;
+    if (picture) drawing.drawImage(picture, 0, 0);
     else if (image) write(drawing, image.name ?? "", side, style);
     ink(drawing, strokes, { side, color: style.color });
     if (this.#cursor) this.#paintCursor(drawing, side, style);
@@ -186,13 +192,6 @@ export class Pad {
     drawing.strokeStyle = style.getPropertyValue("--mark");
     drawing.stroke();
   }
-}
-
-function paintInside(drawing, bitmap, side) {
-  const scale = Math.min(side / bitmap.width, side / bitmap.height);
-  const [width, height] = [bitmap.width * scale, bitmap.height * scale];
-  drawing.imageSmoothingEnabled = scale < 4;
-  drawing.drawImage(bitmap, (side - width) / 2, (side - height) / 2, width, height);
 }
 
 function write(drawing, text, side, style) {

@@ -1,7 +1,7 @@
 // A pair of views for stereo models: a toy to turn, from strips of rendered pictures, or two files.
 
 import { byId, element } from "./dom.js";
-import { toFile } from "./picture.js";
+import { fitted, toFile } from "./picture.js";
 
 const TOYS = ["animal", "human", "airplane", "truck", "car"];
 const [AZIMUTHS, AZIMUTH_STEP] = [18, 20]; // positions, degrees
@@ -63,12 +63,12 @@ export class Pair {
   /** Show two files of the user, the left view first. */
   async setFiles(files) {
     const own = (this.#own = files.slice(0, 2));
-    const bitmaps = await Promise.all(own.map((file) => createImageBitmap(file).catch(() => null)));
+    const pictures = await Promise.all(own.map((file) => fitted(file, SIDE)));
     if (own !== this.#own) return; // something else was chosen meanwhile
     for (const [index, id] of ["left", "right"].entries()) {
       const drawing = byId(id).getContext("2d");
       drawing.clearRect(0, 0, SIDE, SIDE);
-      if (bitmaps[index]) drawing.drawImage(bitmaps[index], 0, 0, SIDE, SIDE);
+      if (pictures[index]) drawing.drawImage(pictures[index], 0, 0);
     }
     this.#onChange(true);
   }

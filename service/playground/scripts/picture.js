@@ -2,6 +2,8 @@
 
 import { context } from "./dom.js";
 
+const MOST_PIXELS = 50_000_000; // that are decoded, 200 MB of them; the service takes no more either, unless it is told to
+
 /** The bitmap of a base64 PNG file. */
 export async function fromBase64(png) {
   return createImageBitmap(new Blob([bytes(png)], { type: "image/png" }));
@@ -15,6 +17,36 @@ export async function toBase64(file) {
   let text = "";
   for (const byte of new Uint8Array(await file.arrayBuffer())) text += String.fromCharCode(byte);
   return btoa(text);
+}
+
+/**
+ * An image file in a square canvas, as large as fits, on white as the network gets it; null if the browser cannot show it.
+ * Nothing else of the decoded picture is kept.
+ */
+export async function fitted(file, side) {
+  if ((await pixelsOf(file)) > MOST_PIXELS) return null;
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  if (!bitmap) return null;
+  const scale = Math.min(side / bitmap.width, side / bitmap.height);
+  const [width, height] = [bitmap.width * scale, bitmap.height * scale];
+  const place = [(side - width) / 2, (side - height) / 2, width, height];
+  const canvas = new OffscreenCanvas(side, side);
+  const drawing = canvas.getContext("2d");
+  Object.assign(drawing, { fillStyle: "white", imageSmoothingEnabled: scale < 4 });
+  drawing.fillRect(...place);
+  drawing.drawImage(bitmap, ...place);
+  bitmap.close();
+  return canvas;
+}
+
+/** How many pixels a picture has: an element reads its header, and decodes nothing before it is drawn. */
+async function pixelsOf(file) {
+  const image = new Image();
+  const read = new Promise((resolve) => (image.onload = image.onerror = resolve));
+  image.src = URL.createObjectURL(file);
+  await read;
+  URL.revokeObjectURL(image.src);
+  return image.naturalWidth * image.naturalHeight;
 }
 
 /** Show a bitmap pixel for pixel; the canvas takes its size. */

@@ -7,7 +7,9 @@ import { drawHeat, largest } from "./heat.js";
 import { drawHistogram } from "./histogram.js";
 import { Latest } from "./latest.js";
 import { fromBase64 } from "./picture.js";
+import { Pending } from "./pending.js";
 import { Player } from "./player.js";
+import { onScheme } from "./scheme.js";
 import { ServiceError } from "./transport.js";
 
 const MOST = 5; // bars that are shown
@@ -20,12 +22,14 @@ export class Routing {
   #shown = null; // of the answer: its classes, or the types of a layer
   #iteration = 0;
   #player = new Player();
+  #pending = new Pending(byId("explain-body"));
 
   constructor() {
     byId("explain").addEventListener("toggle", () => this.#look());
     byId("explain-play").addEventListener("click", () => this.#play());
     byId("explain-layer").addEventListener("change", () => this.#show());
     byId("explain-class").addEventListener("change", () => this.#paint());
+    onScheme(() => this.#paint());
     byId("explain-steps").addEventListener("change", (event) => {
       this.#player.stop();
       this.#step(Number(event.target.value));
@@ -43,7 +47,13 @@ export class Routing {
     this.#files = null;
     this.#asking.cancel();
     this.#player.stop();
-    byId("explain").hidden = true;
+    this.#pending.end();
+    byId("explain").hidden = byId("explain-body").hidden = true;
+  }
+
+  /** What is shown explains an earlier drawing. */
+  outdate() {
+    this.#pending.begin();
   }
 
   /** Explain the answer to these files, once somebody opens the panel. */
@@ -53,11 +63,13 @@ export class Routing {
     this.#files = files;
     this.#answer = null;
     byId("explain").hidden = false;
+    if (!byId("explain").open) byId("explain-body").hidden = true; // else it is dimmed: the page does not jump
     this.#look();
   }
 
   #look() {
     if (!byId("explain").open || !this.#files || this.#answer) return;
+    this.#pending.begin();
     this.#asking.ask(async (signal) => {
       const { name, version } = this.model;
       try {
@@ -66,6 +78,7 @@ export class Routing {
         if (!(error instanceof ServiceError)) throw error;
         byId("explain-note").textContent = error.message; // such as the command that adds the graph
         byId("explain-body").hidden = true;
+        this.#pending.end();
       }
     }, true);
   }
@@ -74,6 +87,7 @@ export class Routing {
     const input = await fromBase64(answer.model_input);
     if (signal.aborted) return;
     [this.#answer, this.input] = [answer, input];
+    this.#pending.end();
     byId("explain-body").hidden = false;
     byId("explain-note").textContent =
       answer.routing === "em"

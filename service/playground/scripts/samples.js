@@ -1,14 +1,17 @@
 // Samples for the drawing area: digits as pen strokes, each one a button.
 
 import { element } from "./dom.js";
+import { onScheme } from "./scheme.js";
 import { ink, snapped, unpackStrokes } from "./strokes.js";
 import { ServiceError } from "./transport.js";
 
 const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
 const SIZE_IN_PAIR = 0.82;
+const SIDE = 72; // pixels of a sample
 const PAIRS = [[3, 8], [1, 7], [2, 5], [0, 4], [6, 9], [8, 1], [5, 0], [4, 3], [9, 2], [7, 6]];
 
 let digits = null;
+let shown = []; // {canvas, strokes}
 
 /** The strokes of the ten digits. */
 export async function digitStrokes() {
@@ -34,16 +37,24 @@ export async function samplesFor(manifest) {
 /** Fill the group with a button for each sample. */
 export function showSamples(group, samples, onChoose) {
   group.hidden = !samples.length;
-  group.replaceChildren(...samples.map((sample) => button(sample, onChoose)));
+  shown = samples.map(({ strokes }) => ({ strokes, canvas: element("canvas", { width: SIDE, height: SIDE }) }));
+  group.replaceChildren(...samples.map((sample, index) => button(sample, shown[index].canvas, onChoose)));
+  paint();
 }
 
-function button({ name, strokes }, onChoose) {
-  const canvas = element("canvas", { width: 72, height: 72 });
+onScheme(() => paint());
+
+function paint() {
+  for (const { canvas, strokes } of shown) {
+    const drawing = canvas.getContext("2d");
+    drawing.clearRect(0, 0, SIDE, SIDE);
+    ink(drawing, strokes, { side: SIDE, color: getComputedStyle(canvas).color });
+  }
+}
+
+function button({ name, strokes }, canvas, onChoose) {
   const made = element("button", { class: "sample", title: name, "aria-label": `Sample: ${name}` }, canvas);
   made.addEventListener("click", () => onChoose(strokes));
-  requestAnimationFrame(() =>
-    ink(canvas.getContext("2d"), strokes, { side: 72, color: getComputedStyle(made).color }),
-  );
   return made;
 }
 

@@ -3,8 +3,9 @@
 import { showConfusion } from "./confusion.js";
 import { toCsv } from "./csv.js";
 import { byId } from "./dom.js";
+import { takeDrops } from "./drops.js";
 import { dropped } from "./folders.js";
-import { labelOf } from "./labels.js";
+import { labelsOf } from "./labels.js";
 import { sentence } from "./notices.js";
 import { save } from "./picture.js";
 import { scoreAll } from "./scoring.js";
@@ -15,10 +16,12 @@ const RENDER_MS = 300;
 
 export class Score {
   #table = new Table();
-  #run = null; // the latest: {model, total, rows, stop: its AbortController, failure}
+  #run = null; // the latest: {model, total, rows, stop: its AbortController, failure, isOver}
   #waiting = null; // files that were given before there was a model
 
-  constructor() {
+  /** @param {() => Promise<boolean>} onGone called when the model is gone */
+  constructor(onGone) {
+    this.onGone = onGone;
     for (const id of ["score-files", "score-folder"]) {
       const input = byId(id);
       byId(`${id}-button`).addEventListener("click", () => input.click());
@@ -28,13 +31,8 @@ export class Score {
       });
     }
     byId("score-stop").addEventListener("click", () => this.#run?.stop.abort());
-    byId("score-csv").addEventListener("click", () => save(csvOf(this.#run), `${this.#run.model.name}-scores.csv`));
-    const area = byId("score");
-    area.addEventListener("dragover", (event) => event.preventDefault());
-    area.addEventListener("drop", async (event) => {
-      event.preventDefault();
-      this.start(await dropped(event.dataTransfer));
-    });
+    byId("score-csv").addEventListener("click", () => save(csvOf(this.#run), `${this.#run.model.name}-${this.#run.model.version}-scores.csv`));
+    takeDrops(byId("score"), async (transfer) => this.start(await dropped(transfer)));
   }
 
   /** Score with this model from now on. */
@@ -57,17 +55,19 @@ export class Score {
     const items = this.#items(found);
     if (!items) return;
     this.#run?.stop.abort();
-    const run = (this.#run = { model, total: items.length, rows: [], stop: new AbortController(), failure: "" });
+    const run = (this.#run = { model, total: items.length, rows: [], stop: new AbortController(), failure: "", isOver: false });
     byId("score-results").hidden = byId("score-stop").hidden = false;
     const timer = setInterval(() => this.#render(run), RENDER_MS);
     try {
-      await scoreAll(items, model, (item, outcome) => run.rows.push(rowOf(model, item, outcome)), run.stop.signal);
+      await scoreAll(items, model, (item, outcome) => run.rows.push(rowOf(item, outcome)), run.stop.signal);
     } catch (error) {
       if (error instanceof ServiceError) run.failure = sentence(error);
       else if (!run.stop.signal.aborted) throw error;
+      if (error.status === 404) this.onGone();
     } finally {
       clearInterval(timer);
       run.stop.abort(); // the requests that are left after a failure
+      run.isOver = true;
       if (run === this.#run) byId("score-stop").hidden = true;
       this.#render(run);
     }
@@ -76,7 +76,7 @@ export class Score {
   #wait(found) {
     if (!found.length) return;
     this.#waiting = found;
-    byId("score-said").textContent = `Waiting for a model: ${found.length} files`;
+    say(`Waiting for a model: ${found.length} files`);
   }
 
   #items(found) {
@@ -84,41 +84,55 @@ export class Score {
     const sorted = found.sort((a, b) => a.path.localeCompare(b.path, undefined, { numeric: true }));
     if (!sorted.length) return null;
     if (sorted.length % views) {
-      byId("score-said").textContent = `${this.model.name} takes pairs; got ${sorted.length} files.`;
+      say(`${this.model.name} takes pairs; got ${sorted.length} files.`);
       return null;
     }
-    const items = [];
-    for (let start = 0; start < sorted.length; start += views) {
-      const group = sorted.slice(start, start + views);
-      items.push({ name: group.map(({ path }) => path).join(", "), path: group[0].path, files: group.map(({ file }) => file) });
-    }
-    return items;
+    const groups = [];
+    for (let start = 0; start < sorted.length; start += views) groups.push(sorted.slice(start, start + views));
+    const labels = this.#labels(groups.map(([{ path }]) => path));
+    return groups.map((group, index) => ({
+      name: group.map(({ path }) => path).join(", "),
+      files: group.map(({ file }) => file),
+      truth: labels[index] ?? null,
+    }));
+  }
+
+  /** The classes that paths name; no path names several objects of one image. */
+  #labels(paths) {
+    const { objects_per_image: objects, class_names: classes } = this.model.manifest;
+    return objects > 1 ? [] : labelsOf(paths, classes);
   }
 
   #render(run) {
     if (run !== this.#run) return; // another one was started meanwhile
     const { model, total, rows } = run;
     Object.assign(byId("score-progress"), { max: total, value: rows.length });
-    byId("score-said").textContent = summary(run);
+    say(summary(run), run.isOver);
     this.#table.show(rows);
     showConfusion(rows, model.manifest.class_names);
   }
 }
 
-/** A file's answer beside the class that its path names; no path names several objects of one image. */
-function rowOf({ manifest }, { name, path, files }, { result, error }) {
-  const truth = manifest.objects_per_image > 1 ? null : labelOf(path, manifest.class_names);
+/** Show a text, and let screen readers read it: not each step of a progress. */
+function say(text, isSpoken = true) {
+  byId("score-said").textContent = text;
+  byId("score-spoken").textContent = isSpoken ? text : "";
+}
+
+/** A file's answer beside the class that its path names. */
+function rowOf({ name, files, truth }, { result, error }) {
   if (error) return { name, files, truth, error };
   const label = result.labels.join(" + ");
   return { name, files, truth, label, probability: result.classes[0].probability, confident: result.confident };
 }
 
-function summary({ rows, total, failure }) {
+function summary({ model, rows, total, failure, isOver }) {
   const judged = rows.filter(({ truth, error }) => truth !== null && !error);
   const right = judged.filter(({ truth, label }) => truth === label).length;
   const doubtful = rows.filter(({ confident }) => confident === false).length;
   const unread = rows.filter(({ error }) => error).length;
-  const said = [`${rows.length} of ${total} files`];
+  const isStopped = isOver && !failure && rows.length < total;
+  const said = [`${model.name} version ${model.version}`, `${isStopped ? "stopped after " : ""}${rows.length} of ${total} files`];
   if (judged.length) said.push(`${right} of ${judged.length} right (${((100 * right) / judged.length).toFixed(1)} %)`);
   said.push(`${doubtful} doubtful`);
   if (unread) said.push(`${unread} not readable`);

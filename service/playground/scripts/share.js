@@ -9,7 +9,8 @@ export function linkTo(explore) {
   const { model, answer, objects, chosen } = explore.state;
   if (!model) return changed({});
   const kept = { model: model.name, version: model.version, chosen };
-  if (answer) Object.assign(kept, { image: imageOf(explore, answer), objects: objects.map(({ label, moves }) => ({ label, moves })) });
+  const image = imageOf(explore, answer);
+  if (image) Object.assign(kept, { image, objects: objects.map(({ label, moves }) => ({ label, moves })) });
   return changed({ see: pack(kept) });
 }
 
@@ -42,8 +43,9 @@ export async function restore(explore, { image, objects, chosen }) {
   else if (image.toy) explore.pair.setPosition(image);
   else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
   if (!(await explore.settled())) return;
+  const { answer } = explore.state;
   for (const [place, { label }] of objects.entries()) await explore.chooseClass(label, place);
-  await explore.capsule.restore({ objects, chosen });
+  if (explore.state.answer === answer) await explore.capsule.restore({ objects, chosen });
 }
 
 /** The model's input as files, which have no names: one, or the left and the right half of two views. */
@@ -54,10 +56,12 @@ export async function filesOf(seen, views) {
   return Promise.all([0, 1].map((index) => half(both, index)));
 }
 
-function imageOf(explore, { result }) {
-  const { pad, pair, model } = explore;
-  if (model.manifest.views === 2) return pair.position ?? { seen: result.model_input };
-  return pad.image ? { seen: result.model_input } : { strokes: packStrokes(pad.strokes) };
+/** What the model is shown: a toy, strokes, or any other image as the network saw it; null if there is none. */
+function imageOf({ pad, pair, model }, answer) {
+  const isPair = model.manifest.views === 2;
+  if (isPair && pair.position) return pair.position;
+  if (!isPair && pad.strokes.length) return { strokes: packStrokes(pad.strokes) };
+  return answer && { seen: answer.result.model_input };
 }
 
 async function half(both, index) {

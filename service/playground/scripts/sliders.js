@@ -28,10 +28,10 @@ export class Sliders {
 
   /** Show one number. */
   update(dimension, value, move) {
-    const { row, input, output } = this.#rows[dimension];
+    const { row, input, number } = this.#rows[dimension];
     const by = move * this.range.step;
     input.value = move;
-    output.textContent = signed(value + by);
+    number.textContent = signed(value + by);
     input.setAttribute("aria-valuetext", `${signed(value + by)}, moved by ${signed(by)}`);
     row.classList.toggle("moved", move !== 0);
   }
@@ -49,11 +49,11 @@ export class Sliders {
     const input = element("input", { type: "range", min: -steps, max: steps, step: 1, value: 0 });
     input.setAttribute("aria-label", `Dimension ${dimension}`);
     const ends = [0, 1].map(() => element("canvas", { class: "end pixels", width: 28, height: 28, "aria-hidden": "true" }));
-    const output = element("output");
+    const number = element("span", { class: "value", "aria-hidden": "true" }); // the slider says it
     const name = element("span", { class: "name", "aria-hidden": "true" }, String(dimension));
-    const row = element("div", { class: "slider" }, name, ends[0], input, ends[1], output);
+    const row = element("div", { class: "slider" }, name, ends[0], input, ends[1], number);
     this.#listen(row, input, dimension);
-    return { row, input, output, ends };
+    return { row, input, number, ends };
   }
 
   #listen(row, input, dimension) {

@@ -1,6 +1,7 @@
 // The sortable table of scored files.
 
 import { byId, element } from "./dom.js";
+import { fitted } from "./picture.js";
 
 const SHOWN = 200; // rows; the CSV file has all
 const THUMBNAIL = 40;
@@ -83,12 +84,8 @@ function thumbnail(file) {
 }
 
 async function draw(canvas, file) {
-  const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) return;
-  const scale = Math.min(THUMBNAIL / bitmap.width, THUMBNAIL / bitmap.height);
-  const [width, height] = [bitmap.width * scale, bitmap.height * scale];
-  canvas.getContext("2d").drawImage(bitmap, (THUMBNAIL - width) / 2, (THUMBNAIL - height) / 2, width, height);
-  bitmap.close();
+  const picture = await fitted(file, THUMBNAIL);
+  if (picture) canvas.getContext("2d").drawImage(picture, 0, 0);
 }
 
 const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));

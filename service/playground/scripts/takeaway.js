@@ -16,19 +16,22 @@ export function prepareTakeaway(explore) {
   for (const [id, make] of Object.entries(wanted))
     byId(id).addEventListener("click", async () => {
       if (id !== "share" && !explore.state.answer) return say("There is nothing to copy yet");
-      await copy(await make());
-      say(id === "share" ? "The link is copied" : "Copied");
+      const isCopied = await copy(await make());
+      if (!isCopied) say("The browser does not let this page copy");
+      else say(id === "share" ? "The link is copied" : "Copied");
     });
 }
 
+/** Whether the text is in the clipboard now. */
 async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   // Browsers hide the clipboard from pages of plain HTTP, except from localhost.
   const area = Object.assign(document.createElement("textarea"), { value: text, className: "hidden" });
   document.body.append(area);
   area.select();
-  document.execCommand("copy");
+  const isCopied = document.execCommand("copy");
   area.remove();
+  return isCopied;
 }
 
 let timer = 0;

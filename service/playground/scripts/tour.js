@@ -1,19 +1,23 @@
 // A guided tour in five steps, each with a figure on live answers of the service.
 
 import * as api from "./api.js";
-import { byId, element } from "./dom.js";
+import { byId, element, enable, isEnabled } from "./dom.js";
 import { drawHeat, largest } from "./heat.js";
+import { Latest } from "./latest.js";
 import { sentence } from "./notices.js";
+import { Pending } from "./pending.js";
 import { fromBase64, show } from "./picture.js";
 import { Player } from "./player.js";
 import { digitStrokes } from "./samples.js";
+import { onScheme } from "./scheme.js";
 import { drawPicture, Sweeps } from "./sweeps.js";
 import { poseBars, slider, squashCurve, unsquash } from "./tour_figures.js";
 import { ServiceError } from "./transport.js";
 import { moved } from "./views28.js";
 
 const DIGIT = 4;
-const [TURNS, SHIFTS] = [range(-30, 30, 5), range(-3, 3, 1)]; // degrees, pixels
+const TURNS = { min: -30, max: 30, step: 5, value: 0, unit: "°" };
+const SHIFTS = { min: -3, max: 3, step: 1, value: 0, unit: " px" };
 
 const STEPS = [
   { title: "A capsule is a group of numbers", figure: numbersFigure },
@@ -28,7 +32,9 @@ export class Tour {
   #onStep;
   #live = null; // what all figures share
   #player = new Player(); // of the figure that is shown, if it plays
+  #paint = null; // of the figure that is shown, if it has the page's colors
   #turn = 0;
+  #pending = new Pending(...document.querySelectorAll("#tour-text, #tour-figure"));
 
   /**
    * @param {() => Promise<object>} findModel a model of single digits with a decoder, as the chooser gives it
@@ -39,8 +45,10 @@ export class Tour {
     this.findModel = findModel;
     this.#onStep = onStep;
     this.#step = within(Math.trunc(step) - 1);
-    byId("tour-next").addEventListener("click", () => this.#go(this.#step + 1));
-    byId("tour-back").addEventListener("click", () => this.#go(this.#step - 1));
+    this.#head();
+    onScheme(() => this.#paint?.());
+    for (const [id, steps] of [["tour-next", 1], ["tour-back", -1]])
+      byId(id).addEventListener("click", () => isEnabled(byId(id)) && this.#go(this.#step + steps));
   }
 
   /** The step that is shown, from 1. */
@@ -55,7 +63,7 @@ export class Tour {
     if (turn !== this.#turn) return;
     if (!model) {
       byId("tour-text").textContent = "The tour needs a model of single digits, such as capsnet-digits; this service has none.";
-      byId("tour-next").disabled = true;
+      enable(byId("tour-next"), false);
       return;
     }
     await this.#go(this.#step);
@@ -72,17 +80,24 @@ export class Tour {
     const turn = this.#turn;
     this.#step = within(step);
     this.#onStep(this.step);
-    const { title, figure } = STEPS[this.#step];
-    byId("tour-title").textContent = title;
-    byId("tour-place").textContent = `Step ${this.#step + 1} of ${STEPS.length}`;
-    byId("tour-back").disabled = this.#step === 0;
-    byId("tour-next").disabled = this.#step === STEPS.length - 1;
-    const { text, box, onShow } = await this.#make(figure);
+    enable(byId("tour-back"), this.#step > 0);
+    enable(byId("tour-next"), this.#step < STEPS.length - 1);
+    this.#pending.begin();
+    const { text, box, paint, onShow } = await this.#make(STEPS[this.#step].figure);
     if (turn !== this.#turn) return;
+    this.#pending.end();
+    this.#head();
     byId("tour-text").replaceChildren(...text.map((one) => element("p", {}, one)));
     byId("tour-figure").replaceChildren(...box);
+    this.#paint = paint;
+    paint?.();
     onShow?.();
     byId("tour-title").scrollIntoView({ block: "nearest" });
+  }
+
+  #head() {
+    byId("tour-title").textContent = STEPS[this.#step].title;
+    byId("tour-place").textContent = `Step ${this.step} of ${STEPS.length}`;
   }
 
   /** A figure; if the service refuses it, what the service says: it is asked again when one comes back. */
@@ -92,6 +107,7 @@ export class Tour {
       return await figure(this.#live, this.#player);
     } catch (error) {
       if (!(error instanceof ServiceError)) reportError(error);
+      this.#live = null; // of a model that may be gone
       return { text: [sentence(error)], box: [] };
     }
   }
@@ -126,56 +142,58 @@ async function numbersFigure({ model, result, input }) {
     drawPicture(decoded, strip, by + steps);
     bars.set(sweeps.moved(moves.map((_, index) => (index === dimension ? by : 0))));
   });
-  move.tell();
   return {
     text: [
       `The network has seen this ${best.label}. For each class it has a capsule: a small group of numbers that works as one. These are the ${best.pose.length} numbers of the capsule for “${best.label}”.`,
       "A second network draws the digit again from these numbers alone. Move one of them: how the digit is written changes, and it stays the same digit.",
     ],
-    box: [figure(seen, "what the network sees"), bars.box, element("div", { class: "tour-side" }, figure(decoded, "drawn from the numbers"), move.label)],
+    box: [figure(seen, "what the network sees"), bars.box, element("div", { class: "tour-side" }, figure(decoded, "drawn from the numbers"), move)],
   };
 }
 
-async function motionFigure(live) {
-  const { strokes, side, query, result } = live;
-  const label = result.label;
-  const motions = [...TURNS.map((degrees) => ({ degrees })), ...SHIFTS.map((right) => ({ right }))];
-  live.moved ??= await api.classify(
-    await Promise.all(motions.map((motion) => moved(strokes, side, motion).convertToBlob({ type: "image/png" }))),
-    query,
-  );
-  const answers = live.moved.results.map(({ classes }) => classes.find((one) => one.label === label));
-  const still = answers[TURNS.indexOf(0)];
-  const [bars, seen] = [poseBars(still.pose.length), picture("The digit, moved")];
+async function motionFigure({ strokes, side, query, result }) {
+  const { label, pose, probability } = result.classes[0];
+  const [bars, seen] = [poseBars(pose.length), picture("The digit, moved")];
   const said = element("p", { class: "tour-said", role: "status" });
-  const tell = (index) => {
-    show(seen, moved(strokes, side, motions[index]));
-    bars.set(answers[index].pose);
-    const [before, after] = [still.probability, answers[index].probability].map((one) => one.toFixed(2));
-    said.textContent = `Length ${after} (at rest ${before}); direction turned by ${angle(still.pose, answers[index].pose)}°`;
+  const tell = (now) => {
+    bars.set(now.pose);
+    const [before, after] = [probability, now.probability].map((one) => one.toFixed(2));
+    said.textContent = `Length ${after} (at rest ${before}); direction turned by ${angle(pose, now.pose)}°`;
   };
-  const turn = slider("Turn", { min: 0, max: TURNS.length - 1, value: TURNS.indexOf(0), unit: "" }, tell);
-  const shift = slider("Shift", { min: 0, max: SHIFTS.length - 1, value: SHIFTS.indexOf(0), unit: "" }, (at) => tell(TURNS.length + at));
-  name(turn, TURNS, "°");
-  name(shift, SHIFTS, " px");
-  tell(TURNS.indexOf(0));
+  const [motion, asking] = [{ degrees: 0, right: 0 }, new Latest()];
+  const look = async (signal) => {
+    const canvas = moved(strokes, side, motion);
+    const answer = await api.classify([await canvas.convertToBlob({ type: "image/png" })], query, signal);
+    show(seen, canvas);
+    tell(answer.results[0].classes.find((one) => one.label === label));
+  };
+  const move = (part) => {
+    Object.assign(motion, part);
+    asking.ask(look);
+  };
+  const turn = slider("Turn", TURNS, (degrees) => move({ degrees }));
+  const shift = slider("Shift", SHIFTS, (right) => move({ right }));
+  show(seen, moved(strokes, side, motion));
+  tell(result.classes[0]);
   return {
     text: [
       `A capsule is a vector. Its length, from 0 to 1, says how sure the network is that there is a “${label}”. Its direction says how it looks.`,
       "Turn and shift the digit. The length hardly changes: it is the same digit. The numbers move along: they say where it went. This is called equivariance.",
     ],
-    box: [figure(seen, "the digit, moved"), bars.box, element("div", { class: "tour-side" }, said, turn.label, shift.label)],
+    box: [figure(seen, "the digit, moved"), bars.box, element("div", { class: "tour-side" }, said, turn, shift)],
   };
 }
 
 async function squashFigure({ result }) {
   const [best, second] = result.classes;
+  const curve = squashCurve(result.classes);
   return {
     text: [
       "Before its length can be a probability, a capsule is squashed: short vectors shrink to almost nothing, long ones end just below 1. The direction stays.",
       `The capsule of “${best.label}” had length ${unsquash(best.probability).toFixed(2)} and has ${best.probability.toFixed(2)} now; that of “${second.label}” had ${unsquash(second.probability).toFixed(2)} and has ${second.probability.toFixed(2)}. Each class is judged on its own, so the lengths need not sum to 1.`,
     ],
-    box: [squashCurve(result.classes)],
+    box: [curve.canvas],
+    paint: curve.paint,
   };
 }
 
@@ -259,23 +277,8 @@ function figure(canvas, caption) {
   return element("figure", {}, canvas, element("figcaption", { class: "note" }, caption));
 }
 
-/** Let a slider over the indices of values tell the values. */
-function name({ label }, values, unit) {
-  const [said, input] = [label.querySelector(".value"), label.querySelector("input")];
-  const tell = () => {
-    said.textContent = `${values[Number(input.value)]}${unit}`.replace("-", "−");
-    input.setAttribute("aria-valuetext", said.textContent);
-  };
-  input.addEventListener("input", tell);
-  tell();
-}
-
 function angle(a, b) {
   const dot = a.reduce((sum, value, index) => sum + value * b[index], 0);
   const cosine = dot / (Math.hypot(...a) * Math.hypot(...b));
   return Math.round((Math.acos(Math.min(1, cosine)) * 180) / Math.PI);
-}
-
-function range(start, stop, step) {
-  return Array.from({ length: (stop - start) / step + 1 }, (_, index) => start + index * step);
 }

@@ -24,29 +24,32 @@ export function poseBars(size) {
   return { box, set };
 }
 
-/** A slider with a name, and what it stands for. */
-export function slider(name, { min, max, value, unit }, onMove) {
-  const input = element("input", { type: "range", min, max, step: 1, value });
+/** A slider with a name, and what it stands for; the label that holds it. */
+export function slider(name, { min, max, step = 1, value, unit }, onMove) {
+  const input = element("input", { type: "range", min, max, step, value });
   const said = element("span", { class: "value" });
   const tell = () => {
     said.textContent = `${Number(input.value) > 0 ? "+" : ""}${input.value.replace("-", "−")}${unit}`;
     input.setAttribute("aria-valuetext", `${input.value}${unit}`);
-    onMove(Number(input.value));
   };
-  input.addEventListener("input", tell);
-  const label = element("label", { class: "turn" }, name, said, input);
-  return { label, tell };
+  input.addEventListener("input", () => {
+    tell();
+    onMove(Number(input.value));
+  });
+  tell();
+  return element("label", { class: "turn" }, name, said, input);
 }
 
-/** The curve of squashing with a dot for each class: where its length came from. */
+/** The curve of squashing with a dot for each class: where its length came from. {canvas, paint}, to call once it is shown. */
 export function squashCurve(classes) {
   const [width, height, left, bottom, most] = [640, 400, 56, 48, 5];
   const canvas = element("canvas", { width, height, class: "curve", role: "img" });
   canvas.setAttribute("aria-label", "Squashing: the length after it over the length before it, with a dot for each class");
   const x = (before) => left + (before / most) * (width - left - 16);
   const y = (after) => height - bottom - after * (height - bottom - 20);
-  requestAnimationFrame(() => {
+  const paint = () => {
     const [drawing, style] = [canvas.getContext("2d"), getComputedStyle(canvas)];
+    drawing.clearRect(0, 0, width, height);
     Object.assign(drawing, { font: `20px ${style.fontFamily}`, fillStyle: style.color, strokeStyle: style.getPropertyValue("--line"), lineWidth: 2 });
     for (const after of [0, 0.5, 1]) {
       line(drawing, [[left, y(after)], [width - 16, y(after)]]);
@@ -56,8 +59,8 @@ export function squashCurve(classes) {
     drawing.strokeStyle = style.getPropertyValue("--soft");
     line(drawing, Array.from({ length: 200 }, (_, i) => [x((i / 199) * most), y(squash((i / 199) * most))]));
     classes.forEach(({ label, probability }, rank) => dot(drawing, style, label, [x(unsquash(probability)), y(probability)], rank === 0));
-  });
-  return canvas;
+  };
+  return { canvas, paint };
 }
 
 /** The length before squashing, of one after it: |s| = sqrt(v / (1 - v)). */

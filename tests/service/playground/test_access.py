@@ -100,6 +100,105 @@ def test_a_screen_reader_hears_the_answer_and_what_a_slider_stands_for(page):
     assert bar.is_checked()
 
 
+def test_the_numbers_beside_sliders_are_not_read_at_each_answer(page):
+    assert page.locator("#sliders").locator("output, [role=status], [aria-live]").count() == 0
+
+
+def test_a_button_that_is_of_no_more_use_keeps_the_focus(page):
+    for name in ("undo", "clear"):
+        page.click('[aria-label="Sample: 7"]')
+        answer(page)
+        while page.locator(f"#{name}").is_enabled():
+            page.locator(f"#{name}").focus()
+            page.keyboard.press("Enter")
+        assert focused(page) == name
+    page.click("#tab-tour")
+    for name, place in (("tour-next", 5), ("tour-back", 1)):
+        page.locator(f"#{name}").focus()
+        while page.locator(f"#{name}").is_enabled():
+            page.keyboard.press("Enter")
+        assert focused(page) == name
+        page.keyboard.press("Enter")
+        expect(page.locator("#tour-place")).to_have_text(f"Step {place} of 5")
+
+
+def color(page: Page, selector: str, name: str = "background-color") -> str:
+    return page.locator(selector).first.evaluate("(part, name) => getComputedStyle(part)[name]", name)
+
+
+def test_forced_colors_leave_what_is_drawn_with_backgrounds(open_page, address):
+    page = open_page(f"{address}/", forced_colors="active")
+    page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    field = color(page, "body")
+    assert field not in {
+        color(page, ".bar .fill"),
+        color(page, ".bar.named .fill"),
+        color(page, ".threshold"),
+    }
+    assert color(page, ".bar .track", "border-style") == "solid"
+    for chosen, other in (
+        (".model:has(:checked)", ".model:not(:has(:checked))"),
+        (".bar:has(:checked)", ".bar:not(:has(:checked))"),
+        ("[role=tab][aria-selected=true]", "[role=tab][aria-selected=false]"),
+    ):
+        kinds = ("background-color", "outline-style", "border-width")
+        assert [color(page, chosen, kind) for kind in kinds] != [color(page, other, kind) for kind in kinds]
+
+
+def expect_repainted(page: Page, *canvases: str) -> None:
+    """Of a page in light colors, once the system is dark."""
+    drawn = {canvas: picture(page, canvas) for canvas in canvases}
+    page.emulate_media(color_scheme="dark")
+    for canvas, before in drawn.items():
+        page.wait_for_function(CHANGED, arg=[canvas, before])
+    page.emulate_media(color_scheme="light")
+
+
+def test_what_is_drawn_follows_the_system_from_light_to_dark(open_page, address):
+    page = open_page(f"{address}/", color_scheme="light")
+    page.wait_for_selector(".sample")
+    expect_repainted(page, ".sample:first-child canvas")
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    page.click("#explain summary")
+    expect(page.locator("#explain-votes")).to_be_visible()
+    expect_repainted(page, "#matrix", "#explain-votes")
+    page.goto(f"{address}/#tab=tour&step=3")
+    expect(page.locator(".curve")).to_be_visible()
+    expect_repainted(page, ".curve")
+
+
+CONTRASTS = """async () => {
+    const { showConfusion } = await import("/playground/scripts/confusion.js");
+    const { drawMatrix } = await import("/playground/scripts/matrix.js");
+    showConfusion([["1", "1"], ["1", "2"]].map(([truth, label]) => ({ truth, label })), ["1", "2"]);
+    const matrix = document.querySelector("#matrix");
+    drawMatrix(matrix, [1, -1], 2);
+    const drawing = new OffscreenCanvas(240, 240).getContext("2d");
+    const luminance = (color, picture, x = 0) => {
+        drawing.fillStyle = color;
+        drawing.fillRect(0, 0, 240, 240);
+        if (picture) drawing.drawImage(picture, 0, 0);
+        const linear = (level) => (level <= 0.04045 ? level / 12.92 : ((level + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = [...drawing.getImageData(x, 5, 1, 1).data].map((level) => linear(level / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const style = (name) => getComputedStyle(document.querySelector(name));
+    const pairs = [".right", ".wrong"].map((kind) => style(`#confusion ${kind}`))
+        .map(({ color, backgroundColor }) => [luminance(color), luminance(backgroundColor)]);
+    const card = style(".card").backgroundColor;
+    for (const x of [5, 125]) pairs.push([luminance(style("#matrix").color), luminance(card, matrix, x)]);
+    return pairs.map(([a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_on_colored_cells_can_be_read(open_page, address, scheme):
+    page = open_page(f"{address}/", color_scheme=scheme)
+    assert min(page.evaluate(CONTRASTS)) >= 4.5
+
+
 def test_the_skip_link_keeps_the_address(open_page, address):
     page = open_page(f"{address}/#tab=score", wait_for=".skip")
     page.locator(".skip").focus()

@@ -1,11 +1,16 @@
 """A service that is busy, away, or wants a key."""
 
+import io
+import shutil
+
+import httpx
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Route, expect
 
-from tests.service.playground.test_explore import Held, answer, choose_model
-from tests.support.live_service import free_port, live_service, settings_for
+from tests.service.playground.test_explore import COUNT_READS, Held, answer, choose_model, press
+from tests.support.live_service import free_port, live_service, settings_for, wait_until
 from tests.support.pen import draw
 from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import write_bundle
@@ -66,6 +71,46 @@ def test_a_file_that_is_refused_takes_the_place_of_the_answer_before(page, tmp_p
     expect(page.locator("#best")).to_be_empty()
     expect(page.locator("#capsule")).to_be_hidden()
     expect(page.locator("#notice")).to_be_visible()
+
+
+@pytest.mark.parametrize("goes_on", ["#clear", "#tab-tour", "#notice-close"])
+def test_what_is_said_of_a_file_goes_when_somebody_goes_on(page, tmp_path, goes_on):
+    (tmp_path / "no.png").write_text("no picture")
+    page.set_input_files("#file", tmp_path / "no.png")
+    expect(page.locator("#notice")).to_contain_text("expected a PNG")
+    page.click(goes_on)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_picture_that_is_too_large_for_the_service_is_not_decoded_for_the_page_either(page):
+    page.evaluate(COUNT_READS)
+    file = io.BytesIO()
+    Image.new("1", (8000, 7000)).save(file, "PNG")
+    page.set_input_files("#file", {"name": "large.png", "mimeType": "image/png", "buffer": file.getvalue()})
+    expect(page.locator("#notice")).to_contain_text("8000x7000")
+    assert page.evaluate("window.reads") == 0
+
+
+def test_a_notice_moves_nothing_under_the_pen(page):
+    page.route("**/classify*", lambda route: route.abort())
+    before = page.locator("#pad").bounding_box()
+    press(page)
+    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    assert page.locator("#pad").bounding_box() == before
+
+
+def test_an_answer_that_does_not_come_leaves_the_one_before_marked_as_busy(page):
+    page.click('[aria-label="Sample: 1"]')
+    answer(page)
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click('[aria-label="Sample: 7"]')
+    for part in (".seen", ".answer", "#capsule"):
+        expect(page.locator(part)).to_have_attribute("aria-busy", "true")
+    held.release()
+    expect(page.locator("#best")).to_have_text("7")
+    for part in (".seen", ".answer", "#capsule"):
+        expect(page.locator(part)).to_have_attribute("aria-busy", "false")
 
 
 def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_page, models):
@@ -225,6 +270,56 @@ def test_what_is_said_of_a_slow_answer_goes_with_the_question(page):
     page.click("#clear")
     expect(page.locator("#notice")).to_be_hidden()
     held.release()
+
+
+def test_while_no_model_is_served_the_page_says_so_and_goes_on_with_the_first(open_page, address):
+    none = {"models": []}
+    page = open_page(
+        f"{address}/",
+        wait_for="#notice:not([hidden])",
+        prepare=lambda page: page.route("**/models", lambda route: route.fulfill(json=none)),
+    )
+    expect(page.locator("#notice")).to_contain_text("No model is served at present")
+    page.unroute("**/models")
+    expect(page.locator(".model")).not_to_have_count(0)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.fixture
+def replaced(tmp_path):
+    """The address of a service, and what makes it serve version 2 in place of version 1."""
+    served, new = tmp_path / "served" / "tiny", write_bundle(tmp_path / "new" / "tiny" / "2", seed=2)
+    write_bundle(served / "1")
+    with live_service(settings_for(served.parent, rescan_s=0.1, optimize=False)) as client:
+
+        def replace() -> None:
+            new.rename(served / "2")
+            shutil.rmtree(served / "1")
+            wait_until(lambda: versions(client) == [2])
+
+        yield str(client.base_url).rstrip("/"), replace
+
+
+def versions(client: httpx.Client) -> list[int]:
+    """Those of `tiny` that are loaded."""
+    listed = client.get("/models/tiny").json()["versions"]
+    return sorted(one["version"] for one in listed if one["state"] == "loaded")
+
+
+@pytest.mark.parametrize("view", ["explore", "score"])
+def test_the_version_that_took_the_place_of_the_chosen_one_answers_and_is_named(open_page, replaced, view):
+    address, replace = replaced
+    page = open_page(f"{address}/#tab={view}", may_complain=True)
+    expect(page.locator("#score-model")).to_contain_text("tiny")
+    replace()
+    page.set_input_files("#file" if view == "explore" else "#score-files", "docs/seven.jpg")
+    expect(page.locator("#notice")).to_have_text("Version 1 of tiny is not served. This is version 2.")
+    if view == "explore":
+        answer(page)
+    else:
+        page.set_input_files("#score-files", "docs/seven.jpg")
+        expect(page.locator("#score-said")).to_contain_text("tiny version 2 · 1 of 1 files")
+    expect(page.locator("#notice")).to_be_visible()
 
 
 def test_an_answer_that_is_cut_short_is_asked_for_again(open_page, tmp_path):

@@ -1,5 +1,6 @@
 """The page in a browser: a digit is drawn and named, its capsule moved, two digits taken apart."""
 
+import base64
 import io
 import re
 from collections.abc import Iterator
@@ -18,7 +19,20 @@ from tests.support.tiny_bundle import DIGITS, rewrite_manifest, write_bundle
 PICTURE = "canvas => canvas.toDataURL()"
 SUMS = """canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
     .reduce((sums, level, index) => { sums[index % 4] += level; return sums; }, [0, 0, 0, 0])"""
+LONG = "Hochgeschwindigkeitseisenbahnwagen_2023"  # a class of `own_images`
 CHANGED = "([canvas, before]) => document.querySelector(canvas).toDataURL() !== before"
+
+
+COUNT_READS = """() => {
+    const read = window.createImageBitmap;
+    [window.reads, window.bitmaps] = [0, []];
+    window.createImageBitmap = async (...given) => {
+        window.reads += 1;
+        const bitmap = await read(...given);
+        if (given[0] instanceof File) window.bitmaps.push(bitmap);
+        return bitmap;
+    };
+}"""
 
 
 class Held:
@@ -188,6 +202,54 @@ def test_undo_takes_the_last_stroke_back_and_clear_everything(page):
     assert page.is_disabled("#clear")
 
 
+SHIFT = "() => document.querySelector('#main').prepend(document.createElement('br'), 'Something above')"
+
+
+def test_a_page_that_moves_under_the_pen_bends_no_stroke(page):
+    lines, box = [], page.locator("#pad").bounding_box()
+    for script in ("() => {}", SHIFT):
+        press(page)
+        page.evaluate(script)
+        page.mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+        page.mouse.up()
+        lines.append(picture(page, "#pad"))
+        page.click("#clear")
+    assert lines[0] == lines[1]
+
+
+def test_a_picture_that_is_shown_or_can_be_brought_back_is_kept_in_the_size_of_the_area_only(page):
+    page.evaluate(COUNT_READS)
+    page.set_input_files("#file", "docs/three.png")
+    assert answer(page) == "3"
+    three = picture(page, "#pad")
+    page.set_input_files("#file", "docs/seven.jpg")
+    expect(page.locator("#best")).to_have_text("7")
+    assert page.evaluate("window.bitmaps.map(({ width }) => width)") == [0, 0], "both are closed"
+    page.click("#undo")
+    assert picture(page, "#pad") == three
+
+
+def test_fifty_changes_can_be_undone(page):
+    page.locator("#pad").focus()
+    for _ in range(2 * 52):
+        page.keyboard.press("Space")
+    for _ in range(50):
+        expect(page.locator("#undo")).to_be_enabled()
+        page.keyboard.press("Backspace")
+    expect(page.locator("#undo")).to_be_disabled()
+    expect(page.locator("#clear")).to_be_enabled()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_picture_without_a_ground_is_shown_on_white_as_the_network_gets_it(open_page, address, scheme):
+    page = open_page(f"{address}/", color_scheme=scheme)
+    file = io.BytesIO()
+    Image.new("LA", (40, 40), (0, 0)).save(file, "PNG")
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": file.getvalue()})
+    expect(page.locator("#clear")).to_be_enabled()
+    assert sums(page, "#pad") == [255 * 560 * 560] * 4
+
+
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
@@ -235,8 +297,10 @@ def test_another_class_may_be_decoded(page):
     expect(page.locator("#objects")).to_have_text("of the 2")
     expect(page.get_by_label("Reconstruction of the 7")).to_be_visible()
     assert picture(page, "#decoded") == seven, "no picture has another's name"
+    expect(page.locator(".decoded")).to_have_attribute("aria-busy", "true")
     held.release()
     expect(page.get_by_label("Reconstruction of the 2")).to_be_visible()
+    expect(page.locator(".decoded")).to_have_attribute("aria-busy", "false")
     assert picture(page, "#decoded") != seven
 
 
@@ -264,6 +328,26 @@ def test_a_file_that_is_opened_before_a_model_is_there_is_answered_once_it_is(op
     page.set_input_files("#file", "docs/seven.jpg")
     expect(page.locator("#clear")).to_be_enabled()
     held.release()
+    assert answer(page) == "7"
+
+
+DROP = """async ([selector, base64]) => {
+    const dataTransfer = new DataTransfer();
+    const content = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+    dataTransfer.items.add(new File([content], "a.jpg", { type: "image/jpeg" }));
+    const drop = new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true });
+    document.querySelector(selector).dispatchEvent(drop);
+    return drop.defaultPrevented;
+}"""
+
+
+def test_a_file_that_is_dropped_beside_the_view_is_taken_and_on_the_tour_does_nothing(page):
+    seven = base64.b64encode(Path("docs/seven.jpg").read_bytes()).decode()
+    page.click("#tab-tour")
+    assert page.evaluate(DROP, ["#tour", seven]), "the browser does not open it"
+    page.click("#tab-explore")
+    expect(page.locator("#clear")).to_be_disabled()
+    assert page.evaluate(DROP, ["html", seven])
     assert answer(page) == "7"
 
 
@@ -328,6 +412,19 @@ def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page):
     expect(page.locator("#reset")).to_be_enabled()
     page.locator("#objects input").nth(0).check()
     assert page.is_disabled("#reset"), "the other digit has not moved"
+
+
+def test_a_move_whose_picture_comes_when_the_other_digit_is_chosen_is_kept(page):
+    choose_model(page, "capsnet-multimnist")
+    page.click('[aria-label="Sample: 3 and 8"]')
+    answer(page)
+    before, held = picture(page, "#decoded"), Held("**/reconstruct*")
+    held.hold(page)
+    page.get_by_label("Dimension 1", exact=True).fill("30")
+    page.locator("#objects input").nth(1).check()
+    held.release()
+    page.wait_for_function(CHANGED, arg=["#decoded", before])
+    expect(page.locator(".decoded")).to_have_attribute("aria-busy", "false")
 
 
 def test_a_toy_is_named_while_it_turns_and_its_pose_is_a_matrix(page):
@@ -423,8 +520,8 @@ def own_images(tmp_path: Path) -> Iterator[str]:
 
     Named before `open_page`: pages are closed before the service ends.
     """
-    names = ("Hochgeschwindigkeitseisenbahnwagen_2023", "a bridge over a river in the morning", "cat")
-    bundle = write_bundle(tmp_path / "models" / "own" / "1", classes=names)
+    names = ("cat", "a bridge over a river in the morning", LONG)
+    bundle = write_bundle(tmp_path / "models" / ("own" * 21) / "1", classes=names)
     facts = DIGITS.model_copy(update={"polarity": "any", "placement": "fit"})
     rewrite_manifest(bundle, preprocessing=facts)
     with live_service(settings_for(tmp_path / "models", optimize=False)) as client:
@@ -454,6 +551,16 @@ def test_a_model_of_digits_asks_for_a_drawing(page):
     expect(page.locator("#undo")).to_be_visible()
 
 
+def test_without_a_decoder_there_is_no_capsule_to_choose(tmp_path, open_page):
+    write_bundle(tmp_path / "tiny" / "1", decoder=False)
+    with live_service(settings_for(tmp_path, optimize=False)) as client:
+        page = open_page(f"{str(client.base_url).rstrip('/')}/")
+        page.set_input_files("#file", "docs/seven.jpg")
+        answer(page)
+        for choice in page.locator("#bars input").all():
+            expect(choice).to_be_disabled()
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_long_names_of_classes_can_be_read_beside_their_bars(own_images, open_page, width):
     page = open_page(f"{own_images}/", viewport={"width": width, "height": 900})
@@ -464,4 +571,6 @@ def test_long_names_of_classes_can_be_read_beside_their_bars(own_images, open_pa
     assert tracks[0]["width"] > 80
     for name in page.locator("#bars .name").all():
         assert name.evaluate("name => name.scrollWidth <= name.clientWidth")
+    page.check(f'#bars input[value="{LONG}"]')
+    expect(page.locator("#objects")).to_have_text(f"of the {LONG}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

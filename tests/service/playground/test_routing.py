@@ -107,6 +107,31 @@ def test_another_image_is_explained_as_soon_as_it_is_answered(page):
     expect(page.locator("#explain-class")).to_have_value("0")
 
 
+def test_until_another_image_is_explained_the_panel_is_marked_as_busy(page):
+    explain_a_four(page)
+    held = Held("**/explain*")
+    held.hold(page)
+    page.click('[aria-label="Sample: 7"]')
+    expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "true")
+    held.release()
+    expect(page.locator("#explain-class")).to_have_value("7")
+    expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "false")
+
+
+def test_an_explanation_of_another_image_is_not_there_when_the_panel_is_opened(page):
+    explain_a_four(page)
+    page.click("#explain summary")
+    page.click('[aria-label="Sample: 7"]')
+    expect(page.locator("#best")).to_have_text("7")
+    held = Held("**/explain*")
+    held.hold(page)
+    with page.expect_request("**/explain*"):
+        page.click("#explain summary")
+    expect(page.locator("#explain-body")).to_be_hidden()
+    held.release()
+    expect(page.locator("#explain-class")).to_have_value("7")
+
+
 @pytest.fixture
 def without_graph(tmp_path):
     write_bundle(tmp_path / "tiny" / "1")

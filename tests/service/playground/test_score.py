@@ -51,7 +51,7 @@ def test_fifty_files_are_scored_judged_and_saved_though_one_is_no_picture(page, 
     said = page.inner_text("#score-said")
     assert "of 50 right" in said
     assert "1 not readable" in said
-    right = int(said.split("·")[1].split()[0])
+    right = int(said.split("·")[2].split()[0])
     assert right >= 35  # of digits that are no MNIST
     assert page.locator("#scores-body tr").count() == 51
     assert "notes.png" in page.locator("#scores-body tr").first.inner_text(), "the doubtful ones come first"
@@ -87,14 +87,16 @@ def test_names_that_a_spreadsheet_would_compute_get_an_apostrophe(page):
 
 LABELS = {
     "7/a.png": "7", "test/7/12.png": "7", "7_a.png": "7", "a-7.png": "7", "a-7-3.png": None, "77.png": None,
-    "scan.png": None, "3/7.png": "3",
+    "scan.png": None, "3/7.png": "3", "8.png": "8",
 }  # fmt: skip
+NUMBERED = {f"{number}.png": None for number in range(30)} | {"3/30.png": "3"}
 
 
-def test_a_label_is_read_from_a_folder_or_a_name(page):
-    script = "async (given) => (await import('/playground/scripts/labels.js')).labelOf(...given)"
+@pytest.mark.parametrize("labels", [LABELS, NUMBERED], ids=["labeled", "numbered"])
+def test_a_label_is_read_from_a_folder_or_a_name_if_most_names_have_one(page, labels):
+    script = "async (given) => (await import('/playground/scripts/labels.js')).labelsOf(...given)"
     classes = [str(digit) for digit in range(10)]
-    assert {path: page.evaluate(script, [path, classes]) for path in LABELS} == LABELS
+    assert page.evaluate(script, [list(labels), classes]) == list(labels.values())
 
 
 def fail(route: Route) -> None:
@@ -108,7 +110,28 @@ def test_an_error_of_the_service_ends_the_scoring_and_stays_to_be_read(page, fil
     page.set_input_files("#score-files", files)
     expect(page.locator("#score-said")).to_contain_text("Internal error")
     expect(page.locator("#score-stop")).to_be_hidden()
-    expect(page.locator("#score-said")).to_have_text("0 of 51 files · 0 doubtful · Internal error")
+    said = "capsnet-digits version 1 · 0 of 51 files · 0 doubtful · Internal error"
+    expect(page.locator("#score-said")).to_have_text(said)
+    expect(page.locator("#score-spoken")).to_have_text(said)
+
+
+@pytest.mark.parametrize("by", ["stop", "another model"])
+def test_a_scoring_that_is_ended_says_so_and_names_its_model(page, files, by):
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click("#tab-score")
+    with page.expect_request("**/classify*"):
+        page.set_input_files("#score-files", files)
+    expect(page.locator("#score-said")).to_contain_text("0 of 51 files")
+    expect(page.locator("#score-spoken")).to_be_empty()  # spoken once, at the end
+    if by == "stop":
+        page.click("#score-stop")
+    else:
+        choose_model(page, "capsnet-multimnist")
+    said = "capsnet-digits version 1 · stopped after 0 of 51 files · 0 doubtful"
+    expect(page.locator("#score-said")).to_have_text(said)
+    expect(page.locator("#score-spoken")).to_have_text(said)
+    held.release()
 
 
 def test_files_that_are_given_while_others_are_scored_take_their_place(page, files):
@@ -159,7 +182,7 @@ def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):
     page.click("#tab-score")
     with page.expect_download() as download:
         page.click("#score-csv")
-    assert download.value.suggested_filename == "capsnet-digits-scores.csv"
+    assert download.value.suggested_filename == "capsnet-digits-1-scores.csv"
 
 
 def test_an_answer_that_is_not_the_services_ends_the_scoring_and_is_told_once(page, files):

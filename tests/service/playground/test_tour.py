@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.service.playground.test_explore import CHANGED, picture
+from tests.service.playground.test_explore import CHANGED, Held, picture
 from tests.service.playground.test_routing import PLAY_MS
 from tests.support.accessibility import serious_findings
 
@@ -44,6 +44,7 @@ def test_a_digit_that_is_turned_keeps_its_length_while_its_pose_moves(page):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     expect(page.locator("#tour .turn").first).to_contain_text("15°")
+    expect(said).not_to_contain_text("turned by 0°")
     found = re.fullmatch(r"Length (\S+) \(at rest (\S+)\); direction turned by (\d+)°", said.inner_text())
     length, at_rest, degrees = (float(number) for number in found.groups())
     assert length == pytest.approx(at_rest, abs=0.1)
@@ -51,6 +52,13 @@ def test_a_digit_that_is_turned_keeps_its_length_while_its_pose_moves(page):
     page.get_by_role("slider", name="Shift").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#tour .turn").last).to_contain_text("1 px")
+    both = picture(page, "#tour-figure canvas")
+    page.get_by_role("slider", name="Turn").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator("#tour .turn").first).to_contain_text("0°")
+    page.wait_for_function(CHANGED, arg=["#tour-figure canvas", both])
+    expect(said).not_to_contain_text("turned by 0°")  # but by the shift alone
 
 
 def test_the_first_step_moves_a_number_of_a_live_capsule(page):
@@ -80,7 +88,7 @@ def go_to(page: Page, step: int) -> None:
     expect(page.locator("#tour-title")).to_have_text(TITLES[step - 1])
 
 
-@pytest.mark.parametrize(("step", "asked"), [(1, "**/classify*"), (2, "**/classify*"), (4, "**/explain*")])
+@pytest.mark.parametrize(("step", "asked"), [(1, "**/classify*"), (4, "**/explain*")])
 def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open_page, address, step, asked):
     page = open_page(f"{address}/", may_complain=True)
     page.wait_for_selector(".sample")
@@ -99,6 +107,25 @@ def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open
     go_to(page, step)
     expect(page.locator("#tour-text p")).to_have_count(2)
     assert page.locator("#tour-figure canvas").count()
+
+
+def test_title_text_and_figure_of_a_step_change_together(page):
+    page.click("#tab-tour")
+    for step in (2, 3):
+        expect(page.locator("#tour-text p")).to_have_count(2)
+        go_to(page, step)
+    expect(page.locator("#tour-figure .curve")).to_be_visible()
+    text, held = page.inner_text("#tour-text"), Held("**/explain*")
+    held.hold(page)
+    page.click("#tour-next")
+    expect(page.locator("#tour-figure")).to_have_attribute("aria-busy", "true")
+    expect(page.locator("#tour-title")).to_have_text(TITLES[2])
+    expect(page.locator("#tour-place")).to_have_text("Step 3 of 5")
+    assert page.inner_text("#tour-text") == text
+    held.release()
+    expect(page.locator("#tour-title")).to_have_text(TITLES[3])
+    assert page.inner_text("#tour-text") != text
+    expect(page.locator("#tour-figure")).to_have_attribute("aria-busy", "false")
 
 
 @pytest.fixture
