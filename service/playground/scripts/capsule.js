@@ -13,7 +13,8 @@ import { addInColors } from "./tint.js";
 const ENDS_AFTER_MS = 180; // of rest
 
 export class Capsule {
-  #objects = []; // {label, probability, sweeps, moves, picture, drawn, original}: its picture, once it has come, shows the moves `drawn`
+  // {label, probability, sweeps, moves, picture, drawn, original}: the picture, once it has come, shows the moves `drawn`.
+  #objects = [];
   #chosen = 0;
   #endsTimer = 0;
   #pending = new Pending(document.querySelector(".decoded"));

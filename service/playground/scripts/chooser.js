@@ -33,7 +33,7 @@ export class Chooser {
   /** The service does not have the chosen version any more: choose another one; false if it has it, after all. */
   async replace() {
     const { name, version } = this.#chosen;
-    const all = await served(name).catch(() => []);
+    const all = await served(name).catch(noneOf);
     if (all.some((one) => one.version === version)) return false;
     await this.start(name, version);
     return true;
@@ -116,7 +116,13 @@ async function served(name) {
   return (await api.versions(name)).filter(({ state }) => SERVED.has(state));
 }
 
-/** The same, at least one. */
+/** No versions of a model that is gone. */
+function noneOf(error) {
+  if (error.status !== 404) throw error;
+  return [];
+}
+
+/** Those versions, at least one. */
 async function someServed(name) {
   const all = await served(name);
   if (!all.length) throw new ServiceError(404, { title: `No version of ${name} is served any more` });

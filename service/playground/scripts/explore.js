@@ -42,7 +42,7 @@ export class Explore {
     return this.model?.manifest.views === 2 ? this.pair : this.pad;
   }
 
-  /** What is on the screen, for links and snippets: the model, and the answer with the files that were sent, once it is there. */
+  /** For links and snippets: the model, and the answer to the image that is shown, once it is there, with the files sent. */
   get state() {
     const { model } = this;
     if (this.#answer?.question !== this.#question) return { model, answer: null, objects: [], chosen: 0 };

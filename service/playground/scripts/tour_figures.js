@@ -40,7 +40,7 @@ export function slider(name, { min, max, step = 1, value, unit }, onMove) {
   return element("label", { class: "turn" }, name, said, input);
 }
 
-/** The curve of squashing with a dot for each class: where its length came from. {canvas, paint}, to call once it is shown. */
+/** The curve of squashing with a dot for each class, where its length came from; `paint` draws it once it is on the page. */
 export function squashCurve(classes) {
   const [width, height, left, bottom, most] = [640, 400, 56, 48, 5];
   const canvas = element("canvas", { width, height, class: "curve", role: "img" });
