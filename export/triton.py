@@ -18,6 +18,7 @@ The exporter's graphs (opset 20, IR version 10) need ONNX Runtime 1.18, which is
 
 # N images, J classes, D numbers of a pose
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -139,7 +140,7 @@ def read_bundle(path: Path) -> Bundle:
         BundleError: a file or a field is not what it should be; says which, and how.
         ValueError: the folder's name is no version.
     """
-    folder = path.resolve().name
+    folder = Path(os.path.normpath(path.absolute())).name  # a link's own name, as the service takes it
     manifest = read_manifest(path)
     if not VERSION.fullmatch(folder):
         raise ValueError(f"{path} must be a bundle's folder <model>/<version>; {folder!r} is no version")

@@ -388,6 +388,14 @@ def test_a_folder_that_is_no_version_is_refused(bundle: Path, tmp_path: Path):
         read_bundle(moved)
 
 
+def test_a_link_is_the_version_that_it_is_called(bundle: Path, tmp_path: Path):
+    """The service takes it for that version, too."""
+    stored = bundle.rename(tmp_path / "stored")
+    (bundle.parent / "9").symlink_to(stored)
+    assert read_bundle(bundle.parent / "9").version == 9
+    assert read_bundle(bundle.parent / ".." / "tiny" / "9").version == 9
+
+
 def test_a_models_folder_stands_for_its_newest_version(bundle: Path, tmp_path: Path):
     write_bundle(bundle.parent / "12", seed=12)
     main(["triton", str(bundle.parent), "--out", str(tmp_path / "triton")])

@@ -1,5 +1,6 @@
 """The explain graph is added to a bundle, of which everything else stays."""
 
+import json
 import shutil
 
 import numpy as np
@@ -109,6 +110,18 @@ def test_a_manifest_that_disagrees_with_the_encoder_is_told_in_one_line(bundle):
     with pytest.raises(BundleError, match="cannot be explained: ") as refused:
         add_explain(bundle)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_manifest_with_a_number_that_json_lacks_is_refused_and_stays(bundle, number):
+    file = bundle / "manifest.json"
+    facts = json.loads(file.read_bytes())
+    facts["metrics"][0]["value"] = float(number)
+    file.write_text(json.dumps(facts))
+    before = contents(bundle)
+    with pytest.raises(BundleError, match=r"metrics\.0\.value: Input should be a finite number"):
+        add_explain(bundle)
+    assert contents(bundle) == before
 
 
 def test_the_command_names_the_file_and_the_difference(bundle, capsys):
