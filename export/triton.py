@@ -38,12 +38,15 @@ from export.contract.manifest import (
     BundleError,
     Graph,
     Manifest,
+    Role,
     Tensor,
     read_checked,
     read_manifest,
 )
 from export.contract.one_at_a_time import one_at_a_time
+from export.contract.samples import read_samples
 from export.explain.shared_weights import hold_weights
+from export.optimize.sample_check import check_samples
 from export.published import refuse_in_published
 from export.triton_config import (
     LABELS,
@@ -71,7 +74,7 @@ class Bundle:
 
     version: int
     manifest: Manifest
-    graphs: dict[str, bytes]
+    graphs: dict[Role, bytes]
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,8 @@ def read_bundle(path: Path) -> Bundle:
     manifest = read_manifest(path)
     if not VERSION.fullmatch(folder):
         raise ValueError(f"{path} must be a bundle's folder <model>/<version>; {folder!r} is no version")
-    read_checked(path, manifest.samples)
-    graphs: dict[str, bytes] = {}
+    samples = read_checked(path, manifest.samples)
+    graphs: dict[Role, bytes] = {}
     for role, graph in manifest.graphs.items():
         graphs[role] = read_checked(path, graph)
         if role != "explain":
@@ -173,6 +176,7 @@ def read_bundle(path: Path) -> Bundle:
         _check_graph(graphs["explain"], manifest.graphs["explain"])
     for role, graph in manifest.graphs.items():
         _check_tensors(role, graph, manifest)
+    check_samples(graphs, read_samples(samples, manifest))
     return Bundle(int(folder), manifest, graphs)
 
 

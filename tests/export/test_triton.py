@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from google.protobuf import text_format
+from onnx import numpy_helper
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInstanceGroup
 
 from export.cli import main
@@ -24,6 +25,7 @@ from export.triton import mask_graph, read_bundle, write_repository
 from service.inference.loading import load_engine
 from service.inference.providers import TOLERANCE, EngineOptions
 from service.models.interface import one_hot
+from tests.support.broken_bundle import of_unknown_operator, samples_with
 from tests.support.tiny_bundle import CLASSES, SIDE, replace_file, rewrite_manifest, write_bundle
 
 SHIPPED = newest_version(Path("models/capsnet-mnist"))
@@ -409,6 +411,29 @@ def test_a_broken_bundle_writes_nothing(
         ["triton", str(bundle), "--out", str(tmp_path / "triton")], capsys
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+
+
+def test_samples_that_disagree_are_refused(bundle: Path):
+    replace_file(bundle, "samples", samples_with(bundle, lambda poses: poses + 1, "poses"))
+    with pytest.raises(BundleError, match=r"samples: poses differs by 1 on cpu; at most 0\.0001 is allowed"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_a_graph_that_gives_no_numbers_is_refused(bundle: Path, role: str):
+    model = onnx.load(bundle / f"{role}.onnx")
+    weights = next(tensor for tensor in model.graph.initializer if tensor.name == "weights")
+    weights.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weights), "weights"))
+    replace_file(bundle, role, model.SerializeToString())
+    with pytest.raises(BundleError, match=r"samples: .* differs by nan"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_a_graph_that_cannot_be_loaded_is_refused(bundle: Path, role: str):
+    replace_file(bundle, role, of_unknown_operator(bundle, role))
+    with pytest.raises(BundleError, match=f"the {role} cannot be run: .*Nonsense"):
+        read_bundle(bundle)
 
 
 def test_a_graph_that_is_no_onnx_is_refused(bundle: Path):
