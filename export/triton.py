@@ -18,6 +18,7 @@ The exporter's graphs (opset 20, IR version 10) need ONNX Runtime 1.18, which is
 
 # N images, J classes, D numbers of a pose
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -37,11 +38,15 @@ from export.contract.manifest import (
     BundleError,
     Graph,
     Manifest,
+    Role,
     Tensor,
     read_checked,
     read_manifest,
 )
+from export.contract.one_at_a_time import one_at_a_time
+from export.contract.samples import read_samples
 from export.explain.shared_weights import hold_weights
+from export.optimize.sample_check import check_samples
 from export.published import refuse_in_published
 from export.triton_config import (
     LABELS,
@@ -51,6 +56,7 @@ from export.triton_config import (
     ensemble_config,
     graph_config,
     shared_part,
+    with_device,
 )
 
 MAX_INT32 = 2**31 - 1
@@ -68,12 +74,12 @@ class Bundle:
 
     version: int
     manifest: Manifest
-    graphs: dict[str, bytes]
+    graphs: dict[Role, bytes]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the repository: what stands in its folder, and what in its version's folder."""
+    """A model of the repository: what stands in its folder, and what in its version's, if it has one."""
 
     name: str
     texts: dict[str, str]
@@ -116,20 +122,32 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
         raise ValueError(f"max batch must be 1 to {MAX_INT32} images, got {max_batch}")
     out = out.resolve()
     checked = read_bundle(bundle)
-    _check_repository(out)
-    ensemble_version = _ensemble_version(checked, out)
-    models = describe_models(checked, ensemble_version, device, max_batch)
-    for model in models:
-        _check_room(model, checked.version, out)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside the repository, because Triton takes every folder in it for a model, hidden ones too. A volume
     # has no beside: a rename out of it would be a copy.
     beside = out if out.is_mount() else out.parent
+    with one_at_a_time(beside / _lock(out)):
+        return _write_bundle(checked, out, beside, device, max_batch)
+
+
+def _write_bundle(bundle: Bundle, out: Path, beside: Path, device: Device, max_batch: int) -> Written:
+    """Write a bundle into a repository that nobody else writes into; what is unfinished stands beside it."""
+    _check_repository(out)
+    ensemble_version = _ensemble_version(bundle, out)
+    models = describe_models(bundle, ensemble_version, device, max_batch)
+    for model in models:
+        _check_room(model, bundle.version, out)
+    configured = [*models, *_explain_of_others(bundle, out, device, max_batch)]
     with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=beside) as aside:
-        for model in models:
-            _write_model(model, checked.version, Path(aside))
-        _place(models, checked.version, Path(aside), out)
-    return Written(checked.version, tuple(model.name for model in models), ensemble_version)
+        for model in configured:
+            _write_model(model, bundle.version, Path(aside))
+        _place(configured, bundle.version, Path(aside), out)
+    return Written(bundle.version, tuple(model.name for model in models), ensemble_version)
+
+
+def _lock(out: Path) -> str:
+    """The name of the file that who writes into the repository has locked."""
+    return f".{out.name}.lock"
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -139,12 +157,12 @@ def read_bundle(path: Path) -> Bundle:
         BundleError: a file or a field is not what it should be; says which, and how.
         ValueError: the folder's name is no version.
     """
-    folder = path.resolve().name
+    folder = Path(os.path.normpath(path.absolute())).name  # a link's own name, as the service takes it
     manifest = read_manifest(path)
     if not VERSION.fullmatch(folder):
         raise ValueError(f"{path} must be a bundle's folder <model>/<version>; {folder!r} is no version")
-    read_checked(path, manifest.samples)
-    graphs: dict[str, bytes] = {}
+    samples = read_checked(path, manifest.samples)
+    graphs: dict[Role, bytes] = {}
     for role, graph in manifest.graphs.items():
         graphs[role] = read_checked(path, graph)
         if role != "explain":
@@ -158,6 +176,7 @@ def read_bundle(path: Path) -> Bundle:
         _check_graph(graphs["explain"], manifest.graphs["explain"])
     for role, graph in manifest.graphs.items():
         _check_tensors(role, graph, manifest)
+    check_samples(graphs, read_samples(samples, manifest))
     return Bundle(int(folder), manifest, graphs)
 
 
@@ -302,7 +321,7 @@ def _check_repository(out: Path) -> None:
         return
     if not out.is_dir():
         raise ValueError(f"{out} is a file; expected the folder of a model repository")
-    holds = {path.name for path in out.iterdir()} - {"lost+found"}  # volumes come with it
+    holds = {path.name for path in out.iterdir()} - {"lost+found", _lock(out)}  # volumes come with the first
     if holds and not any(out.glob(f"*/{CONFIG}")):
         raise ValueError(
             f"{out} is not empty and no Triton model repository (it has no <model>/{CONFIG}); "
@@ -322,6 +341,15 @@ def _ensemble_version(bundle: Bundle, out: Path) -> int | None:
             "give another --out"
         )
     return None
+
+
+def _explain_of_others(bundle: Bundle, out: Path, device: Device, max_batch: int) -> list[Model]:
+    """The explain model that other versions have and the bundle lacks: its configuration, for all of them."""
+    name = f"{bundle.manifest.model}-explain"
+    held = _read(out / name / CONFIG)
+    if "explain" in bundle.graphs or not held.startswith(WRITTEN_BY):
+        return []
+    return [Model(name, {CONFIG: with_device(held, device, max_batch)}, {})]
 
 
 def _check_room(model: Model, version: int, out: Path) -> None:
@@ -353,12 +381,14 @@ def _read(path: Path) -> str:
 
 
 def _write_model(model: Model, version: int, repository: Path) -> None:
-    folder = repository / model.name / str(version)
-    folder.mkdir(parents=True)
+    folder = repository / model.name
+    folder.mkdir()
     for name, text in model.texts.items():
-        (folder.parent / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
+    if model.version_files:
+        (folder / str(version)).mkdir()
     for name, content in model.version_files.items():
-        (folder / name).write_bytes(content)
+        (folder / str(version) / name).write_bytes(content)
 
 
 def _place(models: Iterable[Model], version: int, aside: Path, out: Path) -> None:
@@ -375,7 +405,7 @@ def _place(models: Iterable[Model], version: int, aside: Path, out: Path) -> Non
             part = Path(model.name)
             if (out / part).exists():
                 part /= str(version)
-            if not (out / part).exists():
+            if (aside / part).exists() and not (out / part).exists():
                 (aside / part).rename(out / part)
                 undo.callback(shutil.rmtree, out / part)
         for model in models:

@@ -32,9 +32,14 @@ def graph_config(
     name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], device: Device, max_batch: int
 ) -> str:
     """Configuration of a model that ONNX Runtime runs, in every version that its folder holds."""
+    return with_device(_interface(name, 'backend: "onnxruntime"', inputs, outputs), device, max_batch)
+
+
+def with_device(config: str, device: Device, max_batch: int) -> str:
+    """The configuration of a graph, or its shared part, for this device and batch."""
     # One preferred size, the largest: Triton ends a batch at a preferred size, so smaller ones would keep it
     # from taking all that waits. Nothing waits for company: the delay is 0 by default.
-    return f"""{_interface(name, 'backend: "onnxruntime"', inputs, outputs)}\
+    return f"""{shared_part(config)}\
 max_batch_size: {max_batch}
 version_policy {{ all {{ }} }}
 dynamic_batching {{ preferred_batch_size: [ {max_batch} ] }}

@@ -53,9 +53,12 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Fact(BaseModel):
-    """A part of the manifest: immutable, and a field it does not know is an error."""
+    """A part of the manifest: immutable, and a field it does not know is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Numbers are finite: JSON has no others, so a manifest that is written anew would have null instead.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Tensor(_Fact):

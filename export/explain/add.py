@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.atomic_file import write_atomically
+from export.contract.graph_file import check_self_contained
+from export.contract.interface import check_contract
 from export.contract.manifest import (
     MANIFEST_FILE,
     BundleError,
@@ -22,9 +23,10 @@ from export.contract.manifest import (
     read_manifest,
 )
 from export.contract.one_line import first_line
-from export.contract.samples import read_sample_pixels
+from export.contract.samples import read_samples
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
+from export.optimize.sample_check import check_samples, faults_told, open_graph
 
 FILE = "explain.onnx"
 TOLERANCE = 1e-5  # by which the last iteration may differ from the encoder's answer
@@ -65,9 +67,12 @@ def add_explain(bundle: Path) -> Added:
         OSError: a file cannot be written.
     """
     manifest = read_manifest(bundle)
+    check_contract(manifest)
     lent = manifest.graphs["encoder"]
     encoder = read_checked(bundle, lent)
-    pixels = read_sample_pixels(bundle, manifest.samples)
+    check_self_contained(encoder, lent.file)
+    samples = read_samples(read_checked(bundle, manifest.samples), manifest)
+    check_samples({"encoder": encoder}, samples)
     for role, file in (*manifest.graphs.items(), ("samples", manifest.samples)):
         if role != "explain" and file.file == FILE:
             raise BundleError(f"{bundle} cannot be explained: {FILE} is the file of its {role}")
@@ -76,7 +81,7 @@ def add_explain(bundle: Path) -> Added:
     except Exception as fault:  # whatever is wrong with the files, of whoever made them
         reason = f"{type(fault).__name__}: {first_line(fault)}"
         raise BundleError(f"{bundle} cannot be explained: {reason}") from fault
-    error = check_last_iteration(encoder, made.SerializeToString(), pixels)
+    error = check_last_iteration(encoder, made.SerializeToString(), samples["pixels"])
     content = share_weights(made, encoder, lent.file).SerializeToString()
     described = _describe(content, made, lent)
     listed = manifest.graphs.get("explain", described)
@@ -105,6 +110,7 @@ def check_last_iteration(encoder: bytes, explain: bytes, pixels: NDArray[np.floa
         The largest difference.
 
     Raises:
+        BundleError: a graph cannot be run.
         ExplainError: it is more than TOLERANCE; says of which output.
     """
     largest = 0.0
@@ -123,14 +129,14 @@ def _last_iterations(
     encoder: bytes, explain: bytes, pixels: NDArray[np.float32]
 ) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
     """Name of the encoder's output, the explain graph's last iteration of it, and the encoder's."""
-    of_encoder, of_explain = (
-        ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (encoder, explain)
-    )
+    with faults_told("explain graph"):
+        of_encoder, of_explain = open_graph(encoder), open_graph(explain)
     names = ["probabilities", "poses"]
     for size in BATCH_SIZES:
         feeds = {"pixels": pixels[:size]}
-        probabilities, poses = of_encoder.run(names, feeds)
-        last = of_explain.run([*names, "activations", "capsules"], feeds)
+        with faults_told("explain graph"):
+            probabilities, poses = of_encoder.run(names, feeds)
+            last = of_explain.run([*names, "activations", "capsules"], feeds)
         yield "probabilities", last[0], probabilities
         yield "poses", last[1], poses
         yield "probabilities", last[2][:, -1], probabilities

@@ -3,8 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import onnx
 import onnxruntime as ort
 
 from export.contract.architecture import CapsNetArchitecture
+from export.contract.one_at_a_time import one_at_a_time
 from export.optimize.choice import (
     MAX_ERROR,
     choose,
@@ -60,7 +60,7 @@ def derive(
     if (found := read_plan(folder)) and not again:  # of another user, maybe, whose folder we cannot write
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder.parent):
+    with one_at_a_time(folder.parent / ".lock"):  # others would measure our noise, and we theirs
         found = read_plan(folder)
         if found and not (again and found.is_under_load):
             return found
@@ -193,16 +193,3 @@ def _runs(decoder: bytes, threads: int) -> Callable[[], object]:
     session = ort.InferenceSession(decoder, cpu_options(threads), providers=["CPUExecutionProvider"])
     feeds = {tensor.name: np.zeros([1, *tensor.shape[1:]], np.float32) for tensor in session.get_inputs()}
     return lambda: session.run(None, feeds)
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait for other processes that derive here: they would measure each other's noise."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: there they do
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -1,20 +1,23 @@
 """What `capsnet-export optimize` does: write a bundle's faster graphs and compare them with its own."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from export.contract.architecture import capsnet_architecture
+from export.contract.architecture import CapsNetArchitecture, capsnet_architecture
 from export.contract.atomic_file import write_atomically
 from export.contract.graph_file import check_self_contained
-from export.contract.manifest import BundleError, read_checked, read_manifest
-from export.contract.samples import read_sample_pixels
+from export.contract.interface import check_contract
+from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
+from export.contract.samples import read_samples
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
 from export.optimize.measure import measure
 from export.optimize.plan import Choice, Variant
 from export.optimize.rewrite import rewritten
+from export.optimize.sample_check import check_samples
 
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -59,16 +62,19 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         NothingFasterError: no faster variant of this encoder is known.
     """
     manifest = read_manifest(bundle)
+    check_contract(manifest)
     encoder = read_checked(bundle, manifest.graphs["encoder"])
     check_self_contained(encoder, manifest.graphs["encoder"].file)
-    pixels = read_sample_pixels(bundle, manifest.samples)
+    samples = read_samples(read_checked(bundle, manifest.samples), manifest)
     try:
         model = onnx.load_model_from_string(encoder)
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
+    check_samples({"encoder": encoder}, samples)
     architecture = capsnet_architecture(manifest)
     if architecture is None:
         raise NothingFasterError(f"{manifest.model}: faster graphs for CPUs are known of CapsNets alone")
+    _check_classes(architecture, manifest)
     variants = rewritten(model, architecture)
     if not variants:
         raise NothingFasterError(f"{manifest.model}: no convolution is large enough to gain from a transform")
@@ -78,7 +84,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         files[variant] = out / f"{variant}.onnx"
         write_atomically(files[variant], rewriting.SerializeToString())
     sessions = open_variants(files, threads)
-    on_samples = largest_errors(sessions, pixels)
+    on_samples = largest_errors(sessions, samples["pixels"])
     on_noise = largest_errors(sessions)
     errors: dict[Variant, float] = {
         variant: max(on_samples[variant], on_noise[variant]) for variant in on_samples
@@ -92,6 +98,17 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     }
     exact = {variant: found for variant, found in times.items() if errors.get(variant, 0.0) <= MAX_ERROR}
     return OptimizeReport(reports, choose(exact))
+
+
+def _check_classes(architecture: CapsNetArchitecture, manifest: Manifest) -> None:
+    """The architecture has the classes and poses of the encoder, which `check_contract` has compared."""
+    stated = architecture.classes, architecture.class_dim
+    found = len(manifest.class_names), math.prod(manifest.pose_shape)
+    if stated != found:
+        raise BundleError(
+            f"manifest: parameters state {stated[0]} classes with poses of {stated[1]} numbers; the encoder "
+            f"has {found[0]} with {found[1]}"
+        )
 
 
 def as_table(report: OptimizeReport) -> list[str]:

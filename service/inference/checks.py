@@ -1,18 +1,17 @@
-"""Checks that a bundle must pass before it serves: of its manifest and of its samples."""
+"""Checks of its samples that a bundle must pass before it serves."""
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.contract.explain_outputs import explain_outputs
-from export.contract.manifest import BundleError, Manifest
+from export.contract.manifest import BundleError
 from export.contract.one_line import first_line
+from export.contract.samples import check_values
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
-from service.inference.providers import PROVIDERS, UsedDevice, sample_tolerances
+from service.inference.providers import PROVIDERS, sample_tolerances
 from service.inference.sessions import create_session
 from service.processors import usable_cpus
 
@@ -21,30 +20,6 @@ from service.processors import usable_cpus
 Floats = NDArray[np.float32]
 
 EXPLAINED_SAMPLES = 2  # the votes of all of them would take a tenth of a second, and much memory
-
-
-def check_contract(manifest: Manifest) -> None:
-    """The manifest describes graphs that this service can run.
-
-    Raises:
-        BundleError: it describes others; names the graph and the tensor.
-    """
-    facts, classes = manifest.preprocessing, len(manifest.class_names)
-    picture = (None, facts.height, facts.width, facts.channels)
-    poses = (None, classes, math.prod(manifest.pose_shape))
-    answer = {"probabilities": (None, classes), "poses": poses}
-    shown = explain_outputs(manifest) if "explain" in manifest.graphs else {}
-    expected: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
-        "encoder": ({"pixels": picture}, answer),
-        "explain": ({"pixels": picture}, answer | {name: (None, *shape) for name, shape in shown.items()}),
-        "decoder": ({"poses": poses, "mask": (None, classes)}, {"reconstruction": picture}),
-    }
-    for role, graph in manifest.graphs.items():
-        found = tuple({t.name: t.shape for t in tensors} for tensors in (graph.inputs, graph.outputs))
-        if found != expected[role]:
-            raise BundleError(
-                f"manifest: the {role} has {found}; with these classes it needs {expected[role]}"
-            )
 
 
 def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
@@ -66,7 +41,7 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
     for name, values in found:
-        _check_values(name, values, samples[name], engine.device, tolerances[name])
+        check_values(name, values, samples[name], engine.device, tolerances[name])
 
 
 def check_explainer(explainer: ExplainSession, encoder: bytes, samples: Mapping[str, Floats]) -> None:
@@ -90,7 +65,7 @@ def check_explainer(explainer: ExplainSession, encoder: bytes, samples: Mapping[
     tolerances = sample_tolerances("cpu", "float32")
     for name, (values, of) in answers.items():
         expected = samples[of][:EXPLAINED_SAMPLES]
-        _check_values(f"{name} of the explain graph", values, expected, "cpu", tolerances[of])
+        check_values(f"{name} of the explain graph", values, expected, "cpu", tolerances[of])
 
 
 def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
@@ -115,13 +90,3 @@ def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
         manifest.objects_per_image,
         engine.max_batch,
     )
-
-
-def _check_values(name: str, values: Floats, expected: Floats, device: UsedDevice, tolerance: float) -> None:
-    if values.shape != expected.shape:
-        raise BundleError(f"samples: {name} is {values.shape}, expected {expected.shape}")
-    difference = float(np.abs(values - expected).max())
-    if not difference <= tolerance:  # also when it is NaN
-        raise BundleError(
-            f"samples: {name} differs by {difference:.3g} on {device}; at most {tolerance:g} is allowed"
-        )

@@ -10,14 +10,15 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.graph_file import check_self_contained, check_weights_within
+from export.contract.interface import check_contract
 from export.contract.manifest import BundleError, Manifest, Role, read_checked, read_manifest
+from export.contract.samples import read_samples
 from export.optimize.plan import MAX_WORKERS
-from service.inference.checks import check_contract, check_explainer, check_half, check_samples
+from service.inference.checks import check_explainer, check_half, check_samples
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import halved
 from service.inference.providers import DeviceError, EngineOptions, UsedDevice, candidates
-from service.inference.samples import read_samples
 from service.inference.session_pool import open_on_cpu, pool_of_one
 from service.inference.sessions import open_session
 from service.processors import usable_cpus
@@ -41,7 +42,7 @@ def load_engine(bundle: Path, model: str, options: EngineOptions) -> Engine:
     """
     manifest = _read_manifest_of(bundle, model)
     graphs = _read_graphs(bundle, manifest)
-    samples = read_samples(read_checked(bundle, manifest.samples), decoder="decoder" in graphs)
+    samples = read_samples(read_checked(bundle, manifest.samples), manifest)
     last_error: DeviceError | None = None
     for device in candidates(options.device, ort.get_available_providers(), options.precision):
         try:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import onnxruntime as ort
 
 from export.contract.manifest import Graph, Tensor
+from export.contract.samples import CPU_TOLERANCE
 from service.settings import Device, Precision
 
 UsedDevice = Literal["cpu", "cuda", "tensorrt"]
@@ -22,7 +23,7 @@ PROVIDERS: dict[UsedDevice, str] = {
 }
 # Largest absolute difference from samples.npz, whose outputs a CPU computed. CUDA sums in another order;
 # TensorRT also chooses kernels by their speed and may round to TF32.
-TOLERANCE: dict[UsedDevice, float] = {"cpu": 1e-4, "cuda": 1e-3, "tensorrt": 1e-2}
+TOLERANCE: dict[UsedDevice, float] = {"cpu": CPU_TOLERANCE, "cuda": 1e-3, "tensorrt": 1e-2}
 # The same of an encoder in half precision.
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster.

@@ -1,26 +1,31 @@
 """A Triton model repository made from a bundle: read as Triton reads it, run as its ensemble would."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from google.protobuf import text_format
+from onnx import numpy_helper
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInstanceGroup
 
 from export.cli import main
-from export.contract.manifest import BundleError, newest_version
+from export.contract.manifest import BundleError, newest_version, read_manifest
 from export.triton import mask_graph, read_bundle, write_repository
 from service.inference.loading import load_engine
 from service.inference.providers import TOLERANCE, EngineOptions
 from service.models.interface import one_hot
+from tests.support.broken_bundle import of_unknown_operator, samples_with
 from tests.support.tiny_bundle import CLASSES, SIDE, replace_file, rewrite_manifest, write_bundle
 
 SHIPPED = newest_version(Path("models/capsnet-mnist"))
@@ -224,6 +229,56 @@ def test_an_older_version_leaves_the_ensemble_at_the_newest(tmp_path: Path):
     assert list(ensemble.version_policy.specific.versions) == [2]
 
 
+def test_two_exports_at_once_leave_the_ensemble_at_the_newest(
+    repository: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Version 3 comes while version 2 is being moved into the repository: it waits, or it has finished."""
+    second, third = (write_bundle(bundle.parent / str(version), seed=version) for version in (2, 3))
+    is_moving, came, rename, flock = Event(), Event(), Path.rename, fcntl.flock
+
+    def tell_and_lock(*arguments) -> None:
+        came.set()
+        flock(*arguments)
+
+    with ThreadPoolExecutor(max_workers=1) as other:
+        exports: list[Future[object]] = []
+
+        def rename_while_another_comes(path: Path, target: Path) -> Path:
+            if not is_moving.is_set():
+                is_moving.set()
+                came.clear()
+                exports.append(other.submit(write_repository, third, repository, "cpu", 32))
+                exports[0].add_done_callback(lambda _: came.set())
+                came.wait()
+            return rename(path, target)
+
+        monkeypatch.setattr(fcntl, "flock", tell_and_lock)
+        monkeypatch.setattr(Path, "rename", rename_while_another_comes)
+        write_repository(second, repository, "cpu", 32)
+        exports[0].result()
+    assert version_names(repository / "tiny") == ["1", "2", "3"]
+    ensemble = read_config(repository / "tiny-reconstruct")
+    assert list(ensemble.version_policy.specific.versions) == [3]
+    assert not list(repository.parent.glob(".*"))
+
+
+def test_a_version_without_explain_graph_configures_that_of_the_others(tmp_path: Path):
+    bundle, out = shutil.copytree(SHIPPED, tmp_path / SHIPPED.parent.name / "1"), tmp_path / "triton"
+    write_repository(bundle, out, "cpu", 32)
+    second = shutil.copytree(bundle, bundle.parent / "2")
+    graphs = read_manifest(second).graphs
+    rewrite_manifest(second, graphs={role: graph for role, graph in graphs.items() if role != "explain"})
+    written = write_repository(second, out, "gpu", 64)
+    name = f"{SHIPPED.parent.name}-explain"
+    assert name not in written.models
+    assert version_names(out / name) == ["1"]
+    config = read_config(out / name)
+    assert config.max_batch_size == 64
+    assert [group.kind for group in config.instance_group] == [ModelInstanceGroup.KIND_GPU]
+    write_repository(bundle, out, "gpu", 64)
+    assert read_config(out / name) == config, "as if the version with the graph had been written so"
+
+
 def test_the_same_export_again_changes_no_file(repository: Path, bundle: Path):
     before = snapshot(repository, times=True)
     write_repository(bundle, repository, "cpu", 32)
@@ -358,6 +413,29 @@ def test_a_broken_bundle_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
 
+def test_samples_that_disagree_are_refused(bundle: Path):
+    replace_file(bundle, "samples", samples_with(bundle, lambda poses: poses + 1, "poses"))
+    with pytest.raises(BundleError, match=r"samples: poses differs by 1 on cpu; at most 0\.0001 is allowed"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_a_graph_that_gives_no_numbers_is_refused(bundle: Path, role: str):
+    model = onnx.load(bundle / f"{role}.onnx")
+    weights = next(tensor for tensor in model.graph.initializer if tensor.name == "weights")
+    weights.CopyFrom(numpy_helper.from_array(np.nan * numpy_helper.to_array(weights), "weights"))
+    replace_file(bundle, role, model.SerializeToString())
+    with pytest.raises(BundleError, match=r"samples: .* differs by nan"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_a_graph_that_cannot_be_loaded_is_refused(bundle: Path, role: str):
+    replace_file(bundle, role, of_unknown_operator(bundle, role))
+    with pytest.raises(BundleError, match=f"the {role} cannot be run: .*Nonsense"):
+        read_bundle(bundle)
+
+
 def test_a_graph_that_is_no_onnx_is_refused(bundle: Path):
     replace_file(bundle, "decoder", b"\xff\xff not a graph")
     with pytest.raises(BundleError, match=r"decoder.onnx is no ONNX graph"):
@@ -386,6 +464,14 @@ def test_a_folder_that_is_no_version_is_refused(bundle: Path, tmp_path: Path):
     moved = shutil.copytree(bundle, tmp_path / "bundle")
     with pytest.raises(ValueError, match="'bundle' is no version"):
         read_bundle(moved)
+
+
+def test_a_link_is_the_version_that_it_is_called(bundle: Path, tmp_path: Path):
+    """The service takes it for that version, too."""
+    stored = bundle.rename(tmp_path / "stored")
+    (bundle.parent / "9").symlink_to(stored)
+    assert read_bundle(bundle.parent / "9").version == 9
+    assert read_bundle(bundle.parent / ".." / "tiny" / "9").version == 9
 
 
 def test_a_models_folder_stands_for_its_newest_version(bundle: Path, tmp_path: Path):

@@ -1,5 +1,6 @@
 """The explain graph is added to a bundle, of which everything else stays."""
 
+import json
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ from export.contract.manifest import BundleError, newest_version, read_checked, 
 from export.explain.add import ExplainError, add_explain, check_last_iteration
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
+from tests.support.broken_bundle import of_unknown_operator, samples_with
 from tests.support.explained import capsnet_manifest, run_named
 from tests.support.paths import MODELS
 from tests.support.random_encoders import pictures, random_encoder, with_weights
@@ -109,6 +111,49 @@ def test_a_manifest_that_disagrees_with_the_encoder_is_told_in_one_line(bundle):
     with pytest.raises(BundleError, match="cannot be explained: ") as refused:
         add_explain(bundle)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda pixels: pixels[:0], r"samples: pixels is float32 \[0, 36, 36, 1\]"),
+        (lambda pixels: pixels.astype(np.float64), "samples: pixels is float64"),
+        (lambda pixels: np.array("picture"), "samples: pixels is <U7"),
+        (lambda pixels: pixels[:, 1:], r"pixels has the shape \[35, 36, 1\] in each .* \[36, 36, 1\]"),
+        (lambda pixels: 0 * pixels, "samples: probabilities differs by"),
+    ],
+)
+def test_samples_that_the_service_refuses_are_refused(bundle, change, told):
+    replace_file(bundle, "samples", samples_with(bundle, change, "pixels"))
+    with pytest.raises(BundleError, match=told):
+        add_explain(bundle)
+
+
+def test_a_graph_that_cannot_be_run_is_told_in_one_line(bundle):
+    replace_file(bundle, "encoder", of_unknown_operator(bundle))
+    with pytest.raises(BundleError, match="the encoder cannot be run: ") as refused:
+        add_explain(bundle)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_encoder_without_poses_is_refused(bundle):
+    graphs = read_manifest(bundle).graphs
+    encoder = graphs["encoder"].model_copy(update={"outputs": graphs["encoder"].outputs[:1]})
+    rewrite_manifest(bundle, graphs={**graphs, "encoder": encoder})
+    with pytest.raises(BundleError, match=r"manifest: the encoder has .*; .* it needs .*poses"):
+        add_explain(bundle)
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_manifest_with_a_number_that_json_lacks_is_refused_and_stays(bundle, number):
+    file = bundle / "manifest.json"
+    facts = json.loads(file.read_bytes())
+    facts["metrics"][0]["value"] = float(number)
+    file.write_text(json.dumps(facts))
+    before = contents(bundle)
+    with pytest.raises(BundleError, match=r"metrics\.0\.value: Input should be a finite number"):
+        add_explain(bundle)
+    assert contents(bundle) == before
 
 
 def test_the_command_names_the_file_and_the_difference(bundle, capsys):

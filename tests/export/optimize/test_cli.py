@@ -4,7 +4,8 @@ import onnx
 import pytest
 
 from export.cli import main
-from export.contract.manifest import read_manifest, sha256_of
+from export.contract.manifest import newest_version, read_manifest, sha256_of
+from tests.support.broken_bundle import of_unknown_operator, without_images
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 
@@ -75,7 +76,31 @@ def test_samples_that_cannot_be_read_are_told_before_a_graph_is_written(
 ):
     bundle = shutil.copytree(trained_bundle, tmp_path / "tiny" / "1")
     replace_file(bundle, "samples", content)
-    assert "samples.npz holds no images" in failure(capsys, str(bundle), "--out", str(tmp_path / "fast"))
+    assert "samples: cannot be read" in failure(capsys, str(bundle), "--out", str(tmp_path / "fast"))
+    assert not (tmp_path / "fast").exists()
+
+
+@pytest.mark.parametrize("role", ["encoder", "samples"])
+def test_a_bundle_that_the_service_refuses_is_refused_before_a_graph_is_written(tmp_path, capsys, role):
+    """On an empty batch ONNX Runtime 1.31 would end the process."""
+    bundle = shutil.copytree(newest_version(SHIPPED), tmp_path / "capsnet-mnist" / "1")
+    if role == "samples":
+        told, content = "pixels is float32 [0, 28, 28, 1]", without_images(bundle)
+    else:
+        told, content = "the encoder cannot be run: ", of_unknown_operator(bundle)
+    replace_file(bundle, role, content)
+    said = failure(capsys, str(bundle), "--out", str(tmp_path / "fast"))
+    assert told in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "fast").exists()
+
+
+def test_parameters_of_other_classes_are_refused_before_a_graph_is_written(tmp_path, capsys):
+    bundle = shutil.copytree(newest_version(SHIPPED), tmp_path / "capsnet-mnist" / "1")
+    parameters = read_manifest(bundle).parameters
+    rewrite_manifest(bundle, parameters=parameters | {"classes": 5, "class_dim": 32})
+    said = failure(capsys, str(bundle), "--out", str(tmp_path / "fast"))
+    assert "parameters state 5 classes with poses of 32 numbers; the encoder has 10 with 16" in said
     assert not (tmp_path / "fast").exists()
 
 
@@ -87,7 +112,7 @@ def test_bytes_that_are_no_graph_are_told_in_one_line(tmp_path, capsys):
     rewrite_manifest(bundle, graphs={**read_manifest(bundle).graphs, "encoder": changed})
     assert "encoder.onnx is no ONNX graph" in failure(capsys, str(bundle))
     for command, told in (
-        ("explain", "cannot be explained: DecodeError"),
+        ("explain", "encoder.onnx is no ONNX graph"),
         ("evaluate", "no training.config"),
     ):
         with pytest.raises(SystemExit) as ended:
