@@ -23,8 +23,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             aside.unlink()
-        if isinstance(error, OSError) and error.filename == str(aside):
-            error.filename, error.filename2 = str(path), None
+        if isinstance(error, OSError) and error.errno and error.filename in {None, str(aside)}:
+            error.filename, error.filename2 = str(path), None  # None: of a disk that became full
         raise
 
 

@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from export.contract.atomic_file import atomic_file, write_atomically
@@ -60,3 +63,9 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path):
         write_atomically(tmp_path / "folder", "")
     assert folder.value.filename == str(tmp_path / "folder")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space") as full, atomic_file(tmp_path / "report.md"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert full.value.filename == str(tmp_path / "report.md")
