@@ -3,6 +3,7 @@
 # N samples, J classes, D class pose, C channels, H and W height and width
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from export import parity
 from export.confidence import measure_confidence
 from export.contract.manifest import (
     MANIFEST_FILE,
+    BundleError,
     Confidence,
     File,
     Graph,
@@ -24,6 +26,7 @@ from export.contract.manifest import (
     Preprocessing,
     Tensor,
     model_name,
+    read_manifest,
     sha256_of,
 )
 from export.evaluate import evaluate_encoder
@@ -115,8 +118,9 @@ def publish(
     name = model_name(Path(os.path.normpath(out.absolute())).name)  # as it is called, not where a link leads
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
+    _refuse_another_models(out, name)
     _require_utf_8(remark)
-    for path in (out, *([run, run / MEASURED] if run.exists() else [])):
+    for path in (out, *([run, run / MEASURED] if run.is_dir() else [])):
         check_writable(path)  # before anything is measured, which counts
     exported = _export(run, name, root, images)
 
@@ -128,6 +132,15 @@ def publish(
         add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
+
+
+def _refuse_another_models(out: Path, name: str) -> None:
+    """Refuse a folder that a link calls otherwise than its versions are called: no other would be served there."""
+    for version in versions(out) if out.exists() else []:
+        with suppress(BundleError):  # what is broken has no name
+            other = read_manifest(out / str(version)).model
+            if other != name:
+                raise ValueError(f"{out} holds versions of {other}; publish under that name")
 
 
 def _require_utf_8(remark: str | None) -> None:

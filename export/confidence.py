@@ -85,7 +85,7 @@ def check_publishable(bundle: Path) -> Path:
     Raises:
         BundleError: no model card can be made of the manifest.
         ValueError: the bundle's folder is not `<model>/<version>`.
-        PermissionError: the model's folder cannot be written.
+        OSError: the model's folder cannot be written.
     """
     manifest = read_manifest(bundle)
     # Without `..`, but not where a link leads: the next version is its neighbor.
@@ -118,7 +118,7 @@ def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
 
     Raises:
         BundleError: a file is not what the manifest says.
-        ValueError, PermissionError: as `check_publishable`.
+        ValueError, OSError: as `check_publishable`.
     """
     manifest = read_manifest(bundle)
     out = check_publishable(bundle)

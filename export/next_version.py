@@ -23,23 +23,18 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
         The version's folder.
 
     Raises:
-        OSError: it cannot be written; names the file or the model's folder, and nothing of it is left.
+        OSError: it cannot be written; names the file or the model's folder, which is gone again if it is new.
         ValueError: the newest version has the largest number that there is.
     """
     is_new = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
     try:
-        write(aside)
-        aside.chmod(0o755)  # mkdtemp makes it private
-        sync(aside)
-        return _rename_to_next_version(aside, out)
+        out.mkdir(parents=True, exist_ok=True)
+        return _write_aside(out, write)
     except OSError as error:
         if error.errno and not error.filename:  # a full disk names nothing
             error.filename = str(out)
         raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
         if is_new:
             with suppress(OSError):  # a version is in it
                 out.rmdir()
@@ -63,6 +58,18 @@ def check_writable(path: Path) -> None:
 def versions(out: Path) -> list[int]:
     """Numbers of the versions that have been published in a model's folder."""
     return [int(path.name) for path in out.iterdir() if VERSION.fullmatch(path.name)]
+
+
+def _write_aside(out: Path, write: Callable[[Path], None]) -> Path:
+    """Write a version into a hidden folder and rename that; it is gone if anything fails."""
+    aside = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=out))
+    try:
+        write(aside)
+        aside.chmod(0o755)  # mkdtemp makes it private
+        sync(aside)
+        return _rename_to_next_version(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _rename_to_next_version(aside: Path, out: Path) -> Path:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from export.contract.manifest import MANIFEST_FILE, BundleError
+from export.contract.manifest import MANIFEST_FILE, VERSION, BundleError
 
 
 def refuse_in_published(out: Path) -> None:
@@ -13,5 +13,6 @@ def refuse_in_published(out: Path) -> None:
         BundleError: it is.
     """
     place = Path(os.path.realpath(out))
-    if any((folder / MANIFEST_FILE).exists() for folder in (place, *place.parents)):
-        raise BundleError(f"--out {out} is in a published version, which must not change")
+    for folder in (place, *place.parents):
+        if VERSION.fullmatch(folder.name) and (folder / MANIFEST_FILE).is_file():
+            raise BundleError(f"--out {out} is in a published version, {folder}, which must not change")

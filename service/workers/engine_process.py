@@ -161,9 +161,12 @@ class EngineServer:
     async def _find(self, model: str | None, version: int | None) -> None:
         """Load what a request means, or raise why that cannot be; the table has it then."""
         repository = self._repository
+        # Not in `Use`: the worker, which has the request, notes how long it waits.
         found = repository.begin_use(model, version) or await repository.load_to_use(model, version)
-        self.publish()
-        repository.end_use(found)
+        try:
+            self.publish()
+        finally:
+            repository.end_use(found)
 
     async def _run(self, model: LoadedModel, role: Role, *feeds: Floats) -> object:
         self._repository.note_used(model)

@@ -26,4 +26,5 @@ def test_a_link_into_a_published_version_is_refused(models):
 
 @pytest.mark.parametrize("out", ["tiny", "tiny/2", "tiny/triton", "triton"])
 def test_folders_beside_versions_will_do(models, out):
+    (models / "manifest.json").touch()  # of a web app, say
     refuse_in_published(models / out)

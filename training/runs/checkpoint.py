@@ -119,25 +119,20 @@ def read_config(run: Path) -> RunConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def trained_config(run: Path, checkpoint: Path) -> RunConfig:
-    """The configuration that a checkpoint was trained with; a later session may have another loss.
+def config_at(run: Path, checkpoint: Path) -> RunConfig:
+    """The configuration that a checkpoint was trained with: that of the run may have been changed since.
 
     The user's own pictures are where the run has them now. A checkpoint of an earlier version does not record
     its configuration, so that is the run's.
 
     Raises:
         FileNotFoundError: the folder is not a run.
-        ValueError: a configuration is not valid, or the run's has another network, data or seed.
+        ValueError: a configuration is not valid.
     """
     now = read_config(run)
     if not is_run(checkpoint):
         return now
     trained = read_config(checkpoint)
-    if differing := changes_of_run(trained, now):
-        raise ValueError(
-            f"{run / CONFIG} has changed since {checkpoint.name}: {differing}; undo this, or start another "
-            "run; only the loss and the optimizer of a run may be changed, except batch_size and trained_part"
-        )
     return replace(trained, data=replace(trained.data, folder=now.data.folder))
 
 

@@ -40,14 +40,13 @@ def open_run(run: Path, device: torch.device, images: Path | None = None) -> Ope
 
     Raises:
         FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
-        ValueError: a file is damaged, config.json is of another run than the checkpoint, or `images` is given
-            for a run on a data set.
+        ValueError: a file is damaged, or `images` is given for a run on a data set.
     """
     find_again(checkpoint.read_config(run), images, run)  # raises first what its user can do something about
     while True:
         best = checkpoint.best_checkpoint(run)
         try:
-            recorded = checkpoint.trained_config(run, best)
+            recorded = checkpoint.config_at(run, best)
             progress, model = checkpoint.read_progress(best), build(recorded.model)
             checkpoint.load_weights(model, best)
         except FileNotFoundError:

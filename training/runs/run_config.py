@@ -68,12 +68,19 @@ def _refuse_among_pictures(out: Path, images: Path | None) -> None:
 def _recorded(out: Path) -> RunConfig:
     """The configuration of a run that has a checkpoint; raises if its newest one is of another run.
 
-    With another seed, for example, it would be validated on images that it was trained on.
+    With another seed, for example, it would be validated on images that it was trained on. Checkpoints of
+    earlier versions do not record their configuration.
     """
     config, newest = checkpoint.read_config(out), checkpoint.newest_checkpoint(out)
     if newest is None:
         raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
-    checkpoint.trained_config(out, newest)
+    trained = checkpoint.read_config(newest) if checkpoint.is_run(newest) else config
+    if differing := checkpoint.changes_of_run(trained, config):
+        raise ValueError(
+            f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; undo this, or start "
+            "another run; only the loss and the optimizer of a run may be changed, except batch_size and "
+            "trained_part"
+        )
     return config
 
 
@@ -210,7 +217,7 @@ def _origin_of_run(run: Path, best: bool) -> dict[str, Any]:
         raise FileNotFoundError(f"{run} has no checkpoint to start from")
     if best:
         newest = checkpoint.best_checkpoint(run)
-    first = checkpoint.trained_config(run, newest)
+    first = checkpoint.config_at(run, newest)
     return {
         "checkpoint": newest.name,
         "config": to_dict(first),

@@ -25,23 +25,15 @@ def change(run, part, **values):
     (run / "config.json").write_text(json.dumps(config))
 
 
-def test_its_loss_and_schedule_are_those_that_it_was_trained_with(run):
+def test_it_has_the_network_data_and_loss_that_it_was_trained_with(run):
     trained = checkpoint.read_config(run)
     change(run, "optimizer", learning_rate=0.9, epochs=99)
     change(run, "loss", absent_weight=50.0)
+    change(run, "model", routing_iterations=5)
+    change(run, None, seed=5)  # which would hold out other images
     found = open_run(run, CPU)
     assert (found.recorded, found.config) == (trained, trained)
     assert config_from_options("drawn", start_from=run).started_from["config"]["loss"]["absent_weight"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "value", "told"),
-    [(None, "seed", 5, r"seed 5 \(0 before\)"), ("model", "routing_iterations", 5, "routing_iterations 5")],
-)
-def test_a_run_whose_network_or_held_out_images_would_be_others_is_refused(run, part, name, value, told):
-    change(run, part, **{name: value})
-    with pytest.raises(ValueError, match=rf"config.json has changed since step-\d+: .*{told}"):
-        open_run(run, CPU)
 
 
 def test_the_configuration_of_a_checkpoint_that_records_none_is_the_runs(run):
