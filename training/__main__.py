@@ -2,9 +2,12 @@
 
 import sys
 
+from export.contract.ctrl_c import leave_quietly_in_imports
+
 
 def main() -> None:
     """Run the command line."""
+    leave_quietly_in_imports()
     try:
         from training.cli import main as run
     except ModuleNotFoundError as error:

@@ -1,0 +1,26 @@
+"""Ctrl-C while a command is importing modules, when it starts or later."""
+
+import os
+import signal
+from types import FrameType
+
+STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
+
+
+def leave_quietly_in_imports() -> None:
+    """From now on Ctrl-C ends the process at once and without words while it imports, else as before.
+
+    An exception would surface in the import: some modules make an error of their own of it, and torch ends
+    the process with a core dump. Where Ctrl-C is ignored, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave_or_interrupt)
+
+
+def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
+    caller = frame
+    while caller:
+        if caller.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(STOPPED_BY_SIGNAL)
+        caller = caller.f_back
+    signal.default_int_handler(number, frame)
