@@ -135,7 +135,7 @@ def publish(
 
 
 def _refuse_another_models(out: Path, name: str) -> None:
-    """Refuse a folder that a link calls otherwise than its versions are called: no other would be served there."""
+    """Refuse a folder that a link calls otherwise than its versions: only those of that name are served."""
     for version in versions(out) if out.exists() else []:
         with suppress(BundleError):  # what is broken has no name
             other = read_manifest(out / str(version)).model
