@@ -15,4 +15,4 @@ def refuse_in_published(out: Path) -> None:
     place = Path(os.path.realpath(out))
     for folder in (place, *place.parents):
         if VERSION.fullmatch(folder.name) and (folder / MANIFEST_FILE).is_file():
-            raise BundleError(f"--out {out} is in a published version, {folder}, which must not change")
+            raise BundleError(f"--out {out} is in a published version, which must not change: {folder}")

@@ -4,17 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A file beside this one to write to, which takes its place at the end.
 
-    Its name is its own: two processes that write the same file do not meet. After an error nothing is left of
-    it, and an OSError names the file that was asked for.
+    After an error nothing is left of it, and an OSError names the file that was asked for. What a killed
+    process leaves is replaced by the next write, so no two may write the same file at once.
     """
-    aside = path.with_name(f".{path.name}.{token_hex(4)}.partial")
+    aside = path.with_name(f".{path.name}.partial")
     try:
         yield aside
         with aside.open("rb+") as file:

@@ -22,6 +22,7 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
+from export.contract.one_at_a_time import one_at_a_time
 from export.contract.one_line import first_line
 from export.contract.samples import read_samples
 from export.explain.graph import explain_graph
@@ -29,6 +30,7 @@ from export.explain.shared_weights import share_weights
 from export.optimize.sample_check import check_samples, faults_told, open_graph
 
 FILE = "explain.onnx"
+LOCK = ".explain.lock"  # of who writes it
 TOLERANCE = 1e-5  # by which the last iteration may differ from the encoder's answer
 BATCH_SIZES = (1, 3, 8)
 SHARES = {"couplings", "assignments", "activations", "activities", "entropy"}  # outputs from 0 to 1
@@ -89,12 +91,13 @@ def add_explain(bundle: Path) -> Added:
         raise BundleError(
             f"{bundle} has an explain graph already, {listed.file}, which would not be the same today"
         )
-    write_atomically(bundle / FILE, content)
-    if "explain" in manifest.graphs:
-        return Added(bundle / FILE, len(content), error)
-    changed = manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": described}})
-    # Facts that the manifest left to their defaults stay unsaid.
-    write_atomically(bundle / MANIFEST_FILE, changed.model_dump_json(indent=2, exclude_unset=True) + "\n")
+    with one_at_a_time(bundle / LOCK):
+        write_atomically(bundle / FILE, content)
+        if "explain" not in manifest.graphs:
+            changed = manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": described}})
+            # Facts that the manifest left to their defaults stay unsaid.
+            text = changed.model_dump_json(indent=2, exclude_unset=True)
+            write_atomically(bundle / MANIFEST_FILE, text + "\n")
     return Added(bundle / FILE, len(content), error)
 
 

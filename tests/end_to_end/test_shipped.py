@@ -59,7 +59,8 @@ def toys_bundle() -> Path:
 
 @pytest.fixture(scope="module")
 def client():
-    with live_service(settings_for(ROOT / "models")) as client:
+    # Graphs are derived one model at a time on a machine, which a first request may wait for.
+    with live_service(settings_for(ROOT / "models", deadline_ms=240_000)) as client:
         yield client
 
 

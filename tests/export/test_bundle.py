@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     [
         ("file/pets", None, NotADirectoryError, "file'"),
         ("nowhere/pets", None, FileNotFoundError, "leads nowhere: .*nowhere'"),
-        ("drawn/1/pets", None, BundleError, "in a published version, .*/1, which must not change"),
+        ("drawn/1/pets", None, BundleError, "in a published version, which must not change: .*/1$"),
         ("drawn", None, ValueError, "holds versions of capsnet-drawn; publish under that name"),
         ("pets", "caf\udce9", ValueError, "is not UTF-8"),
     ],

@@ -39,15 +39,14 @@ def test_a_reader_never_sees_a_part(tmp_path):
     assert file.read_text() == "new"
 
 
-def test_two_at_once_write_files_of_their_own(tmp_path):
-    file = tmp_path / "report.md"
-    with atomic_file(file) as first:
-        first.write_text("first")
-        with atomic_file(file) as second:
-            second.write_text("second")
-        assert file.read_text() == "second"
-    assert file.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [file]
+def test_what_a_killed_process_has_left_is_gone_after_the_next_write(tmp_path):
+    with atomic_file(tmp_path / "report.md") as aside:
+        aside.write_text("never finished")
+        left = aside.rename(tmp_path / "elsewhere")
+        aside.write_text("new")
+    left.rename(aside)
+    write_atomically(tmp_path / "report.md", "newer")
+    assert list(tmp_path.iterdir()) == [tmp_path / "report.md"]
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):

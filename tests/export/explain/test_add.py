@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ import pytest
 
 from export.cli import main
 from export.contract.manifest import BundleError, newest_version, read_checked, read_manifest
+from export.contract.one_at_a_time import one_at_a_time
 from export.explain.add import ExplainError, add_explain, check_last_iteration
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
@@ -43,6 +45,17 @@ def test_the_rest_of_the_bundle_stays_as_it_is(bundle):
     explain = changed.graphs["explain"]
     assert changed == manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": explain}})
     assert len(read_checked(bundle, explain)) == added.bytes < 50_000
+
+
+def test_who_writes_it_waits_for_another_process_that_does(bundle):
+    with ThreadPoolExecutor() as pool:
+        with one_at_a_time(bundle / ".explain.lock"):
+            adding = pool.submit(add_explain, bundle)
+            with pytest.raises(TimeoutError):
+                adding.result(timeout=5)
+            assert not (bundle / "explain.onnx").exists()
+        assert adding.result().path.is_file()
+    assert not list(bundle.glob(".*"))
 
 
 def test_its_answers_stay_and_so_does_its_digest(bundle):
