@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from export.contract.ctrl_c import STOPPED_BY_SIGNAL
 from export.contract.one_line import one_line
 from training.config import RunConfig, load_preset
 from training.data.datasets import sources
@@ -29,7 +30,6 @@ CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # options tha
 SHORT_PRESET = "mnist-short"  # for a CPU
 TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
 FORMER_WORKER_S = 60  # that torchrun has told to stop, or that has lost it, may take to end
-STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
 
 
 class Ended(NamedTuple):

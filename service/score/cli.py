@@ -11,6 +11,7 @@ import os
 import sys
 
 from capsnet import DEFAULT_URL
+from export.contract.ctrl_c import STOPPED_BY_SIGNAL
 from export.contract.one_line import one_line
 from export.contract.package_version import package_version
 from service.score.query import ScoreError
@@ -23,8 +24,7 @@ CONCURRENCY = 4
 RETRY_TIMEOUT_S = 120
 PART_SIZE = 4096
 COMMAND_VERSION = 0  # no model has this version
-STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
-READER_GONE = 141  # the same for SIGPIPE
+READER_GONE = 141  # as STOPPED_BY_SIGNAL, for SIGPIPE
 
 EXAMPLES = """examples:
   capsnet-score 7.png                                           one picture, to the terminal

@@ -42,7 +42,7 @@ def open_run(run: Path, device: torch.device, images: Path | None = None) -> Ope
         FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
         ValueError: a file is damaged, or `images` is given for a run on a data set.
     """
-    find_again(checkpoint.read_config(run), images, run)  # raises first what its user can do something about
+    find_again(checkpoint.read_config(run), images, run)  # no run, or no pictures: told before what it lacks
     while True:
         best = checkpoint.best_checkpoint(run)
         try:

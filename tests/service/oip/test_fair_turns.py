@@ -66,17 +66,18 @@ def test_a_turn_that_is_not_free_in_time_is_given_up():
     asyncio.run(scenario())
 
 
+async def get_no_turn(turns: FairTurns) -> None:
+    """Wait for one, and leave before it comes."""
+    async with turns.turn(OTHER_HOST, NEVER_S):
+        pytest.fail("it has left")
+
+
 @pytest.mark.parametrize("has_got_it", [False, True])
 def test_who_leaves_while_waiting_takes_no_turn_along(has_got_it):
     async def scenario() -> None:
         turns, leaver = FairTurns(1), None
-
-        async def wait() -> None:
-            async with turns.turn(OTHER_HOST, NEVER_S):
-                pytest.fail("it has left")
-
         async with turns.turn(BUSY, NEVER_S):
-            leaver = asyncio.create_task(wait())
+            leaver = asyncio.create_task(get_no_turn(turns))
             await settle()
             if not has_got_it:
                 leaver.cancel()
@@ -93,13 +94,8 @@ def test_who_leaves_while_waiting_takes_no_turn_along(has_got_it):
 def test_a_turn_that_is_given_back_just_when_the_next_one_leaves_is_not_lost():
     async def scenario() -> None:
         turns = FairTurns(1)
-
-        async def wait() -> None:
-            async with turns.turn(OTHER_HOST, NEVER_S):
-                pytest.fail("it has left")
-
         async with turns.turn(BUSY, NEVER_S):
-            leaver = asyncio.create_task(wait())
+            leaver = asyncio.create_task(get_no_turn(turns))
             await settle()
             leaver.cancel()  # it has not run yet when the turn is given back
         async with turns.turn(BUSY, 0.01):
