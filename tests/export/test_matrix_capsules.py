@@ -249,7 +249,9 @@ def test_logarithms_of_what_is_too_small_for_a_number_stay_exact():
         np.testing.assert_allclose(values, expected.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("which", ["calibrated", "tempered", "shipped", "as configured"])
+@pytest.mark.parametrize(
+    "which", [pytest.param("calibrated", marks=pytest.mark.long), "tempered", "shipped", "as configured"]
+)
 def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle, data, tmp_path_factory, which):
     if which == "shipped":
         bundle = newest_version(MODELS / "matrix-capsnet-toys")

@@ -62,6 +62,7 @@ def step(folder) -> int:
     return checkpoint.read_progress(checkpoint.newest_checkpoint(folder / "run")).step
 
 
+@pytest.mark.long
 def test_a_run_that_loses_its_reader_together_with_ctrl_c_keeps_its_steps(tmp_path):
     """`capsnet-train fit … 2>&1 | tee log.txt`: Ctrl-C ends both."""
     process = started(tmp_path, 1000, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -86,6 +87,7 @@ def close_both():
     os.close(2)
 
 
+@pytest.mark.long
 def test_a_run_without_any_output_is_trained_to_its_end(tmp_path):
     """`capsnet-train fit … >&- 2>&-`, as some daemons start programs."""
     process = started(tmp_path, 1, preexec_fn=close_both)

@@ -3,10 +3,11 @@
 # N images, H and W height and width, C channels
 
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training.data.dataset_spec import DatasetSpec, SplitName
 from training.data.readers import affnist, cifar10, cifar10_jpeg, mnist, smallnorb, svhn
@@ -81,9 +82,15 @@ SMALLNORB_SOURCE = Source(
 
 def read_drawn(_: Path, split: SplitName) -> Split:
     """Digits that the repository draws, the same ones each time."""
+    images, labels = _drawn(split)
+    return Split(images.copy(), labels.copy())
+
+
+@cache  # drawing them takes seconds
+def _drawn(split: SplitName) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels = np.arange(DRAWN_IMAGES[split]) % 10
     images = draw_digits(labels, np.random.default_rng(DRAWN_SEEDS[split]))
-    return Split(images[..., None], labels.astype(np.int64))
+    return images[..., None], labels.astype(np.int64)
 
 
 DIGITS = tuple("0123456789")

@@ -60,6 +60,7 @@ def test_the_second_slice_goes_on_where_the_first_one_stopped(slices):
     assert checkpoint.read_config(folder / "drawn-1").seed == 1
 
 
+@pytest.mark.long
 def test_a_slice_that_ends_with_an_error_leaves_what_it_has_reached(tmp_path):
     failing = tmp_path / "python"
     failing.write_text(f'#!/bin/bash\n{sys.executable} "$@"\nif [ "$2" = training.cli ]; then exit 2; fi\n')

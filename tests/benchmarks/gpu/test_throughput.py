@@ -44,16 +44,19 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_every_contender_of_a_cpu_has_the_references_probabilities(tmp_path):
-    for only in ("eager", "ONNX Runtime", "as served"):  # without torch.compile, which takes a minute
-        done = run("--device", "cpu", "--quick", "--only", only, "--json", tmp_path / "found.json")
-        assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "found.json").read_text())
-        assert len(found["rows"]) == 2
-        assert min(found["limit_images_per_second"].values()) > 0
-        for row in found["rows"]:
-            assert set(row["images_per_second"]) == {"1", "2"}, row["notes"]
-            assert row["difference"] < (1e-5 if "float32" in row["name"] else 1e-2)
+LONG = [pytest.param(only, marks=pytest.mark.long) for only in ("ONNX Runtime", "eager")]
+
+
+@pytest.mark.parametrize("only", ["as served", *LONG])  # without torch.compile, which takes a minute
+def test_a_contender_on_a_cpu_has_the_references_probabilities(tmp_path, only):
+    done = run("--device", "cpu", "--quick", "--only", only, "--json", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["rows"]) == 2
+    assert min(found["limit_images_per_second"].values()) > 0
+    for row in found["rows"]:
+        assert set(row["images_per_second"]) == {"1", "2"}, row["notes"]
+        assert row["difference"] < (1e-5 if "float32" in row["name"] else 1e-2)
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a GPU")

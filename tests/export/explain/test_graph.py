@@ -80,7 +80,13 @@ def entropy_share(assignments: np.ndarray, activity: np.ndarray, layer) -> np.nd
     return (sums[:, reached] / largest * weights).sum((1, 2)) / weights.sum((1, 2))
 
 
-@pytest.mark.parametrize("name", MATRIX_CONFIGURATIONS)
+LONG = {"1 iteration", "2 iterations, a softer density"}  # the others hold what is in them
+of_each_matrix_network = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in MATRIX_CONFIGURATIONS]
+)
+
+
+@of_each_matrix_network
 @torch.no_grad()
 def test_of_matrix_capsules_it_shows_em_routing(name):
     model, encoder, manifest = matrix_network(name)
@@ -131,7 +137,7 @@ def test_the_last_iteration_is_the_answer_of_a_random_capsnet(name):
     assert_last(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 8))
 
 
-@pytest.mark.parametrize("name", MATRIX_CONFIGURATIONS)
+@of_each_matrix_network
 def test_the_last_iteration_is_the_answer_of_random_matrix_capsules(name):
     _, encoder, manifest = matrix_network(name)
     explain = explain_graph(encoder, manifest)

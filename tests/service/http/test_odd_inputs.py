@@ -29,7 +29,7 @@ Gray = NDArray[np.uint8]
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with live_service(settings_for(ROOT / "models")) as client:
+    with live_service(settings_for(ROOT / "models", optimize=False)) as client:
         yield client
 
 

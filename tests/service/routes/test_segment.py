@@ -36,7 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[httpx.Client]:
-    with live_service(settings_for(ROOT / "models")) as client:
+    with live_service(settings_for(ROOT / "models", optimize=False)) as client:
         yield client
 
 

@@ -164,6 +164,7 @@ def test_a_node_that_dies_under_load_costs_no_row(models, pictures, local, tmp_p
     check_whole(out, local)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_the_parts_that_are_missing(models, pictures, local, cluster, tmp_path):
     out = tmp_path / "scores"
     with started(command(models, pictures, out), cluster) as running:

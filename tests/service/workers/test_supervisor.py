@@ -229,7 +229,7 @@ def ask_until_closed(service: LiveProcess, faults: list[str]) -> None:
             faults.append(repr(error))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_drain_under_load_loses_no_request(tmp_path, number):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     faults: list[str] = []

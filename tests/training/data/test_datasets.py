@@ -92,6 +92,15 @@ def test_drawn_digits_are_gray_with_a_channel_axis(tmp_path):
     assert drawn.images.shape == (1000, 28, 28, 1)
 
 
+def test_drawn_digits_that_somebody_changes_are_as_they_were_for_the_next(tmp_path):
+    first = load_split("drawn", "test", tmp_path)
+    kept = first.images.copy(), first.labels.copy()
+    first.images[:] = first.labels[:] = 7
+    again = load_split("drawn", "test", tmp_path)
+    np.testing.assert_array_equal(again.images, kept[0])
+    np.testing.assert_array_equal(again.labels, kept[1])
+
+
 def test_images_have_their_channels_first_and_their_pixels_in_place():
     pictures = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
     images = Images.of(Split(pictures, np.arange(5)))

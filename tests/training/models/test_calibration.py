@@ -175,7 +175,9 @@ def test_images_that_are_all_the_same_are_an_error():
         calibrate(network(calibrated=False), pictures(1).expand(4, -1, -1, -1))
 
 
-@pytest.mark.parametrize("change", [{}, {"routing_iterations": 3, "density_exponent": 0.25}])
+@pytest.mark.parametrize(
+    "change", [pytest.param({}, marks=pytest.mark.long), {"routing_iterations": 3, "density_exponent": 0.25}]
+)
 def test_the_exported_graph_computes_with_what_was_measured(change):
     model, pixels = network(**change).eval(), pictures(3, seed=2)
     with torch.no_grad():

@@ -6,6 +6,7 @@ form of each digit, how slanted, how wide, how unsteady.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,9 +271,15 @@ def draw_strokes(digit: int, hand: Hand, rng: np.random.Generator) -> list[Strok
     """
     if digit not in FORMS:
         raise ValueError(f"digit must be 0 to 9, got {digit}")
-    strokes = [smooth_stroke(pieces) for pieces in FORMS[digit][hand.forms[digit]]]
+    strokes = _ideal(digit, hand.forms[digit])
     frequency, phase = rng.normal(0, 4, (3, 2, 2)), rng.uniform(0, 2 * np.pi, (3, 2))
     return [_written(stroke, hand, frequency, phase) for stroke in strokes]
+
+
+@cache
+def _ideal(digit: int, form: int) -> list[Stroke]:
+    """The strokes of a digit as nobody writes it."""
+    return [smooth_stroke(pieces) for pieces in FORMS[digit][form]]
 
 
 def draw_digits(labels: NDArray[np.integer], rng: np.random.Generator, size: int = 28) -> NDArray[np.uint8]:
@@ -346,6 +353,6 @@ def ink(points: Stroke, thickness: float, size: int) -> NDArray[np.uint8]:
 def _coverage(pixels: Stroke, thickness: float, size: int) -> NDArray[np.float64]:
     """How much of each pixel lies under the pen, 0-1, [size, size]."""
     middles = np.arange(size) + 0.5
-    across, down = (np.square(middles[:, None] - pixels[:, axis]) for axis in (0, 1))  # [size, P]
-    distance = np.sqrt((down[:, None] + across[None]).min(axis=-1))
+    across, down = (np.square(middles - pixels[:, axis, None]) for axis in (0, 1))  # [P, size]
+    distance = np.sqrt((down[:, :, None] + across[:, None]).min(axis=0))
     return np.clip(thickness / 2 - distance + 0.5, 0, 1)
