@@ -28,7 +28,7 @@ test: $(VENV)/.dev ## run ruff, mypy, import-linter, the build of the site, and 
 	$(VENV)/bin/python -m docs.build
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-all: $(VENV)/.dev ## run all tests, with the long forms of some
+test-all: $(VENV)/.dev ## run all tests, with those that take long
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m '' -n auto --maxprocesses 4 --dist worksteal
 
 fuzz: $(VENV)/.dev ## send the service more than 20,000 requests, most of them invalid (SEED=7 repeats a run)

@@ -52,6 +52,11 @@ def _translations() -> Iterator[None]:
         yield
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of `-n auto`: one more than there are cores, because tests also wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Every test draws its untrained networks from the same seed, its wider fixtures' included."""

@@ -118,6 +118,7 @@ def test_files_are_scored_without_a_network_though_one_is_no_picture(cut_off, tm
     assert "this browser finds no picture" in cut_off.locator("#scores-body tr").first.inner_text()
 
 
+@pytest.mark.long
 def test_a_model_that_has_not_come_is_told_in_words_and_may_be_chosen_again(open_page, site):
     page = open_page(f"{site}/", may_complain=True)
     page.click('[aria-label="Sample: 1"]')
@@ -131,6 +132,7 @@ def test_a_model_that_has_not_come_is_told_in_words_and_may_be_chosen_again(open
     expect(page.locator("#notice")).to_be_hidden()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [(lambda whole: whole[:-9], "it ends after"), (lambda whole: whole + b"9", "has more than")],
@@ -174,6 +176,7 @@ def test_a_link_brings_back_the_image_and_the_sliders(open_page, site):
     expect(restored.get_by_label("Dimension 2", exact=True)).to_have_value("10")
 
 
+@pytest.mark.long
 def test_a_host_may_isolate_the_page_and_have_a_policy_of_its_own(open_page, site_folder):
     with serve_files(site_folder, STRICT) as address:
         page = open_page(f"{address}/")

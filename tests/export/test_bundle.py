@@ -294,9 +294,8 @@ def test_where_nothing_was_held_out_parity_is_said_to_be_of_images_trained_on(ti
     assert read_manifest(published.path).parity.images == "drawn, trained on"
 
 
-@pytest.mark.parametrize(
-    ("signal", "status"), [(SIGINT, 130), pytest.param(SIGTERM, 143, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("signal", "status"), [(SIGINT, 130), (SIGTERM, 143)])
 def test_a_command_that_is_interrupted_leaves_nothing_and_no_traceback(tiny_run, tmp_path, signal, status):
     program = """if True:
         import os, sys

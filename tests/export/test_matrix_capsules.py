@@ -221,6 +221,7 @@ ABLATIONS = replace(
 )
 
 
+@pytest.mark.long
 def test_the_ablations_export_as_well():
     model = MatrixCapsNet(ABLATIONS).eval()
     encoder = trace_encoder(model)

@@ -52,6 +52,7 @@ def joined(slices):
     return folder / "joined"
 
 
+@pytest.mark.long
 def test_the_second_slice_goes_on_where_the_first_one_stopped(slices):
     folder, (first, second) = slices
     assert "stopped at step" in first
@@ -70,10 +71,12 @@ def test_a_slice_that_ends_with_an_error_leaves_what_it_has_reached(tmp_path):
     assert (tmp_path / "out" / "drawn-1.sha256").is_file()
 
 
+@pytest.mark.long
 def test_the_first_slice_has_left_a_network_already(slices):
     assert "is in" in slices[1][0]
 
 
+@pytest.mark.long
 def test_what_is_left_are_small_files_with_checksums(slices):
     *parts, checksums = sorted((slices[0] / "out").iterdir())
     assert checksums.name == "drawn-1.sha256"
@@ -81,6 +84,7 @@ def test_what_is_left_are_small_files_with_checksums(slices):
     assert all(part.name.startswith("drawn-1.part-") and part.stat().st_size <= PART_BYTES for part in parts)
 
 
+@pytest.mark.long
 def test_the_joined_run_has_the_test_error_of_the_one_that_was_trained(slices, joined):
     results = []
     for run in (slices[0] / "drawn-1", joined):
@@ -91,10 +95,12 @@ def test_the_joined_run_has_the_test_error_of_the_one_that_was_trained(slices, j
     assert measured == trained
 
 
+@pytest.mark.long
 def test_the_joined_run_is_one_to_start_another_from(joined):
     assert checkpoint.newest_checkpoint(joined) == checkpoint.best_checkpoint(joined)
 
 
+@pytest.mark.long
 def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(slices):
     refused = fidelity(slices[0], "drawn --epochs 1 --seed 2")
     assert refused.returncode == 2

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu" / "first_contact.sh"
@@ -19,6 +21,7 @@ def test_a_part_that_it_has_not_is_refused_with_those_it_has(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_every_model_of_its_service_answers_and_the_service_stops(tmp_path):
     places = {"PYTHON": sys.executable, "OUT": str(tmp_path), "DEVICE": "cpu", "CAPSNET_OPTIMIZE": "false"}
     ran = subprocess.run(

@@ -24,6 +24,7 @@ def run_briefly(bundle: Path, only: str, found: Path) -> subprocess.CompletedPro
     return run(bundle, "--only", only, "--batches", "3,1", "--threads", 1, "--seconds", 0.05, "--json", found)
 
 
+@pytest.mark.long
 def test_every_contender_has_the_plain_graphs_outputs(trained_bundle, tmp_path):
     # Without torch.compile, which takes half a minute.
     done = run_briefly(trained_bundle, "eager,openvino,plain,ours", tmp_path / "found.json")

@@ -73,6 +73,7 @@ def test_a_file_that_is_refused_takes_the_place_of_the_answer_before(page, tmp_p
     expect(page.locator("#notice")).to_be_visible()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("goes_on", ["#clear", "#tab-tour", "#notice-close"])
 def test_what_is_said_of_a_file_goes_when_somebody_goes_on(page, tmp_path, goes_on):
     (tmp_path / "no.png").write_text("no picture")
@@ -82,6 +83,7 @@ def test_what_is_said_of_a_file_goes_when_somebody_goes_on(page, tmp_path, goes_
     expect(page.locator("#notice")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_a_picture_that_is_too_large_for_the_service_is_not_decoded_for_the_page_either(page):
     page.evaluate(COUNT_READS)
     file = io.BytesIO()
@@ -91,6 +93,7 @@ def test_a_picture_that_is_too_large_for_the_service_is_not_decoded_for_the_page
     assert page.evaluate("window.reads") == 0
 
 
+@pytest.mark.long
 def test_a_notice_moves_nothing_under_the_pen(page):
     page.route("**/classify*", lambda route: route.abort())
     before = page.locator("#pad").bounding_box()
@@ -99,6 +102,7 @@ def test_a_notice_moves_nothing_under_the_pen(page):
     assert page.locator("#pad").bounding_box() == before
 
 
+@pytest.mark.long
 def test_an_answer_that_does_not_come_leaves_the_one_before_marked_as_busy(page):
     page.click('[aria-label="Sample: 1"]')
     answer(page)
@@ -127,6 +131,7 @@ def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_pa
         answer(page)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [502, 504])
 def test_a_proxy_that_does_not_reach_the_service_is_asked_again_like_a_service_that_is_away(page, status):
     is_away = True
@@ -144,6 +149,7 @@ def test_a_proxy_that_does_not_reach_the_service_is_asked_again_like_a_service_t
     expect(page.locator("#notice")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_a_deadline_that_the_service_misses_is_its_answer(page):
     missed = {
         "type": "/problems/deadline-exceeded",
@@ -156,6 +162,7 @@ def test_a_deadline_that_the_service_misses_is_its_answer(page):
     expect(page.locator("#notice")).to_have_text("No result in time: It took too long.")
 
 
+@pytest.mark.long
 def test_the_page_begins_with_the_version_that_is_pinned(open_page, tmp_path):
     for version in (1, 2):
         write_bundle(tmp_path / "tiny" / str(version), seed=version)
@@ -182,6 +189,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refu
         assert page.evaluate("localStorage.length") == 0
 
 
+@pytest.mark.long
 def test_a_browser_of_2023_asks_for_a_key(open_page, models):
     with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
         page = open_page(
@@ -195,6 +203,7 @@ def test_a_browser_of_2023_asks_for_a_key(open_page, models):
         expect(page.locator(".model")).to_have_count(1)
 
 
+@pytest.mark.long
 def test_the_dialog_takes_only_what_a_header_can_hold_and_stays_until_there_is_a_key(open_page, models):
     with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
         address = str(client.base_url).rstrip("/")
@@ -218,6 +227,7 @@ ASK = """async () => {
 }"""
 
 
+@pytest.mark.long
 def test_a_key_is_not_dropped_because_a_request_without_it_is_refused_later(open_page, models):
     with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
         address = str(client.base_url).rstrip("/")
@@ -235,6 +245,7 @@ def test_a_key_is_not_dropped_because_a_request_without_it_is_refused_later(open
         assert page.evaluate("sessionStorage.getItem('capsnet-api-key')") == KEY
 
 
+@pytest.mark.long
 def test_a_drawing_whose_last_question_failed_is_asked_again_when_the_pen_is_lifted(page):
     problem = '{"title": "Something went wrong", "status": 500}'
     headers = {"Content-Type": "application/problem+json"}
@@ -249,6 +260,7 @@ def test_a_drawing_whose_last_question_failed_is_asked_again_when_the_pen_is_lif
     assert answer(page) == "1"
 
 
+@pytest.mark.long
 def test_a_file_that_is_gone_is_told_apart_from_a_lost_connection(page, tmp_path):
     file = tmp_path / "a.png"
     file.write_bytes(to_png(np.eye(28, dtype=np.uint8) * 255))
@@ -262,6 +274,7 @@ def test_a_file_that_is_gone_is_told_apart_from_a_lost_connection(page, tmp_path
     expect(page.locator("#notice")).to_contain_text("a.png has changed or is gone: open it again")
 
 
+@pytest.mark.long
 def test_what_is_said_of_a_slow_answer_goes_with_the_question(page):
     held = Held("**/classify*")
     held.hold(page)
@@ -272,6 +285,7 @@ def test_what_is_said_of_a_slow_answer_goes_with_the_question(page):
     held.release()
 
 
+@pytest.mark.long
 def test_while_no_model_is_served_the_page_says_so_and_goes_on_with_the_first(open_page, address):
     none = {"models": []}
     page = open_page(
@@ -322,6 +336,7 @@ def test_the_version_that_took_the_place_of_the_chosen_one_answers_and_is_named(
     expect(page.locator("#notice")).to_be_visible()
 
 
+@pytest.mark.long
 def test_an_answer_that_is_cut_short_is_asked_for_again(open_page, tmp_path):
     write_bundle(tmp_path / "tiny" / "1")
     with live_service(settings_for(tmp_path)) as client:
@@ -343,6 +358,7 @@ def test_an_answer_that_is_cut_short_is_asked_for_again(open_page, tmp_path):
         assert page.evaluate(script) == [1, 2]
 
 
+@pytest.mark.long
 def test_a_model_that_is_gone_is_not_shown_as_chosen(page):
     gone = {
         "type": "/problems/unknown-model",
@@ -356,6 +372,7 @@ def test_a_model_that_is_gone_is_not_shown_as_chosen(page):
     expect(page.locator('input[value="capsnet-digits"]')).to_be_checked()
 
 
+@pytest.mark.long
 def test_without_the_sample_digits_the_page_works_and_the_tour_once_they_come(open_page, address):
     missing = []
 
@@ -372,6 +389,7 @@ def test_without_the_sample_digits_the_page_works_and_the_tour_once_they_come(op
     expect(page.locator("#tour-figure canvas").first).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_list_of_versions_keeps_the_focus_and_shows_the_one_in_use(open_page, tmp_path):
     for version in (1, 2):
         write_bundle(tmp_path / "tiny" / str(version), seed=version)

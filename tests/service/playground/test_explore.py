@@ -126,6 +126,7 @@ def classified(page: Page) -> list[Request]:
     return asked
 
 
+@pytest.mark.long
 def test_lifting_the_pen_ends_a_drawing_that_is_answered_without_another_question(page):
     asked = classified(page)
     press(page)
@@ -136,6 +137,7 @@ def test_lifting_the_pen_ends_a_drawing_that_is_answered_without_another_questio
     assert len(asked) == 1
 
 
+@pytest.mark.long
 def test_lifting_the_pen_while_the_last_question_is_asked_waits_for_its_answer(page):
     asked, held = classified(page), Held("**/classify*")
     held.hold(page)
@@ -147,6 +149,7 @@ def test_lifting_the_pen_while_the_last_question_is_asked_waits_for_its_answer(p
     assert len(asked) == 1
 
 
+@pytest.mark.long
 def test_lifting_the_pen_while_an_earlier_drawing_is_asked_about_asks_about_the_last_at_once(page):
     held = Held("**/classify*")
     held.hold(page)
@@ -168,6 +171,7 @@ def touch(devtools: CDPSession, *places: tuple[float, float]) -> None:
     devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
 
+@pytest.mark.long
 def test_a_second_finger_neither_ends_the_stroke_of_the_first_nor_draws(open_page, address):
     page = open_page(f"{address}/", has_touch=True)
     page.wait_for_selector(".sample")
@@ -205,6 +209,7 @@ def test_undo_takes_the_last_stroke_back_and_clear_everything(page):
 SHIFT = "() => document.querySelector('#main').prepend(document.createElement('br'), 'Something above')"
 
 
+@pytest.mark.long
 def test_a_page_that_moves_under_the_pen_bends_no_stroke(page):
     lines, box = [], page.locator("#pad").bounding_box()
     for script in ("() => {}", SHIFT):
@@ -217,6 +222,7 @@ def test_a_page_that_moves_under_the_pen_bends_no_stroke(page):
     assert lines[0] == lines[1]
 
 
+@pytest.mark.long
 def test_a_picture_that_is_shown_or_can_be_brought_back_is_kept_in_the_size_of_the_area_only(page):
     page.evaluate(COUNT_READS)
     page.set_input_files("#file", "docs/three.png")
@@ -229,6 +235,7 @@ def test_a_picture_that_is_shown_or_can_be_brought_back_is_kept_in_the_size_of_t
     assert picture(page, "#pad") == three
 
 
+@pytest.mark.long
 def test_fifty_changes_can_be_undone(page):
     page.locator("#pad").focus()
     for _ in range(2 * 52):
@@ -304,6 +311,7 @@ def test_another_class_may_be_decoded(page):
     assert picture(page, "#decoded") != seven
 
 
+@pytest.mark.long
 def test_of_classes_chosen_quickly_one_after_the_other_the_last_stays_and_its_sliders_move_at_once(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
@@ -322,6 +330,7 @@ def test_of_classes_chosen_quickly_one_after_the_other_the_last_stays_and_its_sl
     assert page.locator('#bars input[value="3"]').is_checked()
 
 
+@pytest.mark.long
 def test_a_file_that_is_opened_before_a_model_is_there_is_answered_once_it_is(open_page, address):
     held = Held("**/models/*")
     page = open_page(f"{address}/", prepare=held.hold, wait_for="#pad")
@@ -341,6 +350,7 @@ DROP = """async ([selector, base64]) => {
 }"""
 
 
+@pytest.mark.long
 def test_a_file_that_is_dropped_beside_the_view_is_taken_and_on_the_tour_does_nothing(page):
     seven = base64.b64encode(Path("docs/seven.jpg").read_bytes()).decode()
     page.click("#tab-tour")
@@ -371,6 +381,7 @@ def given(name: str) -> dict:
     return {"name": name, "mimeType": "image/png", "buffer": Path("docs/three.png").read_bytes()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("later", ["sample", "file"])
 def test_an_image_that_is_read_slowly_takes_the_place_of_nothing_newer(page, later):
     page.evaluate(SLOW)
@@ -386,6 +397,7 @@ def test_an_image_that_is_read_slowly_takes_the_place_of_nothing_newer(page, lat
     assert answer(page) == "7"
 
 
+@pytest.mark.long
 def test_a_pair_that_is_read_slowly_takes_the_place_of_nothing_newer(page):
     choose_model(page, "matrix-capsnet-toys")
     expect(page.locator("#best")).to_have_text("truck")
@@ -414,6 +426,7 @@ def test_two_digits_are_taken_apart_in_two_colors_and_move_each_by_itself(page):
     assert page.is_disabled("#reset"), "the other digit has not moved"
 
 
+@pytest.mark.long
 def test_a_move_whose_picture_comes_when_the_other_digit_is_chosen_is_kept(page):
     choose_model(page, "capsnet-multimnist")
     page.click('[aria-label="Sample: 3 and 8"]')
@@ -450,6 +463,7 @@ TO_BMP = """async ([width, height, levels]) => {
 }"""
 
 
+@pytest.mark.long
 def test_a_drawing_is_sent_as_a_bmp_file_that_others_read(page):
     levels = np.random.default_rng(3).integers(0, 256, (5, 16))
     content, kind, *size = page.evaluate(TO_BMP, [16, 5, levels.ravel().tolist()])
@@ -459,6 +473,7 @@ def test_a_drawing_is_sent_as_a_bmp_file_that_others_read(page):
     assert np.abs(found - levels).max() <= 8
 
 
+@pytest.mark.long
 def test_of_two_numbers_moved_quickly_the_picture_shows_both(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
@@ -482,6 +497,7 @@ def test_of_two_numbers_moved_quickly_the_picture_shows_both(page):
     assert picture(page, "#decoded") == shown
 
 
+@pytest.mark.long
 def test_a_toy_that_is_dragged_down_and_back_is_shown_as_the_sliders_say(page):
     choose_model(page, "matrix-capsnet-toys")
     answer(page)
@@ -497,6 +513,7 @@ def test_a_toy_that_is_dragged_down_and_back_is_shown_as_the_sliders_say(page):
     assert picture(page, "#left") == before
 
 
+@pytest.mark.long
 def test_a_second_finger_neither_stops_the_toy_that_the_first_turns_nor_turns_it(open_page, address):
     page = open_page(f"{address}/", has_touch=True)
     choose_model(page, "matrix-capsnet-toys")

@@ -107,6 +107,7 @@ def test_another_image_is_explained_as_soon_as_it_is_answered(page):
     expect(page.locator("#explain-class")).to_have_value("0")
 
 
+@pytest.mark.long
 def test_until_another_image_is_explained_the_panel_is_marked_as_busy(page):
     explain_a_four(page)
     held = Held("**/explain*")
@@ -118,6 +119,7 @@ def test_until_another_image_is_explained_the_panel_is_marked_as_busy(page):
     expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "false")
 
 
+@pytest.mark.long
 def test_an_explanation_of_another_image_is_not_there_when_the_panel_is_opened(page):
     explain_a_four(page)
     page.click("#explain summary")
@@ -148,6 +150,7 @@ def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(open_page, 
     expect(page.locator("#explain-body")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_an_iteration_that_is_chosen_or_another_image_ends_the_playing(page):
     explain_a_four(page)
     page.click("#explain-play")
@@ -160,6 +163,7 @@ def test_an_iteration_that_is_chosen_or_another_image_ends_the_playing(page):
     expect(page.locator("#explain-class")).to_have_value("7")
 
 
+@pytest.mark.long
 def test_an_explanation_that_comes_late_is_not_that_of_another_image(page):
     page.click('[aria-label="Sample: 4"]')
     answer(page)

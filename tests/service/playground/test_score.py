@@ -115,6 +115,7 @@ def test_an_error_of_the_service_ends_the_scoring_and_stays_to_be_read(page, fil
     expect(page.locator("#score-spoken")).to_have_text(said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["stop", "another model"])
 def test_a_scoring_that_is_ended_says_so_and_names_its_model(page, files, by):
     held = Held("**/classify*")
@@ -134,6 +135,7 @@ def test_a_scoring_that_is_ended_says_so_and_names_its_model(page, files, by):
     held.release()
 
 
+@pytest.mark.long
 def test_files_that_are_given_while_others_are_scored_take_their_place(page, files):
     held = Held("**/classify*")
     held.hold(page)
@@ -150,6 +152,7 @@ def test_files_that_are_given_while_others_are_scored_take_their_place(page, fil
     expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
 
 
+@pytest.mark.long
 def test_files_that_are_given_before_a_model_is_there_are_scored_once_it_is(open_page, address, files):
     held = Held("**/models/*")
     page = open_page(f"{address}/", prepare=held.hold, wait_for="#pad")
@@ -185,6 +188,7 @@ def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):
     assert download.value.suggested_filename == "capsnet-digits-1-scores.csv"
 
 
+@pytest.mark.long
 def test_an_answer_that_is_not_the_services_ends_the_scoring_and_is_told_once(page, files):
     asked = []
 
@@ -200,6 +204,7 @@ def test_an_answer_that_is_not_the_services_ends_the_scoring_and_is_told_once(pa
     expect(page.locator("#scores-body tr")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_the_picture_of_a_scored_file_is_read_once(page, files):
     page.evaluate("""() => {
         const read = window.createImageBitmap;

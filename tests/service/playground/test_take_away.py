@@ -95,6 +95,7 @@ def test_a_link_brings_back_model_image_and_sliders(copying, open_page, model):
     restored.wait_for_function(IS_PICTURE, arg=["#decoded", moved])
 
 
+@pytest.mark.long
 def test_a_link_brings_back_a_drawing_that_leaves_the_area(copying, open_page):
     box = copying.locator("#pad").bounding_box()
     copying.mouse.move(box["x"] + 0.503 * box["width"], box["y"] + 0.307 * box["height"])
@@ -116,6 +117,7 @@ def test_a_link_brings_back_an_opened_image_as_the_network_saw_it(copying, open_
     assert picture(restored, "#seen") == picture(copying, "#seen")
 
 
+@pytest.mark.long
 def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp_path):
     (tmp_path / "blank.png").write_bytes(to_png(np.zeros((28, 28), np.uint8)))
     copying.set_input_files("#file", tmp_path / "blank.png")
@@ -139,6 +141,7 @@ HANDLERS = {  # of the question about a link's image
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
 def test_the_sliders_of_a_link_whose_image_got_no_answer_are_not_those_of_the_next(
     copying, open_page, address, handler
@@ -179,6 +182,7 @@ def test_a_link_made_in_the_tour_leads_to_its_step_and_keeps_the_image(copying, 
     assert answer(restored) == "4"
 
 
+@pytest.mark.long
 def test_a_link_made_among_scored_files_leads_there_with_the_model(copying, open_page):
     choose_model(copying, "capsnet-multimnist")
     expect(copying.locator("#pad-hint")).to_have_text("Draw two digits over one another")
@@ -204,6 +208,7 @@ def test_the_address_of_the_page_names_the_view_and_the_step(page):
     expect(page.locator("#score")).to_be_visible()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "place"), [("0", 1), ("99", 5), ("x", 1), ("2.5", 2)])
 def test_a_step_that_the_tour_does_not_have_leads_to_the_nearest(open_page, address, step, place):
     page = open_page(f"{address}/#tab=tour&step={step}", wait_for="#tour-figure canvas")
@@ -218,6 +223,7 @@ def test_a_link_pasted_into_the_address_bar_of_the_open_page_is_followed(page, a
     expect(page.locator("#score")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_a_link_copied_before_the_drawing_is_answered_has_the_drawing_alone(copying, open_page):
     copying.click('[aria-label="Sample: 1"]')
     answer(copying)
@@ -251,6 +257,7 @@ def hold_pictures(held: list[Route]) -> Callable[[Page], None]:
     return lambda page: page.route("**/reconstruct*", meet)
 
 
+@pytest.mark.long
 def test_a_slider_that_moves_before_the_picture_of_a_link_has_come_keeps_its_own(moved_link, open_page):
     held: list[Route] = []
     page = open_page(moved_link, prepare=hold_pictures(held))
@@ -267,6 +274,7 @@ def test_a_slider_that_moves_before_the_picture_of_a_link_has_come_keeps_its_own
     assert picture(page, "#decoded") == shown
 
 
+@pytest.mark.long
 def test_a_drawing_that_is_cleared_before_the_picture_of_its_link_has_come_stays_away(moved_link, open_page):
     held: list[Route] = []
     page = open_page(moved_link, prepare=hold_pictures(held))
@@ -328,6 +336,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_a_link_with_other_contents_than_the_page_gives_opens_the_page(open_page, address, wrong):
     page = open_page(link(address, wrong))
@@ -354,6 +363,7 @@ PASTE = """(base64) => {
 }"""
 
 
+@pytest.mark.long
 def test_a_command_for_a_pasted_image_names_no_file(copying, tmp_path):
     content = base64.b64encode(Path("docs/three.png").read_bytes()).decode()
     copying.evaluate(PASTE, content)
@@ -361,6 +371,7 @@ def test_a_command_for_a_pasted_image_names_no_file(copying, tmp_path):
     assert '"label":"3"' in run_shell(copied(copying, "#copy-curl"), tmp_path)
 
 
+@pytest.mark.long
 def test_a_clipboard_that_refuses_is_told(page):
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     page.click("#share")
@@ -395,6 +406,7 @@ def test_curl_and_python_take_two_digits_apart_and_send_two_views(copying, tmp_p
     assert ran.stdout.splitlines()[0].split()[0] in named
 
 
+@pytest.mark.long
 def test_unusual_names_of_classes_and_files_are_shown_and_copied_as_they_are(open_page, tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1", classes=UNUSUAL)
     file = tmp_path / 'it\'s 1, $(id); "x".png'
@@ -415,6 +427,7 @@ def test_unusual_names_of_classes_and_files_are_shown_and_copied_as_they_are(ope
             subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
+@pytest.mark.long
 def test_a_link_brings_back_a_class_that_was_chosen_among_several_objects(copying, open_page):
     choose_model(copying, "capsnet-multimnist")
     copying.click('[aria-label="Sample: 3 and 8"]')

@@ -88,6 +88,7 @@ def go_to(page: Page, step: int) -> None:
     expect(page.locator("#tour-title")).to_have_text(TITLES[step - 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "asked"), [(1, "**/classify*"), (4, "**/explain*")])
 def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open_page, address, step, asked):
     page = open_page(f"{address}/", may_complain=True)
@@ -109,6 +110,7 @@ def test_a_step_that_failed_says_so_in_place_of_a_figure_and_is_asked_again(open
     assert page.locator("#tour-figure canvas").count()
 
 
+@pytest.mark.long
 def test_title_text_and_figure_of_a_step_change_together(page):
     page.click("#tab-tour")
     for step in (2, 3):
@@ -166,6 +168,7 @@ def test_whoever_prefers_reduced_motion_sees_the_last_iteration_at_once(open_las
     expect_iteration(page, 1)
 
 
+@pytest.mark.long
 def test_the_last_step_stops_playing_when_another_view_is_shown_and_begins_again_afterwards(open_last_step):
     page = open_last_step()
     expect_iteration(page, 1)

@@ -198,13 +198,13 @@ def test_the_loop_over_positions_that_the_benchmark_compares_with_computes_the_s
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network", "other", "parameters", "apart"),
     [
         ("capsnet", "straightforward", 8_215_568, 1e-4),
-        pytest.param("matrix-capsnet", "a loop over positions", 68_754, 1e-4, marks=pytest.mark.long),
-        # In bfloat16 where a CPU has it.
-        pytest.param("cnn", "straightforward", 13_484_826, 3e-4, marks=pytest.mark.long),
+        ("matrix-capsnet", "a loop over positions", 68_754, 1e-4),
+        ("cnn", "straightforward", 13_484_826, 3e-4),  # in bfloat16 where a CPU has it
     ],
 )
 def test_the_benchmark_prints_times_memory_and_the_difference_of_the_loss(

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from tests.support.machines import Machine, in_namespaces, no_namespaces, on_loopback
 from training.runs import checkpoint
 
+pytestmark = pytest.mark.long
+
 EPOCHS = 8
 PICTURES = 120
 WITHIN_S = 150  # on a busy machine
@@ -153,7 +155,6 @@ def test_a_killed_worker_comes_back_and_the_curve_is_to_the_bit_the_same(pair, u
         assert len(resumed(machine)) == 1
 
 
-@pytest.mark.long
 def test_a_killed_agent_is_started_again_and_the_curve_is_the_same(pair, undisturbed, tmp_path):
     """The worker that it leaves stops with a checkpoint within an epoch, which adds a row to the log."""
     expected = log(undisturbed[0])
@@ -165,7 +166,6 @@ def test_a_killed_agent_is_started_again_and_the_curve_is_the_same(pair, undistu
         assert len(resumed(machine)) == 1
 
 
-@pytest.mark.long
 def test_a_machine_that_is_stopped_comes_back_and_both_go_on(pair, undisturbed, tmp_path):
     for machine in trained(pair, tmp_path, stop_a_machine):
         assert of_kind("validation", log(machine)) == of_kind("validation", log(undisturbed[0]))
@@ -173,7 +173,6 @@ def test_a_machine_that_is_stopped_comes_back_and_both_go_on(pair, undisturbed, 
         assert len(resumed(machine)) == 1
 
 
-@pytest.mark.long
 def test_machines_that_share_a_folder_keep_one_copy(pair, undisturbed, tmp_path):
     trained(pair, tmp_path, command=[*COMMAND[:-1], "../run"])
     [names] = [{path.name for path in (tmp_path / "run").iterdir()}]
