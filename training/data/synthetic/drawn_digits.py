@@ -271,15 +271,14 @@ def draw_strokes(digit: int, hand: Hand, rng: np.random.Generator) -> list[Strok
     """
     if digit not in FORMS:
         raise ValueError(f"digit must be 0 to 9, got {digit}")
-    strokes = _ideal(digit, hand.forms[digit])
     frequency, phase = rng.normal(0, 4, (3, 2, 2)), rng.uniform(0, 2 * np.pi, (3, 2))
-    return [_written(stroke, hand, frequency, phase) for stroke in strokes]
+    return [_written(stroke, hand, frequency, phase) for stroke in _ideal(digit, hand.forms[digit])]
 
 
 @cache
-def _ideal(digit: int, form: int) -> list[Stroke]:
-    """The strokes of a digit as nobody writes it."""
-    return [smooth_stroke(pieces) for pieces in FORMS[digit][form]]
+def _ideal(digit: int, form: int) -> tuple[Stroke, ...]:
+    """The strokes of a digit before a hand bends them."""
+    return tuple(smooth_stroke(pieces) for pieces in FORMS[digit][form])
 
 
 def draw_digits(labels: NDArray[np.integer], rng: np.random.Generator, size: int = 28) -> NDArray[np.uint8]:
