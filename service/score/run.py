@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from capsnet import DEFAULT_URL
+from service.score.ctrl_c import run_until_ctrl_c
 from service.score.http_scorer import HttpScorer, open_service
 from service.score.output import (
     Destination,
@@ -60,7 +61,7 @@ def score(options: argparse.Namespace) -> int:
     if run.previous is not None and run.previous.finished and run.remaining.peek() is None:
         record = run.previous  # neither a model nor a service is needed
     else:
-        record, seconds = asyncio.run(_score_remaining(options, run))
+        record, seconds = run_until_ctrl_c(_score_remaining(options, run))
     summarize(record, run.destination.errors, record.pictures - run.done_before, seconds)
     if not record.scored:
         return 2

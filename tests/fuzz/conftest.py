@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis.core
 import pytest
@@ -22,6 +23,15 @@ def service(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     with fuzzed_service(tmp_path_factory.mktemp("fuzz")) as service:
         pytestconfig.stash[THE_SERVICE] = service
         yield service
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of the fuzzing comes first: of several test processes, one has it whole.
+
+    With `--dist worksteal` a process that has nothing left takes tests from the end of another's.
+    """
+    folder = Path(__file__).parent
+    items.sort(key=lambda item: folder not in item.path.parents)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

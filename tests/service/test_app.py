@@ -32,6 +32,7 @@ from service.observability.request_metrics import RequestMetrics
 from service.state import Service
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_service import live_service, metric, settings_for, wait_until
+from tests.support.raw_http import read_answer
 from tests.support.slow_loading import hold_loading
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
@@ -346,7 +347,9 @@ def test_an_upload_under_way_keeps_no_version_loaded(tmp_path):
             write_bundle(tmp_path / "aside" / "lone" / "2").rename(root / "lone" / "2")
             wait_until(lambda: not any("lone/1" in thread.name for thread in threading.enumerate()))
             connection.sendall(picture)
-            assert b'"version":2' in connection.recv(10_000)
+            status, answer = read_answer(connection)
+            assert status == 200
+            assert b'"version":2' in answer
 
 
 def test_many_clients_at_once_each_get_the_picture_of_their_own_pose(client, models):

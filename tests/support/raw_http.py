@@ -2,6 +2,7 @@
 
 import socket
 import time
+from http.client import HTTPResponse
 
 import httpx
 
@@ -18,6 +19,13 @@ def head(route: str, *headers: str) -> bytes:
 
 def connected(client: httpx.Client) -> socket.socket:
     return socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """The status and the body of the next answer, which may come in parts; the connection stays open."""
+    with HTTPResponse(connection) as answer:
+        answer.begin()
+        return answer.status, answer.read()
 
 
 def read_to_end(connection: socket.socket) -> bytes:

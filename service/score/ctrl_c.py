@@ -1,0 +1,39 @@
+"""Ctrl-C while an event loop runs."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_until_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, in which Ctrl-C cancels the work between two steps of the loop; a second one ends it.
+
+    asyncio's own handler cancels within a step. Where that step hands over what a thread has returned, the
+    loop reports an InvalidStateError (Python 3.11). Where Ctrl-C is ignored, it stays so.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return asyncio.run(work)
+    try:
+        return asyncio.run(_cancelled_at_ctrl_c(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _cancelled_at_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+
+    def cancel() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, cancel)
+    try:
+        return await task
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
