@@ -1,6 +1,5 @@
 """capsnet-serve in a process of its own, for what a thread of the test cannot show: signals and the end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.json_lines import written_lines
 from tests.support.live_service import metric
 
 START_S = 60
@@ -39,7 +39,7 @@ class LiveProcess:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """Its log, in which every line is one JSON object."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        return written_lines(self.log)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of that name that have these labels."""

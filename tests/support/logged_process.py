@@ -1,6 +1,5 @@
 """A service process with keys, whose standard error is read."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from uuid import uuid4
 
 import httpx
 
+from tests.support.json_lines import written_lines
 from tests.support.live_service import wait_until
 
 KEYS = ("a-first-key", "a-second-key")
@@ -31,11 +31,11 @@ class Process:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        return written_lines(self.log)
 
     def line_of(self, request_id: str) -> dict[str, Any]:
         """The log line of a request, once it is written."""
-        wait_until(lambda: request_id in self.log.read_text())
+        wait_until(lambda: any(line.get("id") == request_id for line in self.lines))
         (line,) = [line for line in self.lines if line.get("id") == request_id]
         return line
 

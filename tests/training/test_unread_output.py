@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import io
-import json
 import os
 import pty
 import signal
@@ -15,6 +14,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from tests.support.json_lines import written_lines
 from tests.support.paths import ROOT
 from training.runs import checkpoint
 from training.unread_output import unread_output_ignored
@@ -55,7 +55,7 @@ def wait_until(happened, process) -> None:
 
 def log(folder) -> list[dict]:
     file = folder / "run" / "log.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return written_lines(file) if file.exists() else []
 
 
 def step(folder) -> int:

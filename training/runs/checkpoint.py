@@ -298,7 +298,7 @@ def read_progress(checkpoint: Path) -> Progress:
     """How far the run had come at a checkpoint; as if never validated, if the best one has been removed.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or another step's.
     """
     path = checkpoint / "progress.json"
     try:
@@ -306,6 +306,8 @@ def read_progress(checkpoint: Path) -> Progress:
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
     run = checkpoint.parent.parent
+    if checkpoint_at(run, progress.step).name != checkpoint.name:
+        raise ValueError(f"{path} is of step {progress.step}, not of {checkpoint.name}; {REMEDY}")
     if checkpoint_at(run, progress.best_step).exists():
         return progress
     return replace(progress, best_step=0, best_error_percent=None)

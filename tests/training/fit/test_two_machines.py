@@ -1,6 +1,5 @@
 """torchrun on two machines without a shared disk: what dies is started again and the curve stays the same."""
 
-import json
 import math
 import os
 import signal
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.support.json_lines import written_lines
 from tests.support.machines import Machine, in_namespaces, no_namespaces, on_loopback
 from training.runs import checkpoint
 
@@ -65,7 +65,7 @@ def finish(machines):
 
 
 def log(machine):
-    rows = [json.loads(line) for line in (machine.folder / "run" / "log.jsonl").read_text().splitlines()]
+    rows = written_lines(machine.folder / "run" / "log.jsonl")
     return [{name: value for name, value in row.items() if name != "train_seconds"} for row in rows]
 
 

@@ -182,3 +182,12 @@ def test_the_configuration_comes_back_from_json(tmp_path):
     checkpoint.write_config(tmp_path, config)
     assert checkpoint.read_config(tmp_path) == config
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 5
+
+
+@pytest.mark.parametrize("other", ["{}", '{"step": 2}'])
+def test_progress_of_another_step_is_refused(tmp_path, other):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=3))
+    (saved / "progress.json").write_text(other)
+    with pytest.raises(ValueError, match=r"progress\.json is of step [02], not of step-00000003; remove"):
+        checkpoint.read_progress(saved)
