@@ -9,6 +9,7 @@ from typing import Any
 from service.errors import ModelRequiredError, NotReadyError, RefusedModelError, UnknownModelError, shown
 from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
+from service.models.remembered import Remembered
 from service.models.scanner import Bundles
 from service.models.traffic import Rule, UnreadableTraffic, choose, choose_for_many, is_named, pinned_by
 from service.settings import Settings
@@ -30,18 +31,17 @@ class Inventory:
         loaded: the versions that serve, by model and number.
         active_traffic: the rules that hold, of models that have one. One that pins a version not loaded yet
             is on disk, in `bundles.traffic`, before it holds.
-        unloaded: models that an operator has taken down.
         changing: held while the versions of a model change.
         is_scanned: the disk has been scanned at least once.
         failure: why nothing can be served, as of the last scan; None while something can.
     """
 
-    def __init__(self, bundles: Bundles, settings: Settings) -> None:
+    def __init__(self, bundles: Bundles, settings: Settings, remembered: Remembered) -> None:
         self.bundles = bundles
+        self._remembered = remembered
         self.loaded: dict[str, dict[int, LoadedModel]] = {}
         self.active_traffic: dict[str, Rule] = {}
         self._held_back: dict[str, str] = {}  # why the rule on disk does not hold, as last logged
-        self.unloaded: set[str] = set()
         self.changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.is_scanned = False
         self.failure: StartError | None = None
@@ -64,7 +64,7 @@ class Inventory:
             ModelRequiredError: several models are served and none is named.
             UnknownModelError: no such model is served.
         """
-        if not self.is_any_usable() and not self.unloaded:
+        if not self.is_any_usable() and not self._remembered.unloaded:
             raise self.not_ready()
         name = self.default() if model is None else model
         if not self.is_scanned and name not in self.bundles.versions:  # it may still be found
@@ -105,7 +105,8 @@ class Inventory:
         servable = 0
         for version in sorted(versions, reverse=True):
             is_ruled = is_named(rule, version)
-            entry = self._entry(name, version, is_kept=is_ruled or servable < self._versions_kept)
+            is_kept = is_ruled or servable < self._versions_kept or self._remembered.is_named(name, version)
+            entry = self._entry(name, version, is_kept=is_kept)
             servable += entry.state in SERVABLE and not is_ruled
             entries.append(entry)
         return entries
@@ -230,11 +231,13 @@ class Inventory:
 
     def is_any_usable(self) -> bool:
         """A version is loaded, or could be."""
-        return bool(self.loaded) or self.bundles.is_any_usable(self.unloaded)
+        return bool(self.loaded) or self.bundles.is_any_usable(self._remembered.unloaded)
 
     def answers_without_any_loaded(self) -> bool:
         """Models load as requests name them, and there is no default model that is loaded before that."""
-        is_awaited = self.bundles.is_usable(self.default()) and self.default() not in self.unloaded
+        is_awaited = (
+            self.bundles.is_usable(self.default()) and self.default() not in self._remembered.unloaded
+        )
         return self.is_scanned and self.is_any_usable() and not is_awaited
 
     def note_failure(self) -> None:
@@ -248,7 +251,7 @@ class Inventory:
             return IndexEntry(name, version, "loaded", reason)
         if reason:
             return IndexEntry(name, version, "refused", reason)
-        if name in self.unloaded:
+        if name in self._remembered.unloaded:
             return IndexEntry(name, version, "unloaded", "taken down by an operator")
         if not is_kept:
             kept = f"CAPSNET_VERSIONS_KEPT={self._versions_kept}"
@@ -276,14 +279,14 @@ class Inventory:
         return described
 
     def _check_not_unloaded(self, model: str) -> None:
-        if model in self.unloaded:
+        if model in self._remembered.unloaded:
             raise UnknownModelError(f"{model} was taken down by an operator; there are {self._listed()}")
 
     def _listed(self) -> str:
-        return ", ".join(sorted(self.bundles.versions.keys() - self.unloaded)) or "none"
+        return ", ".join(sorted(self.bundles.versions.keys() - self._remembered.unloaded)) or "none"
 
     def _nothing_to_serve(self) -> str:
-        taken_down = sorted(self.unloaded & self.bundles.versions.keys())
+        taken_down = sorted(self._remembered.unloaded & self.bundles.versions.keys())
         if taken_down:
             return f"taken down by an operator: {', '.join(taken_down)}; no other model can be served"
         return self.bundles.nothing_to_serve()

@@ -1,7 +1,6 @@
 """A loaded version of a model: it answers requests until the last one that uses it is over."""
 
 import asyncio
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +32,6 @@ class LoadedModel(ServedModel):
         users: requests that use it now.
         holders: worker processes that may have requests which are going to use it.
         unused: set when a user or a holder is done.
-        last_named_s: when a request last named this version, by the monotonic clock; -inf if none has.
     """
 
     name: str
@@ -48,7 +46,6 @@ class LoadedModel(ServedModel):
     users: int = 0
     holders: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
-    last_named_s: float = -math.inf
 
     @override
     async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:

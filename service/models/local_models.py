@@ -18,6 +18,7 @@ from service.models.gauges import ModelGauges
 from service.models.index_entry import IndexEntry
 from service.models.interface import LoadedGraph, Models, ServedModel, Serving
 from service.models.remeasuring import remeasure_graphs
+from service.models.remembered import Remembered
 from service.models.repository import Repository
 from service.models.traffic import Traffic
 from service.observability.metrics import Metrics
@@ -95,6 +96,7 @@ async def run_models(
     settings: Settings,
     on_loaded: Callable[[Repository], None] | None = None,
     on_stopped: Callable[[str], None] | None = None,
+    remembered: Remembered | None = None,
 ) -> AsyncIterator[LocalModels]:
     """Models that load in the background, with what keeps them in line with the disk.
 
@@ -103,9 +105,10 @@ async def run_models(
         on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
         on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
+        remembered: what an engine process before this one knew.
     """
     metrics = Metrics()
-    repository = Repository(settings, metrics)
+    repository = Repository(settings, metrics, remembered)
     tasks = [
         asyncio.create_task(load_and_watch(repository, on_loaded)),
         asyncio.create_task(remeasure_graphs(repository)),

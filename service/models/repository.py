@@ -28,14 +28,13 @@ from service.inference.providers import DeviceError
 from service.models.index_entry import SERVABLE, IndexEntry
 from service.models.inventory import Inventory, StartError
 from service.models.loaded_model import LoadedModel
+from service.models.remembered import Remembered
 from service.models.scanner import Bundles
 from service.models.traffic import Rule, Traffic, is_named, loading_order, pinned_by
 from service.models.use import Use
 from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
 from service.settings import Settings
-
-NAMED_S = 600.0  # so long after the last request that named it a version stays loaded
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +48,13 @@ class Repository:
         on_change: called when other versions serve than before, or another model is the default.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, remembered: Remembered | None = None) -> None:
         self._settings = settings
         self._metrics = metrics
         self._bundles = Bundles(settings, metrics)
         self._loader = VersionLoader(self._bundles, settings, metrics)
-        self._inventory = Inventory(self._bundles, settings)
+        self._remembered = remembered or Remembered()
+        self._inventory = Inventory(self._bundles, settings, self._remembered)
         self._loaded = self._inventory.loaded
         self._requested: set[str] = set()  # models that were asked for: they are kept loaded
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -87,16 +87,16 @@ class Repository:
         if found := self._inventory.find(model, version):
             self.note_used(found)
             if version is not None:
-                self.note_named(found)
+                self.note_named(found.name, found.version)
         return found
 
     def note_used(self, found: LoadedModel) -> None:
         """A request needs the model until `end_use`."""
         found.users += 1
 
-    def note_named(self, found: LoadedModel) -> None:
-        """A request has named this version: it stays loaded for NAMED_S."""
-        found.last_named_s = time.monotonic()
+    def note_named(self, model: str, version: int) -> None:
+        """A request has named this version: it stays loaded for a while."""
+        self._remembered.name(model, version)
 
     def end_use(self, found: LoadedModel) -> None:
         """A request needs the model no more."""
@@ -191,7 +191,7 @@ class Repository:
         await self._scan_model(model, again=True)
         if model not in self._bundles.versions:
             self._inventory.check_known(model)
-        self._inventory.unloaded.discard(model)
+        self._remembered.bring_back(model)
         self._requested.add(model)
         await self._update(model)
         self._inventory.check_loaded(model)
@@ -204,7 +204,7 @@ class Repository:
             UnknownModelError: there is no such model.
         """
         self._inventory.check_known(model)
-        self._inventory.unloaded.add(model)
+        self._remembered.take_down(model)
         self._requested.discard(model)
         async with self._inventory.changing[model]:  # what is being loaded ends first
             dropped = self._loaded.pop(model, {})
@@ -338,7 +338,7 @@ class Repository:
         async with self._inventory.changing[model]:
             before = self._loaded.get(model, {})
             wanted = await self._load_wanted(model, before)
-            serving = {} if model in self._inventory.unloaded else wanted
+            serving = {} if model in self._remembered.unloaded else wanted
             if serving:
                 self._loaded[model] = serving
             else:
@@ -364,12 +364,12 @@ class Repository:
             self._inventory.adopt_traffic(model, rule)
         active = self._inventory.active_traffic.get(model)
         for version in loading_order(rule, on_disk):
-            if model in self._inventory.unloaded:
+            if model in self._remembered.unloaded:
                 break
             is_held_back = pinned is not None and pinned not in wanted  # so the rule before serves on
             is_ruled = is_named(rule, version) or (is_held_back and is_named(active, version))
             is_kept = is_ruled or newest < self._settings.versions_kept
-            if not is_kept and not _was_named(before.get(version)):
+            if not is_kept and not self._remembered.is_named(model, version):
                 continue
             loaded = await self._loader.load(model, version, on_disk[version], before.get(version))
             if loaded:
@@ -435,8 +435,3 @@ def _log_failure(model: str, update: asyncio.Task[None]) -> None:
     """Of an update that nobody waits for any more."""
     if not update.cancelled() and (error := update.exception()):
         log.error("loading %s failed", model, exc_info=error)
-
-
-def _was_named(loaded: LoadedModel | None) -> bool:
-    """Whether requests have named a loaded version of late."""
-    return loaded is not None and time.monotonic() - loaded.last_named_s < NAMED_S

@@ -47,8 +47,7 @@ class VersionLoader:
     ) -> LoadedModel | None:
         """Load a version unless it is loaded with the same files; one that is refused replaces nothing.
 
-        With `again` it is loaded from the same files, too. The time at which requests last named the version
-        passes on to the new one.
+        With `again` it is loaded from the same files, too.
 
         Raises:
             DeviceError: an explicit device is not available.
@@ -65,7 +64,4 @@ class VersionLoader:
         await asyncio.to_thread(release_memory, [engine])
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
         self._metrics.reloaded(model, version)
-        new = start_model(model, version, bundle, engine, self._settings, self._metrics)
-        if loaded:
-            new.last_named_s = loaded.last_named_s
-        return new
+        return start_model(model, version, bundle, engine, self._settings, self._metrics)

@@ -24,6 +24,7 @@ from service.errors import NotReadyError
 from service.inference.memory import use_one_heap
 from service.models.loaded_model import LoadedModel
 from service.models.local_models import LocalModels, run_models
+from service.models.remembered import Remembered
 from service.models.repository import Repository
 from service.observability.timings import begin_timings
 from service.settings import Settings
@@ -77,7 +78,7 @@ async def _serve(settings: Settings, place: Place, on_loaded: Callable[[str], No
         gc.freeze()  # as in a service of one process
         on_loaded(repository.summary())
 
-    async with run_models(settings, begin, end) as models:
+    async with run_models(settings, begin, end, Remembered(place.remembered)) as models:
         server = EngineServer(models.repository, models, SharedNumber(place.address.generation))
         models.gathered.pids = server.pids
         restarts = [SharedNumber(path) for path in place.restarts]
@@ -156,7 +157,7 @@ class EngineServer:
     def note_named(self, key: int) -> None:
         """A request has named this version, which stays loaded for a while."""
         if model := self.loaded().get(key):
-            self._repository.note_named(model)
+            self._repository.note_named(model.name, model.version)
 
     async def _find(self, model: str | None, version: int | None) -> None:
         """Load what a request means, or raise why that cannot be; the table has it then."""

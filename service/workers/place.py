@@ -43,6 +43,7 @@ class Place:
         counts: folder of the workers' metrics.
         key_use: the file in which workers count what each key has sent.
         restarts: the files in which the supervisor counts the processes that it has replaced.
+        remembered: the file of what an engine process tells the next one, see `service.models.remembered`.
         worker: the number of the worker that this is for, from 0.
     """
 
@@ -53,6 +54,7 @@ class Place:
     counts: Path
     key_use: Path
     restarts: Restarts
+    remembered: Path
     worker: int = 0
 
 
@@ -77,4 +79,5 @@ def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     restarts = Restarts(folder / "worker_restarts", folder / "engine_restarts")
     for path in restarts:
         SharedNumber.make(path)
-    return Place(listeners, engine_listener, address, heartbeat, counts, key_use, restarts)
+    remembered = folder / "remembered.json"
+    return Place(listeners, engine_listener, address, heartbeat, counts, key_use, restarts, remembered)

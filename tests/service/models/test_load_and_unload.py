@@ -12,7 +12,10 @@ from service.errors import (
     UnknownModelError,
 )
 from service.inference.providers import DeviceError
-from service.models.repository import NAMED_S, Repository
+from service.models import remembered
+from service.models.remembered import Remembered
+from service.models.repository import Repository
+from service.models.version_loader import VersionLoader
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
 from tests.support.repositories import inference_threads, loaded, opened, run, states
@@ -273,7 +276,7 @@ def test_versions_beyond_those_kept_are_superseded_and_say_so(tmp_path):
     run(scenario())
 
 
-def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_long(tmp_path):
+def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_long(tmp_path, monkeypatch):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path, versions_kept=1) as repository:
@@ -287,9 +290,40 @@ def test_a_version_that_requests_name_stays_loaded_until_none_has_named_it_for_l
                 assert still is named
             async with repository.use("tiny", None) as newest:
                 assert newest.version == 3
-            named.last_named_s -= NAMED_S
+            monkeypatch.setattr(remembered, "NAMED_S", 0)
             await repository.scan()
             assert states(repository, "tiny") == {3: "loaded", 2: "superseded", 1: "superseded"}
+
+    run(scenario())
+
+
+def test_a_version_that_another_process_knows_to_be_named_is_waited_for(tmp_path, monkeypatch):
+    for version in (1, 2):
+        write_bundle(tmp_path / "tiny" / str(version))
+    known = Remembered()
+    known.name("tiny", 1)
+    load, may_go_on = VersionLoader.load, asyncio.Event()
+
+    async def slow_load(self, model, version, *arguments, **options):
+        if version == 1:
+            await may_go_on.wait()
+        return await load(self, model, version, *arguments, **options)
+
+    monkeypatch.setattr(VersionLoader, "load", slow_load)
+
+    async def scenario() -> None:
+        repository = Repository(settings_for(tmp_path, versions_kept=1), Metrics(), known)
+        scanning = asyncio.create_task(repository.first_scan())
+        while not repository.loaded():
+            await asyncio.sleep(0.005)
+        assert states(repository, "tiny") == {2: "loaded", 1: "loading"}
+        asking = asyncio.create_task(repository.load_to_use("tiny", 1))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        may_go_on.set()
+        assert (await asking).version == 1
+        await scanning
+        await repository.close()
 
     run(scenario())
 

@@ -12,6 +12,7 @@ import pytest
 from service.app import create_app
 from service.errors import NotReadyError, OverloadedError, Unfinished, UnknownModelError
 from service.models.local_models import LocalModels
+from service.models.remembered import Remembered
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from service.workers.channel import Channel
@@ -33,11 +34,12 @@ class Engine:
         self.address = EngineAddress(folder / "socket", folder / "generation")
         SharedNumber.make(self.address.generation)
         self.models = folder / "models"
+        self._remembered = folder / "remembered.json"
 
     @asynccontextmanager
     async def serving(self, **settings: object) -> AsyncIterator[tuple[EngineServer, Repository]]:
-        gathered = Metrics()
-        repository = Repository(settings_for(self.models, **settings), gathered)
+        gathered, self.remembered = Metrics(), Remembered(self._remembered)
+        repository = Repository(settings_for(self.models, **settings), gathered, self.remembered)
         server = EngineServer(
             repository, LocalModels(repository, gathered), SharedNumber(self.address.generation)
         )
@@ -197,7 +199,7 @@ def test_a_version_that_requests_name_stays_loaded(engine, tmp_path):
         async with engine.serving(versions_kept=1) as (_, repository), engine.worker() as models:
             async with models.use("tiny", 1):
                 pass
-            await until(lambda: repository.loaded()[0].last_named_s > 0)
+            await until(lambda: engine.remembered.is_named("tiny", 1))
             write_bundle(tmp_path / "models" / "tiny" / "2")
             await repository.scan()
             async with models.use("tiny", 1) as old, models.use(None, None) as new:
@@ -222,6 +224,45 @@ def test_with_another_engine_process_what_the_one_before_had_is_never_answered_b
                 models.end_use(stale)
                 async with models.use(None, None) as served:
                     await served.encode(PIXELS)
+
+    run(scenario())
+
+
+def test_a_model_that_was_taken_down_stays_down_with_another_engine_process(engine):
+    async def scenario() -> None:
+        async with engine.worker_of_two() as models:
+            async with engine.serving():
+                await until(lambda: models._table is not None)
+                await models.unload("tiny")
+            await until(lambda: models._table is None)
+            async with engine.serving() as (server, _):
+                server.publish()
+                await until(lambda: models._table is not None)
+                with pytest.raises(UnknownModelError, match="taken down by an operator"):
+                    await models.load_to_use("tiny", None)
+                await models.load("tiny")
+                async with models.use("tiny", None):
+                    pass
+
+    run(scenario())
+
+
+def test_a_version_that_requests_name_is_loaded_by_another_engine_process(engine):
+    async def scenario() -> None:
+        async with engine.worker_of_two() as models:
+            async with engine.serving(versions_kept=1):
+                await until(lambda: models._table is not None)
+                async with models.use("tiny", 1):
+                    pass
+                await until(lambda: engine.remembered.is_named("tiny", 1))
+            for version in (2, 3):
+                write_bundle(engine.models / "tiny" / str(version))
+            await until(lambda: models._table is None)
+            async with engine.serving(versions_kept=1) as (_, repository):
+                await until(lambda: models._table is not None)
+                async with models.use("tiny", 1) as named, models.use("tiny", None) as newest:
+                    assert (named.version, newest.version) == (1, 3)
+                assert sorted(one.version for one in repository.loaded()) == [1, 3]
 
     run(scenario())
 
