@@ -87,7 +87,10 @@ def _supervise(settings: "Settings", listeners: list[socket.socket], keys: "Keys
         serve_requests=serve_requests,
         say=lambda loaded: _announce(loaded, listeners, settings),
     )
-    return supervisor.run()
+    try:
+        return supervisor.run()
+    except OSError as error:
+        return _fail(str(error), 1)
 
 
 def serve_models(settings: "Settings", place: "Place", supervisor: "Connection") -> None:

@@ -257,12 +257,20 @@ class Settings(BaseSettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _proxies_have_addresses(cls, proxies: str) -> str:
-        for proxy in proxies.split(",") if proxies else []:
+        named = [proxy.strip() for proxy in proxies.split(",")] if proxies else []
+        for proxy in named:
             try:
-                _ = proxy.strip() == "*" or ip_network(proxy.strip())
+                _ = proxy == "*" or ip_network(proxy)
             except ValueError:
-                raise ValueError(f"{proxy.strip()!r} is no address, such as 10.0.0.1 or 10.0.0.0/8") from None
-        return proxies
+                raise ValueError(f"{proxy!r} is no address, such as 10.0.0.1 or 10.0.0.0/8") from None
+        return "*" if "*" in named else proxies  # Uvicorn knows * only where it stands alone
+
+    @field_validator("cache", "api_keys_file", "admin_key_file", mode="before")
+    @classmethod
+    def _paths_are_given(cls, path: object) -> object:
+        if path == "":  # to Path it is the folder where the service is started
+            raise ValueError("it is empty; unset the variable, or name a path")
+        return path
 
     @field_validator("models", "cache", "api_keys_file", "admin_key_file")
     @classmethod
@@ -271,6 +279,10 @@ class Settings(BaseSettings):
             try:
                 Path(part).expanduser()
             except RuntimeError:
+                if Path(part).parts[0] == "~":
+                    raise ValueError(
+                        f"{part} is in the home folder, and this user has none: set HOME, or another path"
+                    ) from None
                 raise ValueError(f"{part} begins with ~ and the name of an unknown user") from None
         return folders
 

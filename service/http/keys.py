@@ -183,7 +183,7 @@ def _limit(word: str) -> tuple[str, Decimal]:
 
 def _admin(settings: Settings) -> bytes | None:
     if settings.admin_key:
-        return settings.admin_key.get_secret_value().encode()
+        return settings.admin_key.get_secret_value().strip().encode()
     if settings.admin_key_file is None:
         return None
     variable = "CAPSNET_ADMIN_KEY_FILE"

@@ -46,6 +46,7 @@ class Inventory:
         self.is_scanned = False
         self.failure: StartError | None = None
         self._default_model = settings.default_model
+        self._default_is_set = "default_model" in settings.model_fields_set
         self._versions_kept = settings.versions_kept
 
     def find(self, model: str | None, version: int | None) -> LoadedModel | None:
@@ -239,6 +240,16 @@ class Inventory:
             self.bundles.is_usable(self.default()) and self.default() not in self._remembered.unloaded
         )
         return self.is_scanned and self.is_any_usable() and not is_awaited
+
+    def note_unknown_default(self) -> None:
+        """Log that there is no model of the name in CAPSNET_DEFAULT_MODEL, though there are others."""
+        versions = self.bundles.versions
+        if self._default_is_set and versions and self._default_model not in versions:
+            log.warning(
+                "CAPSNET_DEFAULT_MODEL is %s, and there is no such model; there are %s",
+                self._default_model,
+                self._listed(),
+            )
 
     def note_failure(self) -> None:
         """Note whether anything can be served, and if not, why."""

@@ -118,6 +118,7 @@ class Repository:
                 f"looking for bundles failed: {type(error).__name__}: {error}"
             )
         self._inventory.is_scanned = True
+        self._inventory.note_unknown_default()
 
     async def watch(self) -> None:
         """Scan for new bundles for ever; where a scan fails, what is loaded serves on."""

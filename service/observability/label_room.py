@@ -30,13 +30,15 @@ class LabelRoom:
         if self._shared is None:
             self._of(model).add(label)
             return True
-        with locked(self._shared) as file:
+        with suppress(OSError), locked(self._shared) as file:  # a full disk costs nothing but agreement
             file.seek(0)
             for line in file:
                 self._note(line)
             if not self._is_decided(model, label):
                 self._of(model).add(label)
                 file.write(json.dumps([model, label]).encode() + b"\n")
+        if not self._is_decided(model, label):
+            self._of(model).add(label)
         return label in self._of(model)
 
     def _of(self, model: str) -> set[str]:

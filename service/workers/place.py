@@ -1,6 +1,8 @@
 """Where the processes of one service meet."""
 
+import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +11,8 @@ from service.http.key_use import SHARED_BYTES
 from service.workers.shared_number import SharedNumber
 
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
+SHARED_MEMORY = Path("/dev/shm")
+NEEDED_BYTES = 16 * 2**20
 
 
 class EngineAddress(NamedTuple):
@@ -58,19 +62,44 @@ class Place:
     worker: int = 0
 
 
+def make_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that only this user may enter: in memory, where the system has files there.
+
+    On a disk that becomes full, a process is killed when it writes to memory that is mapped to a file
+    (SIGBUS). And what is old in the folder of temporary files is removed on some machines.
+    """
+    return tempfile.TemporaryDirectory(prefix="capsnet-serve-", dir=_shared_memory())
+
+
+def _shared_memory() -> Path | None:
+    try:
+        space = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    has_room = space.f_bavail * space.f_frsize >= NEEDED_BYTES
+    return SHARED_MEMORY if has_room and os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
+
+
 def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     """The sockets and files of a service.
 
     Args:
-        folder: only this user may enter it.
+        folder: of `make_folder`.
         listeners: accept the connections of all workers.
+
+    Raises:
+        OSError: they cannot be made; says where, and what may help.
     """
     address = EngineAddress(folder / "engine.sock", folder / "generation")
     heartbeat = folder / "heartbeat"
     for number in (address.generation, heartbeat):
         SharedNumber.make(number)
     engine_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    engine_listener.bind(str(address.socket))
+    try:
+        engine_listener.bind(str(address.socket))
+    except OSError as error:  # of a path that is too long, it names none
+        engine_listener.close()
+        raise OSError(f"no socket in {folder}: {error}; TMPDIR may name another folder") from None
     engine_listener.listen(128)
     counts = folder / "counts"
     counts.mkdir()

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +26,7 @@ from service.http.keys import Keys
 from service.settings import Settings, SettingsError
 from service.stopping import hold_hangups, stop_signals, take_hangups
 from service.workers.heartbeat import LOOK_EVERY_S, Pulse
-from service.workers.place import SHARED_COUNTS, Place, make_place
+from service.workers.place import SHARED_COUNTS, Place, make_folder, make_place
 from service.workers.shared_number import SharedNumber
 
 MAX_FAILED_STARTS = 3  # in a row; then another one would fail, too
@@ -120,8 +119,12 @@ class Supervisor:
         self._is_told_to_stop = False
 
     def run(self) -> int:
-        """Serve until a signal comes; returns the exit status."""
-        with tempfile.TemporaryDirectory(prefix="capsnet-serve-") as folder:
+        """Serve until a signal comes; returns the exit status.
+
+        Raises:
+            OSError: there is no place where the processes could meet.
+        """
+        with make_folder() as folder:
             self._place = place = make_place(Path(folder), self._listeners)
             limit_s = max(self._settings.deadline_ms / 1000, MIN_FROZEN_S)
             self._pulse = Pulse(SharedNumber(place.heartbeat), limit_s)
@@ -250,7 +253,7 @@ class Supervisor:
                 self._failed_starts += 1
                 if not self._has_begun or self._failed_starts >= MAX_FAILED_STARTS:
                     log.error("a process cannot start; the service ends")
-                    return status if status > 0 else 1
+                    return 1
             restarts = self._engine_restarts if child.is_engine else self._worker_restarts
             restarts.value += 1
         return None

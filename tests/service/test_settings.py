@@ -219,6 +219,24 @@ def test_an_admin_key_is_one_key_that_no_client_has(monkeypatch, admin_key):
     assert admin_key not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["CAPSNET_CACHE", "CAPSNET_API_KEYS_FILE", "CAPSNET_ADMIN_KEY_FILE"])
+def test_a_path_that_is_empty_is_not_taken_for_the_folder_of_the_start(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    with pytest.raises(SettingsError, match=f"^{name}='': it is empty"):
+        read_settings()
+
+
+def test_a_user_without_a_home_folder_is_told_so(monkeypatch):
+    def homeless(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.setenv("CAPSNET_CACHE", "~/capsnet")
+    monkeypatch.setenv("CAPSNET_MODELS", "/models")
+    with pytest.raises(SettingsError, match=r"CAPSNET_CACHE.*this user has none: set HOME, or another path"):
+        read_settings()
+
+
 def test_a_wrong_setting_elsewhere_shows_no_key(monkeypatch):
     monkeypatch.setenv("CAPSNET_API_KEYS", "first-key")
     monkeypatch.setenv("CAPSNET_QUEUE_IMAGES", "10")

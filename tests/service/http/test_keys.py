@@ -56,7 +56,7 @@ def test_a_file_names_keys_and_gives_them_limits(tmp_path):
 
 
 def test_keys_of_the_variable_are_numbered_and_the_admin_key_has_no_limits(tmp_path):
-    secrets = {"api_keys": SecretStr("one, two"), "admin_key": SecretStr("three")}
+    secrets = {"api_keys": SecretStr("one, two\n"), "admin_key": SecretStr(" three\n")}
     keys = Keys(settings_for(tmp_path, **secrets, key_rate=5))
     assert [keys.find(sending(key)).name for key in ("one", "two", "three")] == ["key-1", "key-2", "admin"]
     assert keys.find(sending("two")).rate == 5
@@ -322,6 +322,16 @@ def test_too_many_requests_get_429_and_open_routes_never_do(tmp_path):
         assert 'capsnet_problems_total{type="/problems/too-many-requests"} 1.0' in client.get("/metrics").text
 
 
+def test_what_is_refused_for_its_key_is_counted_for_its_route(tmp_path):
+    keys = written(tmp_path, "slow:slow-key rate=0.01")
+    with live_service(settings_for(tmp_path, api_keys_file=keys), ready=False) as client:
+        for key in ("slow-key", "slow-key", "no-key"):
+            client.post("/classify", headers={"x-api-key": key})
+        text = client.get("/metrics").text
+        for status in (429, 401):
+            assert f'capsnet_requests_total{{route="/classify",status="{status}"}} 1.0' in text
+
+
 def test_a_request_that_is_answered_slowly_holds_its_place(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     keys = written(tmp_path, "lab:lab-key concurrency=1")
@@ -474,6 +484,12 @@ def test_the_address_of_a_client_comes_from_proxies_that_are_trusted(tmp_path):
             service.client.get("/models", headers={"X-Forwarded-For": "192.0.2.7"})
             wait_until(lambda: any(line.get("path") == "/models" for line in service.lines))
             assert {line["client"] for line in service.lines if line.get("path") == "/models"} == {client}
+
+
+@pytest.mark.parametrize("proxies", ["*", " *", "10.0.0.1, *"])
+def test_a_star_among_proxies_trusts_all(monkeypatch, proxies):
+    monkeypatch.setenv("CAPSNET_TRUSTED_PROXIES", proxies)
+    assert read_settings().trusted_proxies == "*"
 
 
 @pytest.mark.parametrize("proxies", ["proxy.example", "10.0.0.1,", "10.0.0.0/33"])

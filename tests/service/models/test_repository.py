@@ -70,6 +70,25 @@ def test_a_model_that_the_first_scan_has_not_come_to_is_still_loading(tmp_path, 
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [({"default_model": "tin"}, True), ({"default_model": "tiny"}, False), ({}, False)],
+    ids=["misspelled", "right", "not set"],
+)
+def test_a_default_model_that_is_not_there_is_warned_of_once_if_somebody_has_set_it(
+    tmp_path, caplog, settings, warned
+):
+    async def scenario() -> None:
+        for name in ("tiny", "other"):
+            write_bundle(tmp_path / name / "1")
+        async with opened(tmp_path, **settings) as repository:
+            await repository.scan()
+        said = "CAPSNET_DEFAULT_MODEL is tin, and there is no such model; there are other, tiny"
+        assert [line for line in caplog.messages if "DEFAULT_MODEL" in line] == [said] * warned
+
+    run(scenario())
+
+
 def test_the_only_model_needs_no_name_and_several_need_one_or_a_default(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")

@@ -245,7 +245,7 @@ def test_a_drain_under_load_loses_no_request(tmp_path, number):
         assert faults == []
 
 
-def test_processes_that_cannot_start_end_the_service_with_their_status(tmp_path):
+def test_processes_that_cannot_start_end_the_service(tmp_path):
     command = [sys.executable, "-m", "service.cli", "--models", str(tmp_path), "--port", "0"]
     command += ["--device", "cpu", "--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
