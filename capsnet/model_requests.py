@@ -80,4 +80,12 @@ def graph_path(graph: str, version: int | None) -> str:
 
 
 def _in_path(name: str) -> str:
+    """A model's name as a part of a path.
+
+    Raises:
+        CapsnetError: 404, as the service would say; a path with this name in it means another route.
+    """
+    if name in {"", ".", ".."}:
+        title = "No such model or version is served"
+        raise CapsnetError(404, "/problems/unknown-model", title, f"no model {name!r} is served")
     return quote(name, safe="")

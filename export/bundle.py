@@ -29,12 +29,13 @@ from export.contract.manifest import (
     read_manifest,
     sha256_of,
 )
+from export.contract.writable import check_writable
 from export.evaluate import evaluate_encoder
 from export.explain.add import add_explain
 from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
-from export.next_version import check_writable, publish_next, versions
+from export.next_version import publish_next, versions
 from export.published import refuse_in_published
 from export.to_onnx import OPSET, Graphs, trace
 from training.config import DataConfig, RunConfig, to_dict

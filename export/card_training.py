@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from export.contract.manifest import Manifest
+from export.markdown import cell, code
 from training.config import (
     CapsNetConfig,
     CnnConfig,
@@ -36,7 +37,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         "validation error": f"{_percent(training['best_error_percent'])}",
         "seed": config.seed,
         "hardware": training["hardware"],
-        "command": f"`{training['command']}`",
+        "command": code(training["command"]),
         "resumed": "; ".join(training["resumed"]) or "never",
         "source commit": manifest.source_commit,
     }
@@ -46,7 +47,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         rows["test set"] = _times_measured(training)
     for stage, origin in enumerate(origins(config.started_from), start=1):
         rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
-    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    table = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
     return ["## Training", "", "| | |", "| --- | --- |", *table, ""]
 
 
@@ -134,7 +135,8 @@ def _light(data: DataConfig) -> Iterator[str]:
 
 def _first_weights(config: RunConfig) -> str:
     if config.started_from:
-        return "those of the stage before"
+        is_new = _has_decoder(config) and not _has_decoder(from_dict(config.started_from["config"]))
+        return "those of the stage before" + ("; of the decoder random, PyTorch's" if is_new else "")
     model = config.model
     if isinstance(model, MatrixCapsNetConfig):
         if model.official_routing:
@@ -142,6 +144,10 @@ def _first_weights(config: RunConfig) -> str:
         return "matrices the identity and some noise, all others random, PyTorch's"
     official = isinstance(model, CapsNetConfig) and model.official_initialization
     return "random, as in the official code" if official else "random, PyTorch's"
+
+
+def _has_decoder(config: RunConfig) -> bool:
+    return not isinstance(config.model, CnnConfig) and bool(config.model.decoder_hidden)
 
 
 def _loss(config: RunConfig) -> str:
@@ -182,7 +188,7 @@ def _rate(optimizer: OptimizerConfig) -> str:
 
 
 def _cooldown(optimizer: OptimizerConfig) -> str:
-    epochs = optimizer.cooldown_epochs
+    epochs = min(optimizer.cooldown_epochs, optimizer.epochs)
     if not epochs:
         return "none"
     return f"to 0 over the last {f'{epochs} epochs' if epochs > 1 else 'epoch'}"
@@ -200,7 +206,7 @@ def _stage(origin: dict[str, Any]) -> str:
     config = from_dict(origin["config"])
     return (
         f"{origin['step']} steps, {_time(origin['train_seconds'])}, "
-        f"{_rate(config.optimizer)}: `{origin['command']}` at commit {origin['source_commit']}"
+        f"{_rate(config.optimizer)}: {code(origin['command'])} at commit {origin['source_commit']}"
         f"{', published as ' + origin['bundle'] if 'bundle' in origin else ''}"
     )
 

@@ -16,9 +16,10 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
+from export.contract.writable import check_writable
 from export.evaluate import answers, config_to_measure
 from export.model_card import CARD_FILE, model_card
-from export.next_version import check_writable, publish_next, versions
+from export.next_version import publish_next, versions
 from training.config import DataConfig
 from training.data.batches import Batches
 from training.data.own_pictures import find_again

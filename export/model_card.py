@@ -4,6 +4,7 @@ from export.card_network import network_sentences
 from export.card_training import origins, training_table
 from export.contract.manifest import Manifest
 from export.evaluate import run_config
+from export.markdown import code, plain
 from training.config import RunConfig, from_dict
 from training.models.matrix_capsules import COORDINATES, OFFICIAL_COORDINATES
 
@@ -17,6 +18,8 @@ PAPERS = {
 }
 EACH_ALONE = "each class stands on its own, so they need not sum to 1."
 PROPORTIONS = "a share of what is assigned to all classes, so they sum to 1."
+OTHERS = "what is none of its classes gets low probabilities at best."
+OTHERS_SHARED = "what is none of its classes gets shares of 1 as well."
 
 
 def model_card(manifest: Manifest) -> str:
@@ -28,7 +31,7 @@ def model_card(manifest: Manifest) -> str:
             *training_table(manifest, config),
             *_use(manifest),
             *_confidence(manifest),
-            *_limits(config),
+            *_limits(manifest, config),
             *_remark(manifest),
         ]
     )
@@ -43,7 +46,7 @@ def _summary(manifest: Manifest, config: RunConfig) -> list[str]:
         "",
         *[
             f"**{metric.name.replace('_', ' ').capitalize()} {metric.value:.2f} %** ({metric.data}). "
-            f"To measure it again: `{metric.command}`"
+            f"To measure it again: {code(metric.command)}"
             for metric in manifest.metrics
         ],
         "",
@@ -64,9 +67,9 @@ def _use(manifest: Manifest) -> list[str]:
         "## Use",
         "",
         f"Input: {kind} float32 [N, {facts.height}, {facts.width}, {facts.channels}], 0 to 1, {polarity}.",
-        f"Classes: {', '.join(manifest.class_names)}. A probability is the "
+        f"Classes: {', '.join(map(plain, manifest.class_names))}. A probability is the "
         f"{'activation' if is_matrix else 'length'} of a class capsule:",
-        PROPORTIONS if manifest.parameters.get("mixing_proportions") else EACH_ALONE,
+        PROPORTIONS if _is_shared(manifest) else EACH_ALONE,
         *([_pose(manifest)] if is_matrix else []),
         f"PyTorch and ONNX Runtime agreed to {manifest.parity.max_abs_error:.1e} on images "
         f"({manifest.parity.images}).",
@@ -86,9 +89,14 @@ def _confidence(manifest: Manifest) -> list[str]:
         f"An answer is confident if {named} as probable as {found.min_probability:g}: "
         f"{found.right_confident} of {found.right} right answers reach it, and {found.wrong_confident} of "
         f"{found.wrong} wrong ones ({found.data}). "
-        f"To measure it again: `{found.command}`",
+        f"To measure it again: {code(found.command)}",
         "",
     ]
+
+
+def _is_shared(manifest: Manifest) -> bool:
+    """Whether probabilities are shares."""
+    return bool(manifest.parameters.get("mixing_proportions"))
 
 
 def _pose(manifest: Manifest) -> str:
@@ -105,14 +113,14 @@ def _pose(manifest: Manifest) -> str:
     return f"{matrix} Elements {first} and {second} have in them {places}."
 
 
-def _limits(config: RunConfig) -> list[str]:
+def _limits(manifest: Manifest, config: RunConfig) -> list[str]:
     stages = [config, *(from_dict(origin["config"]) for origin in origins(config.started_from))]
     has_seen_blanks = any(stage.data.blank_fraction for stage in stages)
     return [
         "## Limits",
         "",
         config.data.spec.limits,
-        "It has no class for anything else: what is none of its classes gets low probabilities at best.",
+        f"It has no class for anything else: {OTHERS_SHARED if _is_shared(manifest) else OTHERS}",
         "Rotations and distortions beyond those of the training images lower the accuracy.",
         *([] if has_seen_blanks else ["It has never seen an empty image, and may be sure of one."]),
         "",

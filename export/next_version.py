@@ -1,7 +1,5 @@
 """A model's next version in its folder: all of its files at once, or none."""
 
-import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -38,21 +36,6 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
         if is_new:
             with suppress(OSError):  # a version is in it
                 out.rmdir()
-
-
-def check_writable(path: Path) -> None:
-    """Check that a file or folder can be written, or made where it is not, before hours of work for it.
-
-    Raises:
-        OSError: it cannot; names what is in the way.
-    """
-    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-    if not there.exists():
-        raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(there))
-    if there != path and not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if not os.access(there, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def versions(out: Path) -> list[int]:

@@ -139,9 +139,14 @@ def _write_bundle(bundle: Bundle, out: Path, beside: Path, device: Device, max_b
         _check_room(model, bundle.version, out)
     configured = [*models, *_explain_of_others(bundle, out, device, max_batch)]
     with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=beside) as aside:
-        for model in configured:
-            _write_model(model, bundle.version, Path(aside))
-        _place(configured, bundle.version, Path(aside), out)
+        try:
+            for model in configured:
+                _write_model(model, bundle.version, Path(aside))
+            _place(configured, bundle.version, Path(aside), out)
+        except OSError as error:
+            if error.errno and not error.filename:  # a full disk names nothing
+                error.filename = str(out)
+            raise
     return Written(bundle.version, tuple(model.name for model in models), ensemble_version)
 
 

@@ -14,6 +14,7 @@ from capsnet import DEFAULT_URL
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
 from export.contract.one_line import one_line
 from export.contract.package_version import package_version
+from service.score.closed_streams import stand_in_for_closed_streams
 from service.score.query import ScoreError
 from service.score.run import score
 from service.score.terminal import say
@@ -64,6 +65,7 @@ exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no s
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends it with one line and status 2."""
+    stand_in_for_closed_streams()
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.version == COMMAND_VERSION:

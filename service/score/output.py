@@ -75,11 +75,14 @@ def choose_destination(out: str, errors: str | None, kind: Format) -> Destinatio
     Their name contains the table's whole name: scores.csv and scores.parquet are two runs.
 
     Raises:
-        ScoreError: Parquet or the errors cannot go to a file of their own, or pyarrow is not installed.
+        ScoreError: Parquet or the errors cannot go to a file of their own, pyarrow is not installed, or rows
+            would go to a stdout that is closed.
     """
     if kind == "parquet":
         import_module("service.score.parquet")  # without pyarrow this fails now, not hours later
     path = None if out == "-" else Path(out)
+    if path is None and sys.stdout is None:
+        raise ScoreError("stdout, where the rows would go, is closed; name a file with --out")
     chosen = Destination(kind, path, Path(errors) if errors else None)
     if chosen.errors:
         taken = {real(place) for place in (chosen.out, chosen.rows, chosen.record) if place}

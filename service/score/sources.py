@@ -104,6 +104,8 @@ class Sources:
         assert self.files_from is not None
         from_stdin = self.files_from == STDIN
         list_name = "the list on stdin" if from_stdin else f"the list {self.files_from}"
+        if from_stdin and sys.stdin is None:
+            raise ScoreError("stdin, where the list would come from, is closed")
         with nullcontext(sys.stdin.buffer) if from_stdin else Path(self.files_from).open("rb") as lines:
             for number, line in enumerate(lines):
                 if b"\0" in line:

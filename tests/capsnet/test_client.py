@@ -614,6 +614,13 @@ def test_a_wrong_question_ends_a_stream_and_is_asked_once(client, wrong):
     assert refused.value.status in {404, 422}
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "nobody"])
+def test_a_name_of_no_model_is_an_unknown_model_whatever_it_would_mean_in_a_path(client, name):
+    with pytest.raises(CapsnetError) as refused:
+        client.model(name)
+    assert (refused.value.status, refused.value.type) == (404, "/problems/unknown-model")
+
+
 def test_a_stream_reads_no_further_ahead_than_its_requests(url):
     asked = 0
 

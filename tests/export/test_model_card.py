@@ -167,6 +167,33 @@ def test_an_empty_image_is_a_limit_unless_a_stage_has_shown_some(tiny):
     card = card_of(tiny, replace(plain, started_from=stage))
     assert warned not in card
     assert row(card, "first weights") == "those of the stage before"
+    assert "what is none of its classes gets low probabilities at best." in card
+
+
+def test_a_decoder_that_the_stage_before_did_not_have_began_at_random(tiny):
+    whole = load_preset("matrix-toys-decoder")
+    before = with_model(load_preset("matrix-toys"), decoder_hidden=())
+    for stage, told in ((before, "; of the decoder random, PyTorch's"), (whole, "")):
+        origin = {"config": to_dict(stage), **asdict(PROGRESS), "checkpoint": "step-00000100"}
+        config = replace(whole, started_from=origin)
+        card = card_of(of_matrices(tiny, config), config)
+        assert row(card, "first weights") == f"those of the stage before{told}"
+
+
+@pytest.mark.parametrize(("epochs", "told"), [(2, "2 epochs"), (1, "epoch"), (30, "10 epochs")])
+def test_a_cooldown_is_no_longer_than_the_training(tiny, epochs, told):
+    config = load_preset("mnist")
+    optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=10)
+    card = card_of(tiny, replace(config, optimizer=optimizer))
+    assert row(card, "cooldown") == f"to 0 over the last {told}"
+
+
+def test_names_and_commands_mean_nothing_to_markdown(tiny):
+    training = {"config": to_dict(load_preset("mnist")), **asdict(replace(PROGRESS, command="fit 'a|b`c'"))}
+    names = ("*bold* <b>x", "a|b", "c")
+    card = model_card(tiny.model_copy(update={"training": training, "class_names": names}))
+    assert "| command | `` fit 'a\\|b`c' `` |" in card
+    assert "Classes: \\*bold\\* \\<b\\>x, a\\|b, c. A probability" in card
 
 
 def test_the_card_says_how_images_are_bent_and_what_takes_their_place(tiny):
@@ -246,6 +273,7 @@ def test_ablations_of_matrix_capsules_are_told(tiny):
     assert "A pose is a vector of 16 numbers" in card
     assert "Votes for the class capsules know nothing of where they come from" in card
     assert "so they sum to 1" in card
+    assert "what is none of its classes gets shares of 1 as well." in card
     assert "4x4" not in card
     assert row(card, "loss").startswith("cross entropy of the probabilities divided by their sum + 2e-07")
 

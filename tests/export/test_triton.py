@@ -1,5 +1,6 @@
 """A Triton model repository made from a bundle: read as Triton reads it, run as its ensemble would."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -44,6 +45,16 @@ def repository(bundle: Path, tmp_path: Path) -> Path:
     out = tmp_path / "triton"
     write_repository(bundle, out, "cpu", 32)
     return out
+
+
+def test_a_full_disk_is_an_error_that_names_the_repository(bundle: Path, tmp_path: Path, monkeypatch):
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("export.triton._write_model", full_disk)
+    with pytest.raises(OSError, match="No space left on device") as failed:
+        write_repository(bundle, tmp_path / "triton", "cpu", 32)
+    assert failed.value.filename == str(tmp_path / "triton")
 
 
 def test_the_ensemble_gives_what_the_service_gives(tmp_path: Path):

@@ -1,7 +1,9 @@
 """capsnet-train as a user meets it."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +63,18 @@ def test_evaluate_measures_the_same_again(tiny_run, capsys):
     assert status("evaluate", tiny_run, "--device", "cpu") == 0
     assert f"{before['errors']} of 1000" in capsys.readouterr().out
     assert json.loads((tiny_run / "result.json").read_text()) == before
+
+
+def test_evaluate_says_that_a_run_cannot_be_written_before_it_measures_anything(
+    tiny_run, tmp_path, monkeypatch, capsys
+):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    before = (run / "measured.jsonl").read_text()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != run / "measured.jsonl")
+    monkeypatch.setattr("training.runs.result.evaluate", lambda *_: pytest.fail("it was measured"))
+    assert status("evaluate", run, "--device", "cpu") == 2
+    assert f"{run}/measured.jsonl: Permission denied" in capsys.readouterr().err
+    assert (run / "measured.jsonl").read_text() == before
 
 
 def test_a_run_that_holds_nothing_out_may_start_from_one_that_did(tiny_run, tmp_path, monkeypatch):

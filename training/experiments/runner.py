@@ -247,12 +247,18 @@ def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted
 def read_rows(out: Path) -> list[Row]:
     """What an experiment's folder holds, in the order in which it was found.
 
+    A row that is there twice counts once: where folders were joined, one may have been a copy of the other.
+
     Raises:
         ValueError: a line is damaged; names it.
     """
     file = out / ROWS
     lines = file.read_bytes().splitlines() if file.exists() else []
-    return [_read_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+    found: dict[str, Row] = {}
+    for number, line in enumerate(lines, 1):
+        row = _read_row(line, f"{file}, line {number}")
+        found.setdefault(json.dumps(row | {"command": ""}, sort_keys=True), row)
+    return list(found.values())
 
 
 def data_sets(rows: list[Row]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from export.contract.atomic_file import write_atomically
+from export.contract.writable import check_writable
 from training.config import RunConfig
 from training.data.datasets import composed, listed
 from training.data.run_images import evaluation_batches
@@ -42,12 +43,16 @@ def measure(
         ValueError: `full` of a run on something else, or `images` of a run on a data set.
         FileNotFoundError: the folder is not a run, it has no checkpoint yet, or its pictures are not there.
         MissingDataError: the test images are not here.
+        OSError: the result cannot be written; then nothing is measured.
     """
     best = open_run(run, device, images)
     config = best.config
     composition = config.data.spec.composition
     if full and composition == "single":
         raise ValueError(f"--full is for runs on {listed(composed())}; {run} is a run on {config.data.name}")
+    file = run / ("result-full.json" if full else "result.json")
+    for path in (run, run / MEASURED, file):
+        check_writable(path)
     test = evaluation_batches(config, root).to(device)
     model = best.model
     data: TransformedSet = "affnist" if full else "affnist-style"
@@ -68,7 +73,6 @@ def measure(
     }
     if transformed:
         result[f"{data}_error_percent"] = transformed.error_percent
-    file = run / ("result-full.json" if full else "result.json")
     note_measurement(run, best.name, found.error_percent)
     write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""

@@ -1,5 +1,7 @@
 """Weights: whether they are of a network, and what it begins with."""
 
+import errno
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -65,9 +67,16 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """What a file of a checkpoint holds.
 
     Raises:
-        ValueError: it is damaged.
+        FileNotFoundError: it is not there.
+        ValueError: it is damaged, or a number in it is not finite.
     """
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}; {REMEDY}") from None
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, f"{os.strerror(errno.ENOENT)}; {REMEDY}", str(path)) from None
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{path} is damaged: {name} has numbers that are not finite; {REMEDY}")
+    return tensors

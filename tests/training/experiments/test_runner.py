@@ -1,5 +1,6 @@
 """What a runner keeps, and when it measures anew."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,20 @@ def test_so_do_all_rows_of_networks_of_its_kind_and_no_others(runner):
     measure(runner, {"method": "b", "seed": 0}, cnn, "another")
     measure(runner, {"method": "a", "seed": 0}, OTHER, "new")
     assert found(runner) == ["another", "new"], "a mean over seeds would be of two plans"
+
+
+def test_a_row_that_is_there_twice_counts_once(runner):
+    measure(runner, {"method": "a", "seed": 0}, seeded(CONFIG, 0), 1)
+    measure(runner, {"method": "a", "seed": 1}, seeded(CONFIG, 1), 2)
+    file = runner.out / "rows.jsonl"
+    first, second = file.read_text().splitlines()
+    copied = json.dumps(json.loads(first) | {"command": "another"})
+    file.write_text("\n".join([first, second, copied, second]) + "\n")
+    assert found(runner) == [1, 2]
+    measure(runner, {"method": "a", "seed": 2}, seeded(CONFIG, 2), 3)
+    assert found(runner) == [1, 2, 3]
+    assert file.read_text().splitlines()[:2] == [first, second]
+    assert file.read_text().count("\n") == 3
 
 
 def test_another_seed_is_not_another_plan(runner):

@@ -184,6 +184,26 @@ def test_the_configuration_comes_back_from_json(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 5
 
 
+def test_weights_that_are_not_finite_are_a_damage_that_is_named(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    weights = load_file(saved / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, saved / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"damaged: {name} has numbers that are not finite; remove"):
+        checkpoint.load_model(tmp_path, saved, torch.device("cpu"))
+
+
+def test_a_checkpoint_without_its_optimizer_says_what_helps(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    (saved / "optimizer.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="remove the folder of this checkpoint") as missing:
+        checkpoint.load_optimizer(saved, model, optimizer)
+    assert missing.value.filename == str(saved / "optimizer.safetensors")
+
+
 @pytest.mark.parametrize("other", ["{}", '{"step": 2}'])
 def test_progress_of_another_step_is_refused(tmp_path, other):
     model, optimizer = trained_once(tmp_path)
