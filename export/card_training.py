@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from export.contract.manifest import Manifest
-from export.markdown import cell, code
+from export.markdown import cell, code, plain
 from training.config import (
     CapsNetConfig,
     CnnConfig,
@@ -38,7 +38,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
         "seed": config.seed,
         "hardware": training["hardware"],
         "command": code(training["command"]),
-        "resumed": "; ".join(training["resumed"]) or "never",
+        "resumed": "; ".join(map(plain, training["resumed"])) or "never",
         "source commit": manifest.source_commit,
     }
     if optimizer.patience_epochs:

@@ -3,7 +3,7 @@
 import re
 
 BACKTICKS = re.compile("`+")
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def code(text: str) -> str:
@@ -19,5 +19,5 @@ def plain(text: str) -> str:
 
 
 def cell(text: object) -> str:
-    """The content of a table's cell, which a bar would end, in code spans as well."""
-    return str(text).replace("|", "\\|")
+    """The content of a table's cell, which a bar or a line break would end, in code spans as well."""
+    return " ".join(str(text).splitlines()).replace("|", "\\|")

@@ -1,7 +1,7 @@
 """The application: its middleware, its routes, and the state that the lifespan makes for them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
@@ -25,7 +25,7 @@ from service.http.request_log import RequestLog
 from service.models.local_models import run_models
 from service.models.repository import Repository
 from service.observability.request_metrics import RequestMetrics
-from service.observability.tracing import make_tracer
+from service.observability.tracing import Tracer, make_tracer
 from service.oip import repository as oip_repository
 from service.oip import rest as oip_rest
 from service.oip.schemas import IndexBody, InferBody, LoadBody
@@ -124,15 +124,13 @@ def create_app(
     )
     _add_error_handlers(app)
     _add_routes(app)
-    direct = DirectRoutes(app.entry, app.routes)
-    entry: ASGIApp = BodyLimit(direct, settings.max_body_bytes, bodies, settings.receive_ms)
+    entry: ASGIApp = DirectRoutes(app.entry, app.routes)
+    entry = BodyLimit(entry, settings.max_body_bytes, bodies, settings.receive_ms)
     if keys.are_needed:
         entry = KeyCheck(entry, keys, key_use)
     if settings.metrics_port is not None:
         entry = MetricsPort(entry, settings.metrics_port)
-    if settings.origins:  # around the keys: preflights bring none, and a page may read a 401
-        entry = _open_to_pages(entry, settings.origins)
-    app.entry = RequestLog(entry, request_metrics, direct.find, tracer)
+    app.entry = _with_middleware(entry, settings, request_metrics, tracer)
     document = build_document(app, [ReconstructRequest, InferBody, IndexBody, LoadBody], TAGS)
     if keys.are_needed:
         require_keys(document, OPEN)
@@ -155,15 +153,19 @@ class _Application(FastAPI):
         await self.entry(scope, receive, send)
 
 
-def _open_to_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """The application for scripts of pages of these origins, too."""
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["GET", "POST", "PUT", "DELETE"],
-        allow_headers=["*"],
-        expose_headers=EXPOSED_HEADERS,
-    )
+def _with_middleware(
+    app: ASGIApp, settings: Settings, request_metrics: RequestMetrics, tracer: Tracer | None
+) -> ASGIApp:
+    """The application with what every request goes through first."""
+    if settings.origins:  # around the keys: preflights bring none, and a page may read a 401
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return RequestLog(app, metrics=request_metrics, tracer=tracer)
 
 
 def _add_routes(app: FastAPI) -> None:

@@ -16,7 +16,7 @@ def check_writable(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(there))
     if there != path and not there.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+    if hasattr(os, "statvfs") and os.statvfs(there).f_flag & os.ST_RDONLY:  # Windows has none
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(there))
     if not os.access(there, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))

@@ -65,16 +65,13 @@ class DirectRoutes:
             for method in route.methods or ()
         }
 
-    def find(self, scope: Scope) -> DirectRoute | None:
-        """The direct route of a request."""
-        return self._routes.get((scope["method"], scope["path"]))
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
-        route = self.find(scope) if scope["type"] == "http" else None
+        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         if route is None:
             await self._app(scope, receive, send)
             return
+        scope["route"] = route  # the log and the metrics name it
         try:
             response = await route.answer(Request(scope, receive, send))
         except ServiceError as error:

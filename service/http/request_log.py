@@ -3,14 +3,13 @@
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 from time import monotonic
 from typing import Any
 
 import orjson
 from fastapi import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import errors
@@ -39,19 +38,11 @@ class RequestLog:
     Args:
         app: what answers.
         metrics: counts.
-        find_direct: the direct route of a request, also of one that is refused before it gets there.
         tracer: sends a trace of each request; None sends none.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: RequestMetrics,
-        find_direct: Callable[[Scope], BaseRoute | None] = lambda _: None,
-        tracer: Tracer | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, tracer: Tracer | None = None) -> None:
         self._app = app
-        self._find_direct = find_direct
         self._tracer = tracer
         self._metrics = metrics
         self._prefix = secrets.token_hex(8)  # of this process; the rest counts
@@ -78,17 +69,12 @@ class RequestLog:
         finally:
             seconds = monotonic() - timings.began
             status = CLIENT_CLOSED_REQUEST if exchange.is_gone or not exchange.status else exchange.status
-            route = self._template(scope)
-            self._metrics.answered(route, status, seconds)
+            self._metrics.answered(_template(scope), status, seconds)
             if exchange.problem:
                 self._metrics.refused(exchange.problem)
             if self._tracer:
-                noted["trace_id"] = self._tracer.record(scope, route, status, timings, noted)
+                noted["trace_id"] = self._tracer.record(scope, _template(scope), status, timings, noted)
             _log(scope, exchange, status, seconds, noted)
-
-    def _template(self, scope: Scope) -> str:
-        """`/models/{name}`; "other" where no route matched, or one with a name in it was refused before."""
-        return getattr(self._find_direct(scope) or scope.get("route"), "path", "other")
 
 
 class _Exchange:
@@ -175,6 +161,11 @@ def expects_continue(headers: Headers) -> bool:
     """
     expected = [value for name, value in headers if name == b"expect"]
     return any(one.strip().lower() == b"100-continue" for value in expected for one in value.split(b","))
+
+
+def _template(scope: Scope) -> str:
+    """`/models/{name}`; "other" where no route matched, or the request was refused before."""
+    return getattr(scope.get("route"), "path", "other")
 
 
 def _log(scope: Scope, exchange: _Exchange, status: int, seconds: float, noted: dict[str, Any]) -> None:

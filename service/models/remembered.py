@@ -39,8 +39,9 @@ class Remembered:
         return frozenset(self._unloaded)
 
     def take_down(self, model: str) -> None:
-        """It stays down until `bring_back`."""
+        """It stays down until `bring_back`, and then nothing is known of requests before."""
         self._unloaded.add(model)
+        self._named_s = {key: named_s for key, named_s in self._named_s.items() if key[0] != model}
         self._write()
 
     def bring_back(self, model: str) -> None:

@@ -71,6 +71,11 @@ class Repository:
         """Why nothing can be served, as of the last scan; None while something can."""
         return self._inventory.failure
 
+    @property
+    def is_taken_down(self) -> bool:
+        """Whether something could be served, but for what an operator has taken down."""
+        return bool(self._remembered.unloaded) and self._bundles.is_any_usable(frozenset())
+
     def use(self, model: str | None, version: int | None) -> Use[LoadedModel]:
         """The model of a request, kept loaded while the request needs it; loaded first if it has to be.
 

@@ -28,12 +28,13 @@ def run_until_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
 async def _cancelled_at_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
 
-    def cancel() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        task.cancel()
+    def cancel(*_: object) -> None:
+        # At once, not by the loop: a second Ctrl-C need not wait for the end of a long step.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        loop.call_soon_threadsafe(task.cancel)
 
-    loop.add_signal_handler(signal.SIGINT, cancel)
+    signal.signal(signal.SIGINT, cancel)
     try:
         return await task
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -70,7 +70,7 @@ async def _serve(settings: Settings, place: Place, on_loaded: Callable[[str], No
             ended.set_result(reason)
 
     def begin(repository: Repository) -> None:
-        if repository.failure:
+        if repository.failure and not repository.is_taken_down:
             end(str(repository.failure))
             return
         server.publish()

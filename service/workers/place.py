@@ -1,11 +1,17 @@
 """Where the processes of one service meet."""
 
 import os
+import shutil
 import socket
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from filelock import lock_descriptor
 
 from service.http.key_use import SHARED_BYTES
 from service.workers.shared_number import SharedNumber
@@ -13,6 +19,8 @@ from service.workers.shared_number import SharedNumber
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
 SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 16 * 2**20
+PREFIX = "capsnet-serve-"
+NEW_S = 60.0
 
 
 class EngineAddress(NamedTuple):
@@ -62,13 +70,38 @@ class Place:
     worker: int = 0
 
 
-def make_folder() -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def own_folder() -> Iterator[Path]:
     """A folder that only this user may enter: in memory, where the system has files there.
 
     On a disk that becomes full, a process is killed when it writes to memory that is mapped to a file
-    (SIGBUS). And what is old in the folder of temporary files is removed on some machines.
+    (SIGBUS). And what is old among temporary files is removed on some machines. What killed services have
+    left is removed here; the lock of one that runs says that it does.
     """
-    return tempfile.TemporaryDirectory(prefix="capsnet-serve-", dir=_shared_memory())
+    beside = _shared_memory() or Path(tempfile.gettempdir())
+    _remove_left(beside)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=beside) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            lock_descriptor(descriptor, blocking=False)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left(beside: Path) -> None:
+    """Remove folders of this user's that no service has locked; a new one may not be locked yet."""
+    for left in beside.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            known = left.lstat()
+            if known.st_uid != os.getuid() or time.time() - known.st_mtime < NEW_S:
+                continue
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(left)
+            finally:
+                os.close(descriptor)
 
 
 def _shared_memory() -> Path | None:
@@ -84,7 +117,7 @@ def make_place(folder: Path, listeners: list[socket.socket]) -> Place:
     """The sockets and files of a service.
 
     Args:
-        folder: of `make_folder`.
+        folder: of `own_folder`.
         listeners: accept the connections of all workers.
 
     Raises:

@@ -20,13 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 
 from service.http.keys import Keys
 from service.settings import Settings, SettingsError
 from service.stopping import hold_hangups, stop_signals, take_hangups
 from service.workers.heartbeat import LOOK_EVERY_S, Pulse
-from service.workers.place import SHARED_COUNTS, Place, make_folder, make_place
+from service.workers.place import SHARED_COUNTS, Place, make_place, own_folder
 from service.workers.shared_number import SharedNumber
 
 MAX_FAILED_STARTS = 3  # in a row; then another one would fail, too
@@ -124,8 +123,8 @@ class Supervisor:
         Raises:
             OSError: there is no place where the processes could meet.
         """
-        with make_folder() as folder:
-            self._place = place = make_place(Path(folder), self._listeners)
+        with own_folder() as folder:
+            self._place = place = make_place(folder, self._listeners)
             limit_s = max(self._settings.deadline_ms / 1000, MIN_FROZEN_S)
             self._pulse = Pulse(SharedNumber(place.heartbeat), limit_s)
             self._worker_restarts = SharedNumber(place.restarts.workers)

@@ -6,7 +6,19 @@ from markdown_it.token import Token
 
 from export.markdown import cell, code, plain
 
-TEXTS = ["7", "we|ird", "a `b` c", "``", "`edge", "*bold* <b>x", "_a_ ~b~", "[x](y)", "# Heading", "C:\\new"]
+TEXTS = [
+    "7",
+    "we|ird",
+    "a `b` c",
+    "``",
+    "`edge",
+    "*bold* <b>x",
+    "_a_ ~b~",
+    "[x](y)",
+    "# Heading",
+    "C:\\new",
+    "&copy;",
+]
 
 
 def inline(markdown: str) -> list[Token]:
@@ -44,3 +56,7 @@ def test_a_bar_ends_no_cell(text):
 def test_names_and_numbers_stay_as_they_are():
     assert code("capsnet-train fit") == "`capsnet-train fit`"
     assert (plain("airplane"), cell(0.5)) == ("airplane", "0.5")
+
+
+def test_a_line_break_ends_no_cell():
+    assert cell("fit\n  --out x") == "fit   --out x"

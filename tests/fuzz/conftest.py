@@ -26,9 +26,10 @@ def service(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of the fuzzing comes first: of several test processes, one has it whole.
+    """All of the fuzzing comes first: of several processes that run all tests, one has it whole.
 
-    With `--dist worksteal` a process that has nothing left takes tests from the end of another's.
+    With `--dist worksteal` each begins with a part of the tests in their order, and one that has nothing left
+    takes tests from the end of another's.
     """
     folder = Path(__file__).parent
     items.sort(key=lambda item: folder not in item.path.parents)

@@ -247,7 +247,7 @@ def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted
 def read_rows(out: Path) -> list[Row]:
     """What an experiment's folder holds, in the order in which it was found.
 
-    A row that is there twice counts once: where folders were joined, one may have been a copy of the other.
+    A copy of a row, but for its command, does not count: the folders that were joined may have had it both.
 
     Raises:
         ValueError: a line is damaged; names it.

@@ -31,7 +31,15 @@ from export.contract.atomic_file import write_atomically
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
 from training.runs.lock import lock_folder
-from training.runs.weights import REMEDY, Shapes, difference, load_tensors, refuse_other_weights, shapes
+from training.runs.weights import (
+    REMEDY,
+    Shapes,
+    difference,
+    load_finite,
+    load_tensors,
+    refuse_other_weights,
+    shapes,
+)
 
 CONFIG = "config.json"
 MODEL = "model.safetensors"
@@ -335,7 +343,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the file is damaged.
     """
-    return load_tensors(checkpoint / MODEL)
+    return load_finite(checkpoint / MODEL)
 
 
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
@@ -386,7 +394,7 @@ def _weights(model: Network) -> dict[str, Tensor]:
 
 
 def _load_weights(model: Network, path: Path) -> None:
-    weights = load_tensors(path)
+    weights = load_finite(path)
     refuse_other_weights(model, weights, str(path.parent))
     model.load_state_dict(weights)
 

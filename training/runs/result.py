@@ -50,8 +50,7 @@ def measure(
     composition = config.data.spec.composition
     if full and composition == "single":
         raise ValueError(f"--full is for runs on {listed(composed())}; {run} is a run on {config.data.name}")
-    file = run / ("result-full.json" if full else "result.json")
-    for path in (run, run / MEASURED, file):
+    for path in (run, run / MEASURED):
         check_writable(path)
     test = evaluation_batches(config, root).to(device)
     model = best.model
@@ -73,6 +72,7 @@ def measure(
     }
     if transformed:
         result[f"{data}_error_percent"] = transformed.error_percent
+    file = run / ("result-full.json" if full else "result.json")
     note_measurement(run, best.name, found.error_percent)
     write_atomically(file, json.dumps(result, indent=2) + "\n")
     missed = f"; {found.object_error_percent:.2f} % of their objects" if found.objects > found.images else ""

@@ -68,15 +68,25 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: it is damaged, or a number in it is not finite.
+        ValueError: it is damaged.
     """
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}; {REMEDY}") from None
-    except FileNotFoundError as error:
-        raise FileNotFoundError(error.errno, f"{os.strerror(errno.ENOENT)}; {REMEDY}", str(path)) from None
-    for name, tensor in tensors.items():
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {REMEDY}", str(path)) from None
+
+
+def load_finite(path: Path) -> dict[str, Tensor]:
+    """The weights in a file of a checkpoint.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is damaged, or a weight is not finite.
+    """
+    weights = load_tensors(path)
+    for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{path} is damaged: {name} has numbers that are not finite; {REMEDY}")
-    return tensors
+    return weights

@@ -322,16 +322,6 @@ def test_too_many_requests_get_429_and_open_routes_never_do(tmp_path):
         assert 'capsnet_problems_total{type="/problems/too-many-requests"} 1.0' in client.get("/metrics").text
 
 
-def test_what_is_refused_for_its_key_is_counted_for_its_route(tmp_path):
-    keys = written(tmp_path, "slow:slow-key rate=0.01")
-    with live_service(settings_for(tmp_path, api_keys_file=keys), ready=False) as client:
-        for key in ("slow-key", "slow-key", "no-key"):
-            client.post("/classify", headers={"x-api-key": key})
-        text = client.get("/metrics").text
-        for status in (429, 401):
-            assert f'capsnet_requests_total{{route="/classify",status="{status}"}} 1.0' in text
-
-
 def test_a_request_that_is_answered_slowly_holds_its_place(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     keys = written(tmp_path, "lab:lab-key concurrency=1")

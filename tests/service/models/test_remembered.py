@@ -22,6 +22,16 @@ def clock(monkeypatch) -> Clock:
     return Clock(monkeypatch)
 
 
+def test_a_model_that_is_taken_down_has_no_named_versions_any_more(clock):
+    known = Remembered()
+    known.name("tiny", 1)
+    known.name("other", 1)
+    known.take_down("tiny")
+    known.bring_back("tiny")
+    assert not known.is_named("tiny", 1)
+    assert known.is_named("other", 1)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_it_knows_what_was_taken_down_until_it_is_brought_back(tmp_path, shared):
     known = Remembered(tmp_path / "known.json" if shared else None)
@@ -76,8 +86,8 @@ def test_a_file_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, cap
     known = Remembered(tmp_path / "gone" / "known.json")
     with caplog.at_level(logging.WARNING):
         known.name("tiny", 1)
-        known.take_down("tiny")
+        known.take_down("other")
     assert known.is_named("tiny", 1)
-    assert known.unloaded == {"tiny"}
+    assert known.unloaded == {"other"}
     assert all("the next engine process will not know" in record.message for record in caplog.records)
     assert len(caplog.records) == 2

@@ -65,6 +65,24 @@ def test_ctrl_c_lets_the_work_tidy_up():
     assert tidied == [True]
 
 
+BUSY = """
+import asyncio, os, signal, threading, time
+from service.score.ctrl_c import run_until_ctrl_c
+
+async def work():
+    for wait_s in (0.2, 0.4):
+        threading.Timer(wait_s, os.kill, [os.getpid(), signal.SIGINT]).start()
+    time.sleep(15)
+
+run_until_ctrl_c(work())
+"""
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_a_step():
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=14)
+    assert done.returncode == -signal.SIGINT
+
+
 STUBBORN = """
 import asyncio, signal
 from service.score.ctrl_c import run_until_ctrl_c

@@ -1,9 +1,9 @@
 """Where the processes of one service meet."""
 
+import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +18,10 @@ has_shared_memory = pytest.mark.skipif(
 
 @has_shared_memory
 def test_the_folder_is_in_memory_for_its_owner_alone_and_goes_at_the_end():
-    with place.make_folder() as folder:
-        path = Path(folder)
-        assert path.parent == place.SHARED_MEMORY
-        assert path.stat().st_mode & 0o777 == 0o700
-    assert not path.exists()
+    with place.own_folder() as folder:
+        assert folder.parent == place.SHARED_MEMORY
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("lacking", ["it", "room"])
@@ -32,8 +31,27 @@ def test_without_files_in_memory_the_folder_is_among_the_temporary_ones(tmp_path
         monkeypatch.setattr(place, "SHARED_MEMORY", tmp_path / "gone")
     else:
         monkeypatch.setattr(place, "NEEDED_BYTES", 2**60)
-    with place.make_folder() as folder:
-        assert Path(folder).parent == tmp_path
+    with place.own_folder() as folder:
+        assert folder.parent == tmp_path
+
+
+def test_what_killed_services_have_left_goes_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(place, "_shared_memory", lambda: None)
+    left, new, link = (tmp_path / f"{place.PREFIX}{name}" for name in ("left", "new", "link"))
+    other = tmp_path / "other"
+    for folder in (left, new, other):
+        folder.mkdir()
+        (folder / "key_use").touch()
+    link.symlink_to(other)
+    with place.own_folder() as running:
+        for path in (left, other, running):
+            os.utime(path, (0, 0))
+        os.utime(link, (0, 0), follow_symlinks=False)
+        with place.own_folder():
+            assert not left.exists()
+            assert all(path.exists() for path in (new, link, running))
+    assert (other / "key_use").exists()
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_an_error_that_says_what_helps(tmp_path):

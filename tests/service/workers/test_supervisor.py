@@ -138,6 +138,23 @@ def test_without_an_engine_process_requests_get_503_until_there_is_another_one_w
         assert service.running.wait(LIMIT_S) == 0
 
 
+def test_the_only_model_stays_down_over_the_death_of_the_engine_process_and_can_be_loaded_again(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with live_process(tmp_path / "models", tmp_path / "log", workers=2, admin_key="admin") as service:
+        wait_until(lambda: len(pids(service, "the engine process")) == 1)
+        operator = {"x-api-key": "admin"}
+        place = "/v2/repository/models/tiny"
+        assert service.client.post(f"{place}/unload", headers=operator).status_code == 200
+        [engine] = pids(service, "the engine process")
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: pids(service, "the engine process") - {engine})
+        wait_until(lambda: classify(service).status_code != 503)
+        assert "taken down by an operator" in classify(service).json()["error"]
+        wait_until(lambda: service.client.post(f"{place}/load", headers=operator).status_code == 200)
+        assert classify(service).status_code == 200
+        assert replaced(service) == {"worker": 0, "engine": 1}
+
+
 def test_a_frozen_engine_process_leaves_no_request_waiting_and_is_replaced(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     with live_process(tmp_path / "models", tmp_path / "log", workers=2, deadline_ms=5000) as service:
