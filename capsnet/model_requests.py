@@ -59,8 +59,7 @@ def pin(name: str | None, version: int | None) -> Exchange[Pinned]:
         if is_wanted and one.manifest is not None and one.digest is not None:
             return Pinned(name, one.version, one.manifest, one.digest)
     states = ", ".join(f"{one.version} is {one.state}" for one in known.versions)
-    title = "No such model or version is served"
-    raise CapsnetError(404, "/problems/unknown-model", title, f"{name} has just been unloaded: {states}")
+    raise _unknown_model(f"{name} has just been unloaded: {states}")
 
 
 def stream_query(
@@ -83,9 +82,12 @@ def _in_path(name: str) -> str:
     """A model's name as a part of a path.
 
     Raises:
-        CapsnetError: 404, as the service would say; a path with this name in it means another route.
+        CapsnetError: 404, as the service would say; with this name in it, the path would be another route's.
     """
     if name in {"", ".", ".."}:
-        title = "No such model or version is served"
-        raise CapsnetError(404, "/problems/unknown-model", title, f"no model {name!r} is served")
+        raise _unknown_model(f"no model {name!r} is served")
     return quote(name, safe="")
+
+
+def _unknown_model(detail: str) -> CapsnetError:
+    return CapsnetError(404, "/problems/unknown-model", "No such model or version is served", detail)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from export.contract.full_disk import naming
 from export.contract.manifest import VERSION
 from training.runs.checkpoint import sync
 
@@ -26,12 +27,9 @@ def publish_next(out: Path, write: Callable[[Path], None]) -> Path:
     """
     is_new = not out.exists()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        return _write_aside(out, write)
-    except OSError as error:
-        if error.errno and not error.filename:  # a full disk names nothing
-            error.filename = str(out)
-        raise
+        with naming(out):
+            out.mkdir(parents=True, exist_ok=True)
+            return _write_aside(out, write)
     finally:
         if is_new:
             with suppress(OSError):  # a version is in it

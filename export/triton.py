@@ -32,6 +32,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from export.contract.explain_outputs import explain_outputs
+from export.contract.full_disk import naming
 from export.contract.graph_file import check_self_contained, check_weights_within
 from export.contract.manifest import (
     VERSION,
@@ -138,15 +139,10 @@ def _write_bundle(bundle: Bundle, out: Path, beside: Path, device: Device, max_b
     for model in models:
         _check_room(model, bundle.version, out)
     configured = [*models, *_explain_of_others(bundle, out, device, max_batch)]
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=beside) as aside:
-        try:
-            for model in configured:
-                _write_model(model, bundle.version, Path(aside))
-            _place(configured, bundle.version, Path(aside), out)
-        except OSError as error:
-            if error.errno and not error.filename:  # a full disk names nothing
-                error.filename = str(out)
-            raise
+    with naming(out), tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=beside) as aside:
+        for model in configured:
+            _write_model(model, bundle.version, Path(aside))
+        _place(configured, bundle.version, Path(aside), out)
     return Written(bundle.version, tuple(model.name for model in models), ensemble_version)
 
 

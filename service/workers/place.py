@@ -18,9 +18,9 @@ from service.workers.shared_number import SharedNumber
 
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # the variable of service.observability.request_metrics
 SHARED_MEMORY = Path("/dev/shm")
-NEEDED_BYTES = 16 * 2**20
-PREFIX = "capsnet-serve-"
-NEW_S = 60.0
+NEEDED_BYTES = 16 * 2**20  # free in memory; mostly for the workers' metrics
+PREFIX = "capsnet-serve-"  # of folders
+NEW_S = 60.0  # a folder that is younger may not be locked yet
 
 
 class EngineAddress(NamedTuple):
@@ -75,8 +75,8 @@ def own_folder() -> Iterator[Path]:
     """A folder that only this user may enter: in memory, where the system has files there.
 
     On a disk that becomes full, a process is killed when it writes to memory that is mapped to a file
-    (SIGBUS). And what is old among temporary files is removed on some machines. What killed services have
-    left is removed here; the lock of one that runs says that it does.
+    (SIGBUS). And what is old among temporary files is removed on some machines. A service locks its folder as
+    long as it runs; the folders that killed ones have left are removed first.
     """
     beside = _shared_memory() or Path(tempfile.gettempdir())
     _remove_left(beside)
@@ -90,7 +90,7 @@ def own_folder() -> Iterator[Path]:
 
 
 def _remove_left(beside: Path) -> None:
-    """Remove folders of this user's that no service has locked; a new one may not be locked yet."""
+    """Remove this user's folders that no service has locked."""
     for left in beside.glob(f"{PREFIX}*"):
         with suppress(OSError):
             known = left.lstat()

@@ -247,7 +247,8 @@ def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted
 def read_rows(out: Path) -> list[Row]:
     """What an experiment's folder holds, in the order in which it was found.
 
-    A copy of a row, but for its command, does not count: the folders that were joined may have had it both.
+    A row that differs from an earlier one in nothing but its command is left out: it was copied, and both
+    folders were joined.
 
     Raises:
         ValueError: a line is damaged; names it.

@@ -37,6 +37,7 @@ from training.runs.weights import (
     difference,
     load_finite,
     load_tensors,
+    not_finite,
     refuse_other_weights,
     shapes,
 )
@@ -261,8 +262,7 @@ def save(
         OSError: it cannot be written, on a full disk for example; what there was of it is removed.
     """
     weights = _weights(model if average is None else average)
-    broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
-    if broken:
+    if broken := not_finite(weights):
         raise NotFiniteError(f"weights are not finite at step {progress.step}: {broken[0]} and others")
     folder = checkpoint_at(run, progress.step)
     for left in folder.parent.glob(".step-*.partial"):  # by a process that was killed; one writes at a time

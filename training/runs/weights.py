@@ -86,7 +86,11 @@ def load_finite(path: Path) -> dict[str, Tensor]:
         ValueError: it is damaged, or a weight is not finite.
     """
     weights = load_tensors(path)
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise ValueError(f"{path} is damaged: {name} has numbers that are not finite; {REMEDY}")
+    if broken := not_finite(weights):
+        raise ValueError(f"{path} is damaged: {broken[0]} has numbers that are not finite; {REMEDY}")
     return weights
+
+
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """The names of tensors in which a number is not finite."""
+    return [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
