@@ -181,6 +181,8 @@ def _classification_loss(loss: LossConfig) -> str:
 
 def _rate(optimizer: OptimizerConfig) -> str:
     rate, batch = f"rate {optimizer.learning_rate:g}", f"batch {optimizer.batch_size}"
+    if optimizer.warmup_steps:
+        batch += f", warm-up from 0 over {optimizer.warmup_steps} steps"
     if optimizer.decay_rate == 1:
         return f"{rate}, {batch}"
     decay = f"{optimizer.decay_rate:g}^(step / {optimizer.decay_steps})"

@@ -145,7 +145,7 @@ def open_tensorrt(setup: Setup, *, half: bool) -> Prepare:
 def open_served(setup: Setup, *, half: bool) -> Prepare:
     """The session that the service has on this device: numpy in, numpy out."""
     is_cuda = setup.device == "cuda"
-    first = (PROVIDERS["cuda"], cuda_options(records=True)) if is_cuda else (PROVIDERS["cpu"], {})
+    first = (PROVIDERS["cuda"], cuda_options(records=True, half=half)) if is_cuda else (PROVIDERS["cpu"], {})
     providers = [first, (PROVIDERS["cpu"], {})] if is_cuda else [first]
     session = _session(setup, half=half, providers=providers)
     gpu = GpuSession(session, max(setup.batches), "cuda" if is_cuda else "cpu", records=is_cuda)

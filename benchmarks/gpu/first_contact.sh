@@ -32,7 +32,7 @@ limited() { timeout --signal INT --kill-after 10 "$@"; }
 
 tests() {
   limited 150 "$python" -m pytest -v --numprocesses "$workers" --durations=10 --continue-on-collection-errors -m gpu \
-    -p no:cacheprovider -k "not tensorrt" \
+    -p no:cacheprovider -p no:benchmark -k "not tensorrt" \
     tests/training/models/cuda tests/training/fit/test_step.py tests/training/fit/test_loop.py \
     tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py
 }

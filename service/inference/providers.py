@@ -91,6 +91,8 @@ def load_libraries(device: UsedDevice) -> None:
         device: `cuda` needs CUDA and cuDNN, `tensorrt` these and TensorRT.
     """
     ort.preload_dlls()
+    # cuDNN's attempts that fail are logged as errors even where the next one succeeds; real failures are raised.
+    ort.set_default_logger_severity(4)
     if device == "tensorrt":
         with suppress(ModuleNotFoundError):
             import_module("tensorrt_libs")  # loads them; from the extra `tensorrt`
@@ -108,8 +110,8 @@ def provider_list(
         records: make CUDA graphs, which only the CUDA provider does.
     """
     cpu: tuple[str, ProviderOptions] = (PROVIDERS["cpu"], {})
+    is_half = options.precision == "half"
     if device == "tensorrt":
-        is_half = options.precision == "half"
         folder = options.cache.expanduser() / "tensorrt" / f"{graph.sha256[:16]}-{options.precision}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,8 @@ def provider_list(
             raise DeviceError(f"TensorRT needs a writable CAPSNET_CACHE: {error}") from None
         tensorrt = tensorrt_options(graph, options.largest_batch(device), folder, half=is_half)
         return [(PROVIDERS["tensorrt"], tensorrt), (PROVIDERS["cuda"], cuda_options(records=False)), cpu]
-    return [(PROVIDERS["cuda"], cuda_options(records=records)), cpu] if device == "cuda" else [cpu]
+    cuda = (PROVIDERS["cuda"], cuda_options(records=records, half=is_half))
+    return [cuda, cpu] if device == "cuda" else [cpu]
 
 
 def sample_tolerances(device: UsedDevice, precision: Precision) -> Mapping[str, float]:
@@ -126,11 +129,13 @@ def sample_tolerances(device: UsedDevice, precision: Precision) -> Mapping[str, 
     return plain | HALF_TOLERANCE if precision == "half" else plain
 
 
-def cuda_options(*, records: bool) -> ProviderOptions:
+def cuda_options(*, records: bool, half: bool = False) -> ProviderOptions:
     """Options of the CUDA provider: full float32, memory as needed, no search per batch size.
 
     Args:
         records: make CUDA graphs; the session must then be run as `service.inference.gpu_session` does.
+        half: for a graph in half precision. Tensor cores want the channels last: the other way round, cuDNN
+            (9.19, H200) has no convolution of 16 MNIST images at all. In float32 that would be slower.
     """
     return {
         "use_tf32": "0",
@@ -138,6 +143,7 @@ def cuda_options(*, records: bool) -> ProviderOptions:
         # The default, EXHAUSTIVE, times every algorithm anew for each new batch size, while requests wait.
         "cudnn_conv_algo_search": "HEURISTIC",
         "enable_cuda_graph": "1" if records else "0",
+        "prefer_nhwc": "1" if half else "0",
     }
 
 

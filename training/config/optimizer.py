@@ -21,6 +21,9 @@ class OptimizerConfig:
         decay_rate: factor by which the rate falls in `decay_steps` steps.
         decay_steps: see `decay_rate`.
         min_learning_rate: below which the rate does not decay.
+        warmup_steps: over the first steps, this many, the rate rises linearly to what it would be (0 in the
+            paper). Where thousands of primary capsules add up, the first whole step would make all class
+            capsules nearly as long as 1, from where they learn nothing.
         cooldown_epochs: over the last epochs, this many, the rate falls linearly to 0 (0 in the paper); a run
             of few epochs ends better with it.
         ema_decay: evaluate and export an exponential moving average of the weights with this decay per step,
@@ -38,6 +41,7 @@ class OptimizerConfig:
     decay_rate: float = Field(default=0.96, gt=0, le=1)
     decay_steps: int = Field(default=2000, ge=1)
     min_learning_rate: float = Field(default=1e-6, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     cooldown_epochs: int = Field(default=0, ge=0)
     ema_decay: float = Field(default=0.0, ge=0, lt=1)
     stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)

@@ -38,6 +38,7 @@ def narrowed(config: RunConfig, training_images: int, epochs: int) -> RunConfig:
         config.optimizer,
         batch_size=BATCH_SIZE,
         learning_rate=LEARNING_RATE,
+        warmup_steps=0,  # so narrow a network needs none
         epochs=epochs,
         cooldown_epochs=epochs - epochs // 2,
     )

@@ -394,6 +394,8 @@ def _joined(numbers: Iterable[int]) -> str:
 
 def _steps(optimizer: OptimizerConfig) -> str:
     text = f"batches of {optimizer.batch_size}, rate {optimizer.learning_rate:g}"
+    if optimizer.warmup_steps:
+        text += f" after a warm-up of {optimizer.warmup_steps} steps"
     if last := optimizer.cooldown_epochs:
         text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
     if optimizer.ema_decay:

@@ -4,12 +4,14 @@ from training.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
-    """Rate of the step with this index, from 0: exponential decay with a floor, then the cooldown.
+    """Rate of the step with this index, from 0: warm-up, exponential decay with a floor, cooldown.
 
     A run that is shorter than its cooldown is all cooldown, from the whole rate on.
     """
     decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
     rate = max(decayed, config.min_learning_rate)
+    if step < config.warmup_steps:
+        rate *= (step + 1) / config.warmup_steps
     if not config.cooldown_epochs:
         return rate
     left = config.epochs * per_epoch - step

@@ -94,6 +94,12 @@ def test_cuda_computes_in_full_float32():
     assert cuda_options(records=False)["use_tf32"] == "0"
 
 
+@pytest.mark.parametrize(("precision", "expected"), [("float32", "0"), ("half", "1")])
+def test_convolutions_in_half_precision_have_channels_last(tmp_path, precision, expected):
+    options = EngineOptions("cuda", 8, tmp_path, precision=precision)
+    assert dict(provider_list("cuda", two_inputs(), options))[PROVIDERS["cuda"]]["prefer_nhwc"] == expected
+
+
 def test_only_the_cuda_provider_itself_makes_cuda_graphs(tmp_path):
     options = EngineOptions("cuda", 8, tmp_path)
     cuda = dict(provider_list("cuda", two_inputs(), options, records=True))

@@ -392,6 +392,13 @@ def test_the_cooldown_falls_linearly_to_zero_over_the_last_epochs():
     assert learning_rate(config, 399, 100) == pytest.approx(0.001 / 200)
 
 
+def test_the_rate_rises_linearly_over_the_warmup():
+    config = OptimizerConfig(learning_rate=0.001, decay_rate=1.0, warmup_steps=4)
+    assert [learning_rate(config, step, 100) for step in range(5)] == pytest.approx(
+        [0.00025, 0.0005, 0.00075, 0.001, 0.001]
+    )
+
+
 def test_a_run_shorter_than_its_cooldown_begins_with_the_whole_rate():
     config = OptimizerConfig(epochs=2, learning_rate=0.001, decay_rate=1.0, cooldown_epochs=20)
     assert learning_rate(config, 0, 100) == 0.001
