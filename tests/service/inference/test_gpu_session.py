@@ -368,12 +368,41 @@ def test_without_cuda_memory_the_error_says_what_failed():
         open_gpu_session(lambda records: plain_session(), 4, records=True)
 
 
-def cuda_session(*, records: bool, content: bytes = b"") -> ort.InferenceSession:
+class FailsAt:
+    """A session that cannot run some sizes."""
+
+    def __init__(self, *sizes: int) -> None:
+        self._session, self._sizes = plain_session(), sizes
+
+    def run_with_iobinding(self, binding, options):
+        if binding.get_outputs()[0].shape()[0] in self._sizes:
+            raise RuntimeError("no convolution")
+        self._session.run_with_iobinding(binding, options)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def test_a_size_that_fails_is_padded_to_the_next(plain, caplog):
+    caplog.set_level("INFO")
+    session = GpuSession(FailsAt(2, 4), 8, "cpu", records=False)
+    for images in (1, 2, 3, 4, 7, 11):
+        feeds = {"pixels": pixels(images, seed=images)}
+        np.testing.assert_allclose(session.run(OUTPUTS, feeds)[1], plain.run(OUTPUTS, feeds)[1], atol=1e-6)
+    assert "batches of 4 images are padded to 8: no convolution" in caplog.text
+
+
+def test_the_largest_size_has_to_run():
+    with pytest.raises(DeviceError, match="no convolution"):
+        open_gpu_session(lambda records: FailsAt(8), 8, records=False, memory="cpu")
+
+
+def cuda_session(*, records: bool, half: bool = False, content: bytes = b"") -> ort.InferenceSession:
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
     load_libraries("cuda")
     content = content or encoder_model(np.random.default_rng(0), 3, 4).SerializeToString()
-    providers = [(PROVIDERS["cuda"], cuda_options(records=records))]
+    providers = [(PROVIDERS["cuda"], cuda_options(records=records, half=half))]
     return ort.InferenceSession(content, providers=providers, enable_fallback=0)
 
 
@@ -393,7 +422,7 @@ def test_on_cuda_every_batch_size_gives_what_the_cpu_gives(plain, records):
 def test_the_shipped_encoder_runs_as_cuda_graphs_of_every_size(caplog, half):
     plain = (newest_version(Path("models/capsnet-mnist")) / "encoder.onnx").read_bytes()
     content = halved(plain, "capsnet") if half else plain
-    session = open_gpu_session(partial(cuda_session, content=content), 64, records=True)
+    session = open_gpu_session(partial(cuda_session, half=half, content=content), 64, records=True)
     assert "no CUDA graphs" not in caplog.text
     reference = ort.InferenceSession(plain, providers=[PROVIDERS["cpu"]])
     images = pixels(64)

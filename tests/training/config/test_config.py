@@ -94,7 +94,8 @@ def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay():
     assert pairs.model == dataclasses.replace(paper.model, image_size=36)
     assert pairs.loss == paper.loss
     assert pairs.data == dataclasses.replace(paper.data, name="multimnist", max_shift_pixels=4)
-    assert pairs.optimizer == dataclasses.replace(paper.optimizer, decay_steps=20_000, epochs=1000)
+    optimizer = dataclasses.replace(paper.optimizer, decay_steps=20_000, epochs=1000)
+    assert pairs.optimizer == dataclasses.replace(optimizer, warmup_steps=1000)  # which the paper lacks
 
 
 def test_affnist_is_mnist_on_digits_anywhere_in_40_pixels():
@@ -102,7 +103,7 @@ def test_affnist_is_mnist_on_digits_anywhere_in_40_pixels():
     paper, affnist = load_preset("mnist"), load_preset("affnist")
     assert affnist.model == dataclasses.replace(paper.model, image_size=40)
     assert affnist.data == dataclasses.replace(paper.data, name="shifted-mnist", max_shift_pixels=0)
-    stopped = dataclasses.replace(paper.optimizer, stop_at_error_percent=0.77)
+    stopped = dataclasses.replace(paper.optimizer, stop_at_error_percent=0.77, warmup_steps=1000)
     assert (affnist.loss, affnist.optimizer) == (paper.loss, stopped)
 
 
@@ -163,7 +164,8 @@ def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name)
     found = load_preset(name).optimizer
     decay = 20_000 if name.startswith("multimnist") else 2000
     stop = 0.77 if name.startswith("affnist") else None
-    expected = dataclasses.replace(paper, decay_steps=decay, stop_at_error_percent=stop)
+    warmup = 1000 if name in ("multimnist", "affnist") else 0  # of thousands of primary capsules
+    expected = dataclasses.replace(paper, decay_steps=decay, stop_at_error_percent=stop, warmup_steps=warmup)
     assert found == dataclasses.replace(expected, epochs=found.epochs)
 
 
