@@ -164,7 +164,7 @@ def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name)
     found = load_preset(name).optimizer
     decay = 20_000 if name.startswith("multimnist") else 2000
     stop = 0.77 if name.startswith("affnist") else None
-    warmup = 1000 if name in ("multimnist", "affnist") else 0  # of thousands of primary capsules
+    warmup = 1000 if name in ("multimnist", "affnist", "smallnorb") else 0  # see test_first_steps.py
     expected = dataclasses.replace(paper, decay_steps=decay, stop_at_error_percent=stop, warmup_steps=warmup)
     assert found == dataclasses.replace(expected, epochs=found.epochs)
 

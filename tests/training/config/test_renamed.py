@@ -60,7 +60,9 @@ def test_the_runs_of_shipped_bundles_are_read(manifest: Path):
 
 
 def test_networks_of_experiments_keep_the_names_under_which_they_were_trained():
-    assert run_name(load_preset("smallnorb")) == "smallnorb-0-58bafc2ad4"
+    warmed = load_preset("smallnorb")
+    earlier = replace(warmed, optimizer=replace(warmed.optimizer, warmup_steps=0))
+    assert run_name(earlier) == "smallnorb-0-58bafc2ad4"
     calibrated = load_preset("matrix-toys")
     earlier = replace(calibrated, model=replace(calibrated.model, activation_logit_sd=None))
     assert run_name(earlier) == "matrix-toys-0-942aa2a93d"
