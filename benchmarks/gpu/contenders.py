@@ -23,6 +23,13 @@ from service.inference.providers import PROVIDERS, cuda_options, load_libraries,
 Floats = NDArray[np.float32]
 
 
+OTHER_OPTIONS = {  # of the CUDA provider than the service's
+    "NHWC": {"prefer_nhwc": "1"},
+    "NHWC, fused bias": {"prefer_nhwc": "1", "fuse_conv_bias": "1"},
+    "EXHAUSTIVE": {"cudnn_conv_algo_search": "EXHAUSTIVE"},
+}
+
+
 class MissingError(RuntimeError):
     """A contender is not installed, or cannot run here; the message says what to do."""
 
@@ -77,8 +84,8 @@ def contenders(setup: Setup) -> Iterator[tuple[str, Callable[[], Prepare]]]:
         name = f"ONNX Runtime CUDA {precision}"
         yield name, partial(open_cuda, setup, half=half, records=False)
         yield f"{name}, graphs", partial(open_cuda, setup, half=half, records=True)
-        nhwc = {"prefer_nhwc": "1"}
-        yield f"{name}, graphs, NHWC", partial(open_cuda, setup, half=half, records=True, also=nhwc)
+        for what, also in OTHER_OPTIONS.items():
+            yield f"{name}, graphs, {what}", partial(open_cuda, setup, half=half, records=True, also=also)
     for half in (False, True) if is_cuda else ():
         yield f"TensorRT {'half' if half else 'float32'}", partial(open_tensorrt, setup, half=half)
     for half in (False, True):

@@ -203,6 +203,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=option_types.positive, help="images (64, on a CPU 2)")
     parser.add_argument("--only", default="", help="only layers with this in their name")
     parser.add_argument("--json", type=Path, help="append each row to this file, too")
+    parser.add_argument(
+        "--tiles",
+        type=option_types.positive,
+        nargs=3,
+        metavar=("IMAGES", "CHUNK", "WARPS"),
+        help="of routing by agreement: images in a tile, lower capsules and warps of a program (as trained)",
+    )
     options = parser.parse_args(arguments)
     device, batch = options.device, options.batch or BATCHES[options.device.type]
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -216,6 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
     use_full_float32()
+    if options.tiles:
+        from training.models.cuda import fused_routing
+
+        fused_routing.IMAGES, fused_routing.CHUNK, fused_routing.WARPS = options.tiles
     print(f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'interpreted'}, batch {batch}\n")
     print(f"{'':30}{'images/s':>20}{'':10}{'MiB':>20}{'largest difference':>24}")
     heads = "".join(f"{head:>10}" for head in ("arrays", "Triton", "times", "arrays", "Triton"))

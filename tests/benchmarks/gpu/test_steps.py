@@ -1,0 +1,26 @@
+"""benchmarks.gpu.steps on the CPU."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.gpu.steps import main
+
+
+def test_a_row_for_each_preset_and_a_table_of_what_takes_the_time(tmp_path, capsys):
+    rows, kernels = tmp_path / "rows.jsonl", tmp_path / "kernels.txt"
+    options = ["--device", "cpu", "--presets", "drawn", "--batch", "4", "--seconds", "0.01"]
+    assert main([*options, "--json", str(rows), "--kernels", str(kernels)]) == 0
+    [row] = map(json.loads, rows.read_text().splitlines())
+    assert row["preset"] == "drawn"
+    assert row["images_per_second"] == pytest.approx(4000 / row["milliseconds"])
+    assert "drawn" in capsys.readouterr().out
+    assert "drawn, batch 4, 5 steps" in kernels.read_text()
+    assert "convolution_backward" in kernels.read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_to_do(capsys):
+    assert main([]) == 2
+    assert "--device cpu" in capsys.readouterr().err
