@@ -117,6 +117,24 @@ def test_an_engine_that_shared_brings_has_to_start(checkout, starts):
     assert ("the Docker engine does not start" in ran.stderr) != starts
 
 
+def test_images_are_built_beside_the_tests_and_its_own_engine_is_stopped(checkout):
+    asked = checkout.parent / "asked"
+    script = checkout.parent / "shared" / "tools" / "docker-engine.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"echo engine $* >> {asked}\n")
+    program(checkout.parent, "docker", f"echo docker $* >> {asked}; [ $1 != info ]")
+    program(
+        checkout.parent,
+        "make",
+        f"echo made $1 >> {asked}; if [ $1 = test ]; then cat {checkout.parent}/output; fi",
+    )
+    assert run(checkout).returncode == 0
+    lines = [line.strip() for line in asked.read_text().splitlines()]
+    built = lines.index("docker compose --project-name capsnet-test --profile train build")
+    assert lines.index("engine") < built < lines.index("made docker-test")
+    assert lines[-1] == "engine stop"
+
+
 def test_an_installed_engine_that_does_not_answer_fails(checkout):
     for name in ("docker", "dockerd"):
         program(checkout.parent, name, "exit 1")
