@@ -180,13 +180,12 @@ def _classification_loss(loss: LossConfig) -> str:
 
 
 def _rate(optimizer: OptimizerConfig) -> str:
-    rate, batch = f"rate {optimizer.learning_rate:g}", f"batch {optimizer.batch_size}"
-    if optimizer.warmup_steps:
-        batch += f", warm-up from 0 over {optimizer.warmup_steps} steps"
-    if optimizer.decay_rate == 1:
-        return f"{rate}, {batch}"
-    decay = f"{optimizer.decay_rate:g}^(step / {optimizer.decay_steps})"
-    return f"{rate} x {decay}, at least {optimizer.min_learning_rate:g}, {batch}"
+    rate = f"rate {optimizer.learning_rate:g}"
+    if optimizer.decay_rate != 1:
+        decay = f"{optimizer.decay_rate:g}^(step / {optimizer.decay_steps})"
+        rate = f"{rate} x {decay}, at least {optimizer.min_learning_rate:g}"
+    warmup = f", warm-up of at most {optimizer.warmup_steps} steps" if optimizer.warmup_steps else ""
+    return f"{rate}, batch {optimizer.batch_size}{warmup}"
 
 
 def _cooldown(optimizer: OptimizerConfig) -> str:

@@ -12,7 +12,7 @@
 #   DEVICE   cuda or cpu (cuda)
 #   IMAGES   of MNIST's test set, for `agreement` (10000); CAPSNET_DATA holds the data set
 #   BATCHES  sizes that contenders are measured at (1,64,512,1024)
-#   WORKERS  processes that share the tests (8)
+#   WORKERS  processes that share the tests, where pytest-xdist is there (8)
 #
 # Tests are named by file: a bare machine lacks packages that other tests import. The limits are those of compiling some
 # hundred kernels. Parts are stopped as by Ctrl-C: pytest still names what failed, and a service ends with its client.
@@ -31,7 +31,9 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUDA_MODU
 limited() { timeout --signal INT --kill-after 10 "$@"; }
 
 tests() {
-  limited 150 "$python" -m pytest -v --numprocesses "$workers" --durations=10 --continue-on-collection-errors -m gpu \
+  local shared=()
+  if "$python" -c "import xdist" 2>/dev/null; then shared=(--numprocesses "$workers"); fi
+  limited 150 "$python" -m pytest -v ${shared[@]+"${shared[@]}"} --durations=10 --continue-on-collection-errors -m gpu \
     -p no:cacheprovider -p no:benchmark -k "not tensorrt" \
     tests/training/models/cuda tests/training/fit/test_step.py tests/training/fit/test_loop.py \
     tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py

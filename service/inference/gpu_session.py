@@ -36,6 +36,8 @@ Memory = Literal["cpu", "cuda"]  # where buffers are; "cuda" for TensorRT, too
 
 GRAPH_ID = "gpu_graph_id"  # the run option that names the recording
 NO_RECORDING = -1
+FATAL, WARNING = 4, 2  # ONNX Runtime's severities; it begins with the latter
+SHOWN_OF_AN_ERROR = 300  # characters
 REPEAT_TOLERANCE = 1e-4  # between two runs of the same; sums may be taken in another order
 
 log = logging.getLogger(__name__)
@@ -98,9 +100,8 @@ class GpuSession:
         warning: why it is slower than it could be; "" if it is not.
     """
 
-    warning = ""
-
     def __init__(self, session: ort.InferenceSession, largest: int, memory: Memory, *, records: bool) -> None:
+        self.warning = ""
         self._provider_names = list(session.get_providers())
         self._sizes = batch_sizes(largest)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
@@ -136,11 +137,12 @@ class GpuSession:
             with GPU.shared():
                 slot = Slot(session, size, memory, number if records else NO_RECORDING)
                 try:
-                    slot.warm_up()  # memory that is allocated during a recording makes it fail
+                    slot.warm_up()
                 except Exception as error:  # ONNX Runtime's errors share no base class
                     if not slots:
                         raise
-                    log.info("batches of %d images are padded to %d: %s", size, slots[0].size, error)
+                    self._note_padding(size, slots[0].size, error)
+                    del slot  # while nobody records
                     continue
             # The first run with a number warms up, records and repeats the recording.
             with GPU.exclusive() if records else GPU.shared():
@@ -150,6 +152,12 @@ class GpuSession:
         if records:
             _check_recordings(slots, first)
         return slots
+
+    def _note_padding(self, size: int, padded: int, error: Exception) -> None:
+        """In the log and in `/readyz`; a size that fails may be a fault of the runtime, or of the device."""
+        reason = str(error).partition("\n")[0][:SHOWN_OF_AN_ERROR]
+        self.warning += f"{'; ' if self.warning else ''}batches of {size} images are padded to {padded}"
+        log.warning("batches of %d images are padded to %d, as they fail: %s", size, padded, reason)
 
     def _run(self, names: Sequence[str], feeds: Mapping[str, Floats]) -> list[Floats]:
         images, largest = len(next(iter(feeds.values()))), self._sizes[-1]
@@ -207,8 +215,9 @@ def open_gpu_session(
         reason = str(error)
     # Only here is the memory of the first try free again.
     session = _open(create, largest, memory, records=False)
-    session.warning = f"no CUDA graphs, so small batches are slower: {reason}"
-    log.warning("%s", session.warning)
+    warning = f"no CUDA graphs, so small batches are slower: {reason}"
+    session.warning = "; ".join(filter(None, (warning, session.warning)))
+    log.warning("%s", warning)
     return session
 
 
@@ -285,10 +294,18 @@ class Slot:
             self._inputs[name].update_inplace(feed)
 
     def warm_up(self) -> None:
-        """Run without a recording: the first run shows what memory is needed, the second one allocates it."""
-        for _ in range(2):
-            self._session.run_with_iobinding(self._binding, self._unrecorded)
-        self._binding.synchronize_outputs()
+        """Run without a recording, during which memory cannot be allocated.
+
+        The first run shows what memory is needed, the second one allocates it. What cuDNN tries in vain is
+        not logged: it would be an error even where the next try succeeds.
+        """
+        ort.set_default_logger_severity(FATAL)
+        try:
+            for _ in range(2):
+                self._session.run_with_iobinding(self._binding, self._unrecorded)
+            self._binding.synchronize_outputs()
+        finally:
+            ort.set_default_logger_severity(WARNING)
 
     def run(self) -> None:
         """Compute the outputs, and wait until they are there."""

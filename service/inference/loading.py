@@ -105,7 +105,8 @@ def _open(
     threads = (options.threads or usable_cpus()) if device == "cpu" else 1
     workers = min(threads, MAX_WORKERS)
     share = threads // workers
-    max_batch = options.largest_batch(device)
+    max_batch = options.largest_batch(device, manifest.architecture)
+    options = options._replace(max_batch=max_batch)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
     if device == "cpu":
         encoder_pool = open_on_cpu(content, graphs.get("decoder", b""), manifest, options, (threads, share))

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import onnxruntime as ort
 
-from export.contract.manifest import Graph, Tensor
+from export.contract.manifest import Architecture, Graph, Tensor
 from export.contract.samples import CPU_TOLERANCE
 from service.settings import Device, Precision
 
@@ -29,6 +29,7 @@ HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster; an H200
 # encodes 1.5 times as many images a second by 512 as by 64 in float32, and 2 times in half precision.
 LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 512, "tensorrt": 64}
+LARGEST_MATRIX_BATCH = 64  # the votes of 512 images of matrix-capsnet-toys would take gigabytes
 
 
 class DeviceError(RuntimeError):
@@ -54,9 +55,12 @@ class EngineOptions(NamedTuple):
     precision: Precision = "float32"
     optimize: bool = True
 
-    def largest_batch(self, device: UsedDevice) -> int:
+    def largest_batch(self, device: UsedDevice, architecture: Architecture = "capsnet") -> int:
         """Maximum images per run on this device."""
-        return self.max_batch or LARGEST_BATCH[device]
+        largest = LARGEST_BATCH[device]
+        if architecture == "matrix-capsnet":
+            largest = min(largest, LARGEST_MATRIX_BATCH)
+        return self.max_batch or largest
 
 
 def candidates(
@@ -92,8 +96,6 @@ def load_libraries(device: UsedDevice) -> None:
         device: `cuda` needs CUDA and cuDNN, `tensorrt` these and TensorRT.
     """
     ort.preload_dlls()
-    # What cuDNN tries in vain is logged as an error even where it then succeeds; real failures are raised.
-    ort.set_default_logger_severity(4)
     if device == "tensorrt":
         with suppress(ModuleNotFoundError):
             import_module("tensorrt_libs")  # loads them; from the extra `tensorrt`

@@ -188,6 +188,12 @@ def test_a_cooldown_is_no_longer_than_the_training(tiny, epochs, told):
     assert row(card, "cooldown") == f"to 0 over the last {told}"
 
 
+def test_the_card_names_the_warmup(tiny):
+    assert row(card_of(tiny, load_preset("mnist")), "optimizer").endswith(", batch 128")
+    told = row(card_of(tiny, load_preset("multimnist")), "optimizer")
+    assert told.endswith(", batch 128, warm-up of at most 1000 steps")
+
+
 def test_names_and_commands_mean_nothing_to_markdown(tiny):
     training = {"config": to_dict(load_preset("mnist")), **asdict(replace(PROGRESS, command="fit 'a|b`c'"))}
     names = ("*bold* <b>x", "a|b", "c")

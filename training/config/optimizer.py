@@ -12,17 +12,18 @@ from training.config.strict import STRICT
 class OptimizerConfig:
     """Adam with TensorFlow's defaults and an exponentially decaying learning rate.
 
-    The rate at step t is max(learning_rate * decay_rate ** (t / decay_steps), min_learning_rate).
+    After the warm-up, and before the cooldown, the rate at step t is max(learning_rate * decay_rate **
+    (t / decay_steps), min_learning_rate).
 
     Attributes:
         batch_size: images in a step.
         epochs: passes over the training images, at most.
-        learning_rate: at the first step.
+        learning_rate: before it decays.
         decay_rate: factor by which the rate falls in `decay_steps` steps.
         decay_steps: see `decay_rate`.
         min_learning_rate: below which the rate does not decay.
-        warmup_steps: over the first steps, this many, the rate rises linearly to what it would be (0 in the
-            paper). Where thousands of primary capsules add up, the first whole step would make all class
+        warmup_steps: over the first steps, this many and at most a fifth of the run, the rate rises linearly
+            (0 in the paper). Where thousands of primary capsules add up, a whole first step makes all class
             capsules nearly as long as 1, from where they learn nothing.
         cooldown_epochs: over the last epochs, this many, the rate falls linearly to 0 (0 in the paper); a run
             of few epochs ends better with it.

@@ -394,10 +394,10 @@ def _joined(numbers: Iterable[int]) -> str:
 
 def _steps(optimizer: OptimizerConfig) -> str:
     text = f"batches of {optimizer.batch_size}, rate {optimizer.learning_rate:g}"
-    if optimizer.warmup_steps:
-        text += f" after a warm-up of {optimizer.warmup_steps} steps"
     if last := optimizer.cooldown_epochs:
         text += f" that falls to 0 over the last {'epoch' if last == 1 else f'{last} epochs'}"
+    if optimizer.warmup_steps:
+        text += f", a warm-up of at most {optimizer.warmup_steps} steps"
     if optimizer.ema_decay:
         text += f", weights averaged with a decay of {optimizer.ema_decay:g} per step"
     return text

@@ -2,19 +2,22 @@
 
 from training.config import OptimizerConfig
 
+WARMUP_AT_MOST = 0.2  # of the run
+
 
 def learning_rate(config: OptimizerConfig, step: int, per_epoch: int) -> float:
     """Rate of the step with this index, from 0: warm-up, exponential decay with a floor, cooldown.
 
-    A run that is shorter than its cooldown is all cooldown, from the whole rate on.
+    The warm-up is at most a fifth of the run. A run that is shorter than its cooldown is all cooldown.
     """
+    steps = config.epochs * per_epoch
     decayed = config.learning_rate * config.decay_rate ** (step / config.decay_steps)
     rate = max(decayed, config.min_learning_rate)
-    if step < config.warmup_steps:
-        rate *= (step + 1) / config.warmup_steps
+    warmup = min(config.warmup_steps, steps * WARMUP_AT_MOST)
+    rate *= min(1.0, (step + 1) / warmup) if warmup else 1.0
     if not config.cooldown_epochs:
         return rate
-    left = config.epochs * per_epoch - step
+    left = steps - step
     return rate * min(1.0, left / (min(config.cooldown_epochs, config.epochs) * per_epoch))
 
 

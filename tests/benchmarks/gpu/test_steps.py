@@ -13,7 +13,7 @@ def test_a_row_for_each_preset_and_a_table_of_what_takes_the_time(tmp_path, caps
     options = ["--device", "cpu", "--presets", "drawn", "--batch", "4", "--seconds", "0.01"]
     assert main([*options, "--json", str(rows), "--kernels", str(kernels)]) == 0
     [row] = map(json.loads, rows.read_text().splitlines())
-    assert row["preset"] == "drawn"
+    assert (row["preset"], row["graphs"]) == ("drawn", False)
     assert row["images_per_second"] == pytest.approx(4000 / row["milliseconds"])
     assert "drawn" in capsys.readouterr().out
     assert "drawn, batch 4, 5 steps" in kernels.read_text()

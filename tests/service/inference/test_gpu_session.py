@@ -389,7 +389,8 @@ def test_a_size_that_fails_is_padded_to_the_next(plain, caplog):
     for images in (1, 2, 3, 4, 7, 11):
         feeds = {"pixels": pixels(images, seed=images)}
         np.testing.assert_allclose(session.run(OUTPUTS, feeds)[1], plain.run(OUTPUTS, feeds)[1], atol=1e-6)
-    assert "batches of 4 images are padded to 8: no convolution" in caplog.text
+    assert "batches of 4 images are padded to 8, as they fail: no convolution" in caplog.text
+    assert session.warning == "batches of 4 images are padded to 8; batches of 2 images are padded to 8"
 
 
 def test_the_largest_size_has_to_run():

@@ -88,7 +88,7 @@ def test_the_official_matrix_capsules_differ_from_the_papers_in_routing_loss_lig
     assert spread_margin(official.loss, steps, steps) > 0.98
 
 
-def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay():
+def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay_and_a_warmup():
     """Sec. 6.1: "The only difference with our MNIST model is that we increased the period of the decay"."""
     paper, pairs = load_preset("mnist"), load_preset("multimnist")
     assert pairs.model == dataclasses.replace(paper.model, image_size=36)
@@ -156,7 +156,7 @@ PAPERS = ("mnist", "mnist-official", "multimnist", "affnist", "cifar10", "smalln
 
 
 @pytest.mark.parametrize("name", [*PAPERS, "fashion-mnist", "mnist-cnn", "multimnist-cnn", "affnist-cnn"])
-def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_nothing_else(name):
+def test_the_papers_schedule_is_adam_with_a_decaying_rate_and_a_warmup_where_none_learns_without(name):
     """Sec. 4 and the official code: no cooldown, no average of the weights; an early end in Sec. 5.2."""
     paper = OptimizerConfig(
         batch_size=128, learning_rate=0.001, decay_rate=0.96, decay_steps=2000, min_learning_rate=1e-6
@@ -399,6 +399,16 @@ def test_the_rate_rises_linearly_over_the_warmup():
     assert [learning_rate(config, step, 100) for step in range(5)] == pytest.approx(
         [0.00025, 0.0005, 0.00075, 0.001, 0.001]
     )
+
+
+def test_the_warmup_is_at_most_a_fifth_of_the_run_and_goes_with_a_cooldown():
+    config = OptimizerConfig(
+        epochs=1, learning_rate=0.001, decay_rate=1.0, warmup_steps=1000, cooldown_epochs=1
+    )
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[:2] == pytest.approx([0.001 / 20, 0.001 * 2 / 20 * 0.99])
+    assert max(rates) == rates[19]
+    assert rates[19] == pytest.approx(0.001 * 0.81)
 
 
 def test_a_run_shorter_than_its_cooldown_begins_with_the_whole_rate():

@@ -62,6 +62,12 @@ def test_a_setting_names_what_an_ablation_leaves_out():
     assert "official" in describe(official)
 
 
+def test_the_warmup_is_named_and_quick_networks_need_none():
+    config = load_preset("multimnist")
+    assert ", rate 0.001, a warm-up of at most 1000 steps" in describe(config)
+    assert "warm-up" not in describe(narrowed(config, 100, 2))
+
+
 def test_a_stem_is_narrowed_and_named_as_the_channels_behind_it_are():
     config = load_preset("multimnist-small")
     assert "with 96-192 channels, 32 capsule types, 3 iterations" in describe(config)
