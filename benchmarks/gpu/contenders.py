@@ -57,6 +57,7 @@ class Setup:
         device: "cuda" or "cpu".
         encoder: the bundle's graph.
         cache: folder for TensorRT's engines.
+        kernels: file that gets a table of each contender's kernels, at the largest batch; needs torch.
     """
 
     device: str
@@ -65,6 +66,7 @@ class Setup:
     manifest: Manifest
     encoder: onnx.ModelProto
     cache: Path
+    kernels: Path | None = None
 
 
 def contenders(setup: Setup) -> Iterator[tuple[str, Callable[[], Prepare]]]:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import option_types
+from benchmarks.gpu.timing import PROFILED_RUNS, kernels
 from training.config import load_preset
 from training.data.batches import Batch
 from training.fit.step import TrainStep
@@ -31,8 +31,6 @@ from training.models.cuda.device import use_full_float32
 
 PRESETS = ("mnist", "multimnist", "mnist-cnn", "matrix-smallnorb-small")
 WARM_STEPS = 3  # the first one captures CUDA graphs
-PROFILED_STEPS = 5
-KERNELS = 25  # in the table
 SYNCHRONIZED_EVERY = 20  # steps, so that the host does not run far ahead
 
 
@@ -83,16 +81,6 @@ class Learner:
             steps += SYNCHRONIZED_EVERY if self._device.type == "cuda" else 1
         return spent / steps
 
-    def kernels(self) -> str:
-        """A table of what takes the time of a few steps."""
-        on_cuda = self._device.type == "cuda"
-        activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
-        with profile(activities=[activity]) as profiled:
-            self.learn(PROFILED_STEPS)
-        order = "self_cuda_time_total" if on_cuda else "self_cpu_time_total"
-        table: str = profiled.key_averages().table(sort_by=order, row_limit=KERNELS, max_name_column_width=90)
-        return table
-
 
 def _batch_of(model: object, images: int, device: torch.device) -> Batch:
     """Blurred noise with a class each."""
@@ -116,7 +104,8 @@ def measure(preset: str, options: argparse.Namespace, *, graphs: bool) -> Row:
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_cuda else None
     if options.kernels and (graphs or not on_cuda):
         with options.kernels.open("a") as file:
-            file.write(f"{preset}, batch {learner.batch}, {PROFILED_STEPS} steps\n{learner.kernels()}\n")
+            table = kernels(lambda: learner.learn(1), options.device.type)
+            file.write(f"{preset}, batch {learner.batch}, {PROFILED_RUNS} steps\n{table}\n")
     return Row(preset, learner.batch, graphs, 1000 * seconds, learner.batch / seconds, peak)
 
 

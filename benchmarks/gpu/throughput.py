@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.throughput                     about ten minutes; TensorRT builds engines first
     python -m benchmarks.gpu.throughput --quick             three batch sizes, short measurements
     python -m benchmarks.gpu.throughput --only CUDA         only what has CUDA in its name
+    python -m benchmarks.gpu.throughput --kernels FILE      which kernels take the time, by contender
     python -m benchmarks.gpu.throughput --device cpu        the same code where there is no GPU, tiny batches
 
 It needs the driver and `pip install -e '.[tensorrt,train]'`, or `.[gpu,train]` without TensorRT's rows;
@@ -38,7 +39,7 @@ import onnxruntime as ort
 from benchmarks import option_types
 from benchmarks.gpu.arithmetic_limit import Limit, measured_limit, multiply_adds_per_image
 from benchmarks.gpu.contenders import Floats, Prepare, Setup, contenders
-from benchmarks.gpu.timing import seconds_per_run
+from benchmarks.gpu.timing import PROFILED_RUNS, kernels, seconds_per_run
 from benchmarks.paths import ROOT
 from export.contract.manifest import read_checked, read_manifest
 from service.inference.providers import PROVIDERS
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = tuple(options.batches or usual[options.device])
     with tempfile.TemporaryDirectory() as cache:
         seconds = 0.2 if options.quick else 2.0
-        setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache))
+        setup = Setup(options.device, batches, seconds, manifest, encoder, Path(cache), options.kernels)
         print(_heading(gpu or options.device))
         print(f"{'images/s at batch':40}" + "".join(f"{size:>9}" for size in batches) + f"{'differs':>10}")
         multiply_adds = multiply_adds_per_image(encoder)
@@ -126,6 +127,10 @@ def measure(row: Row, opening: Callable[[], Prepare], setup: Setup, pixels: Floa
             prepared = prepare(pixels[:size])
             row.images_per_second[size] = size / seconds_per_run(prepared.run, setup.seconds)
             found = prepared.probabilities()[:COMPARED]
+            if setup.kernels and size == max(setup.batches):
+                with setup.kernels.open("a") as file:
+                    table = kernels(prepared.run, setup.device)
+                    file.write(f"{row.name}, batch {size}, {PROFILED_RUNS} runs\n{table}\n")
         except Exception as error:  # such as being out of memory, at this size
             row.notes.append(f"batch {size}: {_first_line(error)}")
             continue
@@ -224,6 +229,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="contenders whose name has this in it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    parser.add_argument(
+        "--kernels", type=Path, metavar="FILE", help="append tables of the kernels' times (needs torch)"
+    )
     parser.add_argument(
         "--bundle",
         type=option_types.bundle,

@@ -49,11 +49,14 @@ LONG = [pytest.param(only, marks=pytest.mark.long) for only in ("ONNX Runtime", 
 
 @pytest.mark.parametrize("only", ["as served", *LONG])  # without torch.compile, which takes a minute
 def test_a_contender_on_a_cpu_has_the_references_probabilities(tmp_path, only):
-    done = run("--device", "cpu", "--quick", "--only", only, "--json", tmp_path / "found.json")
+    kernels = tmp_path / "kernels.txt"
+    files = ("--json", tmp_path / "found.json", "--kernels", kernels)
+    done = run("--device", "cpu", "--quick", "--only", only, *files)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["rows"]) == 2
     assert min(found["limit_images_per_second"].values()) > 0
+    assert all(f"{row['name']}, batch 2, 5 runs\n" in kernels.read_text() for row in found["rows"])
     for row in found["rows"]:
         assert set(row["images_per_second"]) == {"1", "2"}, row["notes"]
         assert row["difference"] < (1e-5 if "float32" in row["name"] else 1e-2)
