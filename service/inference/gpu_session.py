@@ -236,7 +236,8 @@ def _open(
         with GPU.shared():
             del session
             _release_frames(error)
-        raise DeviceError(f"its first runs, of 1 to {largest} images, failed on the GPU: {error}") from error
+        sizes = f"1 to {largest} images (CAPSNET_MAX_BATCH)"
+        raise DeviceError(f"its first runs, of {sizes}, failed on the GPU: {error}") from error
 
 
 def _release_frames(error: BaseException | None) -> None:

@@ -302,7 +302,9 @@ def test_a_graph_whose_first_runs_fail_is_an_error_with_and_without_recordings()
             raise RuntimeError("out of memory")
 
     for records in (False, True):
-        with pytest.raises(DeviceError, match="1 to 4 images, failed on the GPU: out of memory"):
+        with pytest.raises(
+            DeviceError, match=r"1 to 4 images \(CAPSNET_MAX_BATCH\), failed on the GPU: out of memory"
+        ):
             open_gpu_session(lambda records: Failing(), 4, records=records, memory="cpu")
 
 
@@ -364,7 +366,7 @@ def test_a_failure_while_recording_lets_the_others_in_again():
 
 @pytest.mark.skipif(PROVIDERS["cuda"] in ort.get_available_providers(), reason="there is a CUDA provider")
 def test_without_cuda_memory_the_error_says_what_failed():
-    with pytest.raises(DeviceError, match=r"1 to 4 images, failed on the GPU: .*CUDA"):
+    with pytest.raises(DeviceError, match=r"1 to 4 images \(CAPSNET_MAX_BATCH\), failed on the GPU: .*CUDA"):
         open_gpu_session(lambda records: plain_session(), 4, records=True)
 
 
