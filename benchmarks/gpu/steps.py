@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from benchmarks import option_types
 from benchmarks.gpu.timing import PROFILED_RUNS, kernels
+from benchmarks.training.step import batch_of
 from training.config import load_preset
 from training.data.batches import Batch
 from training.fit.step import TrainStep
@@ -59,11 +59,10 @@ class Learner:
         config = load_preset(preset)
         self.batch = batch or config.optimizer.batch_size
         self._device, self._rate = device, config.optimizer.learning_rate
-        shown = _batch_of(config.model, self.batch, device)
+        self._shown = Batch.of(*batch_of(config, self.batch, device))
         torch.manual_seed(0)
         network, decay = build(config.model).to(device), config.optimizer.weight_decay
         self._step = TrainStep(network, config.loss, self._rate, decay, graphs=graphs)
-        self._shown = shown
         self.learn(WARM_STEPS)
 
     def learn(self, steps: int) -> None:
@@ -80,17 +79,6 @@ class Learner:
             self.learn(SYNCHRONIZED_EVERY if self._device.type == "cuda" else 1)
             steps += SYNCHRONIZED_EVERY if self._device.type == "cuda" else 1
         return spent / steps
-
-
-def _batch_of(model: object, images: int, device: torch.device) -> Batch:
-    """Blurred noise with a class each."""
-    channels, size, classes = (
-        int(getattr(model, name)) for name in ("image_channels", "image_size", "classes")
-    )
-    noise = torch.rand(images, channels, size, size, generator=torch.Generator().manual_seed(1))
-    pixels: Tensor = torch.nn.functional.avg_pool2d(noise, 3, stride=1, padding=1)
-    targets = torch.nn.functional.one_hot(torch.arange(images) % classes, classes).float()
-    return Batch.of(pixels.to(device), targets.to(device))
 
 
 def measure(preset: str, options: argparse.Namespace, *, graphs: bool) -> Row:
@@ -119,15 +107,22 @@ def line(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table as it grows; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.device.type == "cuda" and not torch.cuda.is_available():
         print("steps: there is no CUDA device here; use --device cpu", file=sys.stderr)
         return 2
+    names = options.presets.split(",")
+    try:
+        for name in names:
+            load_preset(name)
+    except ValueError as error:
+        parser.error(str(error))
     use_full_float32()
     on_cuda = options.device.type == "cuda"
     print(f"{torch.cuda.get_device_name() if on_cuda else 'CPU'}, torch {torch.__version__}\n")
     print(f"{'':26}{'batch':>7}  {'launched':12}{'ms/step':>9}{'images/s':>10}{'MiB':>9}", flush=True)
-    for preset in options.presets.split(","):
+    for preset in names:
         for graphs in (True, False) if on_cuda else (False,):
             row = measure(preset, options, graphs=graphs)
             print(line(row), flush=True)

@@ -20,6 +20,13 @@ def test_a_row_for_each_preset_and_a_table_of_what_takes_the_time(tmp_path, caps
     assert "convolution_backward" in kernels.read_text()
 
 
+def test_a_preset_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--device", "cpu", "--presets", "drawn,nothing"])
+    assert ended.value.code == 2
+    assert "nothing" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_what_to_do(capsys):
     assert main([]) == 2
