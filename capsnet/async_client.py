@@ -91,7 +91,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         `pictures` is iterated in a thread. To stop early, use `contextlib.aclosing`: it cancels the requests
         in flight at once.
         """
-        check_stream(batch, concurrency)
+        check_stream(pictures, batch, concurrency)
         question = model_requests.stream_query(
             model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
         )

@@ -8,7 +8,7 @@ import httpx
 
 from capsnet.errors import refusal
 from capsnet.retries import DEFAULT_RETRY, Contact, Retry, tenacity_options
-from capsnet.uploads import REQUEST_BYTES
+from capsnet.uploads import REQUEST_BYTES, is_single
 
 KEY = re.compile(r"[!-~]+")
 DEFAULT_URL = "http://localhost:8000"
@@ -58,12 +58,18 @@ class BaseClient(ABC, Generic[Http]):
         return response
 
 
-def check_stream(batch: int, concurrency: int) -> None:
-    """Check the limits of `classify_many`.
+def check_stream(pictures: object, batch: int, concurrency: int) -> None:
+    """Check the arguments of `classify_many`.
 
     Raises:
-        ValueError: one is below 1.
+        TypeError: the pictures are a single one, which would be read letter by letter or line by line.
+        ValueError: a limit is below 1.
     """
+    if is_single(pictures):
+        raise TypeError(
+            f"classify_many takes several pictures, such as a list; for one {type(pictures).__name__} there "
+            "is classify"
+        )
     if min(batch, concurrency) < 1:
         raise ValueError(f"batch and concurrency must be at least 1, got {batch} and {concurrency}")
 

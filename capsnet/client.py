@@ -140,7 +140,7 @@ class Client(BaseClient[httpx.Client]):
             batch: maximum pictures per request.
             concurrency: maximum requests in flight.
         """
-        check_stream(batch, concurrency)
+        check_stream(pictures, batch, concurrency)
         question = model_requests.stream_query(
             model, version, digest, top_k=top_k, min_probability=min_probability, preprocess=preprocess
         )

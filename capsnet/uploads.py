@@ -21,8 +21,9 @@ UNNAMED = "picture"  # a part of a form is a file only if it has a file name
 PICTURE_AXES = (2, 3, 4)  # of an array with one picture or several
 MAX_CHANNELS = 4  # size of the last axis of a single color picture; no picture is that few pixels wide
 LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can be converted to files
-PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"}
 TIFF_MODES = {"I", "F"}  # more bits than a PNG can hold
+CONVERTED = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "I;16L": "I", "I;16N": "I"}  # any other mode: RGB
 
 Array = NDArray[Any]
 File = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
@@ -102,11 +103,14 @@ def each_picture(pictures: Pictures) -> Iterable[Picture]:
             )
         is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MAX_CHANNELS)
         return [pictures] if is_one else iter(pictures)
+    return [cast(Picture, pictures)] if is_single(pictures) else cast(Iterable[Picture], pictures)
+
+
+def is_single(pictures: object) -> bool:
+    """Whether this is no array and not several pictures: a file, a pair, or nothing that can be iterated."""
     is_file = isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview)
     is_several = hasattr(pictures, "__iter__") or hasattr(pictures, "__getitem__")
-    if is_file or hasattr(pictures, "read") or not is_several:  # files, too, can be iterated: by lines
-        return [cast(Picture, pictures)]
-    return cast(Iterable[Picture], pictures)
+    return is_file or hasattr(pictures, "read") or not is_several  # files, too, can be iterated: by lines
 
 
 def load(picture: Picture) -> Upload:
@@ -201,11 +205,10 @@ def _as_file(picture: Image.Image) -> bytes:
             picture = ImageOps.exif_transpose(picture)
         except SyntaxError as error:  # Pillow's, of a broken PNG
             raise ValueError(str(error)) from None
+    if picture.mode not in PNG_MODES | TIFF_MODES:
+        picture = picture.convert(CONVERTED.get(picture.mode, "RGB"))
     file = BytesIO()
-    if picture.mode in TIFF_MODES:
-        picture.save(file, "TIFF")
-    else:
-        (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(file, "PNG")
+    picture.save(file, "TIFF" if picture.mode in TIFF_MODES else "PNG")
     return file.getvalue()
 
 

@@ -121,6 +121,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # ours work without internet
         redoc_url=None,
+        redirect_slashes=False,  # it would send bodies, and keys, to whatever the Host header names
     )
     _add_error_handlers(app)
     _add_routes(app)

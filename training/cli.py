@@ -172,7 +172,8 @@ def _train(
         if processes.first:
             held_out = 0 if validation is None else len(validation)
             hardware = trainer.session.hardware
-            print(f"{config.preset}: {len(train)} images, {held_out} held out, on {hardware}")
+            images = f"{len(train)} images" + (" an epoch" if config.data.epoch_images else "")
+            print(f"{config.preset}: {images}, {held_out} held out, on {hardware}")
         finished = trainer.fit(train, validation, limits)
         return Ended(trainer.progress, finished, trainer.interrupted)
 
@@ -182,8 +183,9 @@ def _without_preset(config: RunConfig, train: "Batches") -> str:
     from training.fit.estimate import hours_of_epoch
 
     hours, short = hours_of_epoch(config, train), load_preset(SHORT_PRESET).optimizer.epochs
+    epochs = "one epoch takes" if config.optimizer.epochs == 1 else f"{config.optimizer.epochs} epochs take"
     return (
-        f"no --preset given: {config.preset}, whose {config.optimizer.epochs} epochs take about "
+        f"no --preset given: {config.preset}, whose {epochs} about "
         f"{_duration(config.optimizer.epochs * hours)} on this CPU; --preset {SHORT_PRESET} trains the same "
         f"network in {short}, about {_duration(short * hours)}"
     )

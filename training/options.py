@@ -6,10 +6,10 @@ from pathlib import Path
 
 from export.contract.package_version import package_version
 from training.config import presets
+from training.config.run import SEEDS
 from training.data.datasets import DATASETS, sources
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
 
-SEEDS = 2**32  # how many torch tells apart on a CPU
 EXPERIMENTS_FOLDER = Path("runs/experiments")
 NETWORKS_FOLDER = Path("runs/networks")
 DESCRIPTION = "Train capsule networks, measure them, and reproduce the tables and figures of the papers."
@@ -61,13 +61,20 @@ def fraction(text: str) -> float:
     return float(text)
 
 
+def any_path(text: str) -> Path:
+    """A path; the empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a path, got an empty text")
+    return Path(text)
+
+
 def utf8_path(text: str) -> Path:
     """A path that can be recorded: a run's files are JSON, and hold the command that started it."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"must be a path in UTF-8, got {text!r}") from None
-    return Path(text)
+    return any_path(text)
 
 
 def any_folder(text: str) -> Path:
@@ -142,7 +149,7 @@ def _fit(command: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--images",
-        type=Path,
+        type=any_path,
         metavar="FOLDER",
         help="train on your own pictures, one folder per class. With --resume: where the pictures are now",
     )
@@ -190,7 +197,7 @@ def _fit(command: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    command.add_argument("run", type=any_path, metavar="RUN", help="folder of the run")
     command.add_argument(
         "--full",
         action="store_true",
@@ -198,7 +205,10 @@ def _evaluate(command: argparse.ArgumentParser) -> None:
         "for shifted-mnist: measure on affNIST, not on the affnist-style set",
     )
     command.add_argument(
-        "--images", type=Path, metavar="FOLDER", help="where your own pictures are now, if they have moved"
+        "--images",
+        type=any_path,
+        metavar="FOLDER",
+        help="where your own pictures are, if they have moved",
     )
     _add_device(command)
     _add_data(command)
@@ -206,13 +216,13 @@ def _evaluate(command: argparse.ArgumentParser) -> None:
 
 def _inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "network", type=Path, metavar="RUN|BUNDLE", help="folder of a run, or of a bundle (models/NAME)"
+        "network", type=any_path, metavar="RUN|BUNDLE", help="folder of a run, or of a bundle (models/NAME)"
     )
     command.add_argument(
         "--count", type=whole(2), default=500, metavar="N", help="validation images to look at (default: 500)"
     )
     command.add_argument(
-        "--images", type=Path, metavar="FOLDER", help="of a run on your own pictures: where they are now"
+        "--images", type=any_path, metavar="FOLDER", help="of a run on your own pictures: where they are now"
     )
     command.add_argument("--json", action="store_true", help="print JSON, not a table")
     _add_device(command)
@@ -276,7 +286,7 @@ def _experiment(command: argparse.ArgumentParser) -> None:
 def _report(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "folder",
-        type=Path,
+        type=any_path,
         nargs="?",
         metavar="DIR",
         default=EXPERIMENTS_FOLDER,

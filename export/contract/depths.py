@@ -8,7 +8,13 @@ import io
 from typing import cast
 
 from PIL import Image
-from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT, ImageFileDirectory_v2, TiffImageFile
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    PHOTOMETRIC_INTERPRETATION,
+    SAMPLEFORMAT,
+    ImageFileDirectory_v2,
+    TiffImageFile,
+)
 
 PNG_DEPTH = 24  # where a PNG says how many bits a number of it has
 PLANAR_CONFIGURATION = 284  # a tag of TIFF; 2: one channel after the other
@@ -58,6 +64,11 @@ def is_unsigned(picture: Image.Image) -> bool:
     return bool(tags.get(BITSPERSAMPLE) == (32,) and tags.get(SAMPLEFORMAT, (1,)) == (1,))
 
 
+def is_white_zero(picture: Image.Image) -> bool:
+    """Whether 0 is white in a gray picture; such a TIFF Pillow inverts itself up to 8 bits, no deeper one."""
+    return isinstance(picture, TiffImageFile) and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
+
+
 def unread_depth(content: bytes) -> str | None:
     """Which numbers a sound TIFF holds that are not read, and which are; None if it is damaged."""
     try:
@@ -74,4 +85,5 @@ def _described(content: bytes) -> str:
     tags.load(file)
     bits = tags.get(BITSPERSAMPLE) or (1,)
     kind = SAMPLE_FORMATS.get(max(tags.get(SAMPLEFORMAT) or (1,)), "numbers")
-    return f"{kind} of {max(bits)} bits (channels: {len(bits)}), which are not read; {READ}"
+    how = f"channels: {len(bits)}" + (", 0 is white" if tags.get(PHOTOMETRIC_INTERPRETATION) == 0 else "")
+    return f"{kind} of {max(bits)} bits ({how}), which are not read; {READ}"

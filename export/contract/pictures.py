@@ -15,7 +15,14 @@ from PIL import Image, ImageChops, ImageStat, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from export.contract.deep_pictures import NoRangeError, find_levels, in_strips, parse_no_data
-from export.contract.depths import DepthError, check_deep_color, has_deep_color, is_unsigned, unread_depth
+from export.contract.depths import (
+    DepthError,
+    check_deep_color,
+    has_deep_color,
+    is_unsigned,
+    is_white_zero,
+    unread_depth,
+)
 from export.contract.headers import MAX_EXIF_BYTES, HeaderError, declared_size, without_metadata
 from export.contract.heif_files import can_read_heic, format_of_boxes
 
@@ -198,7 +205,8 @@ def _of_eight_bits(picture: Image.Image) -> Image.Image:
     except NoRangeError as error:
         raise PictureError(str(error)) from None
     small = _shrunk(picture, "F", lambda strip: Image.fromarray(levels.apply(numbers(strip))))
-    return Image.fromarray(np.asarray(np.rint(np.asarray(small)), np.uint8))
+    shown = np.asarray(np.rint(np.asarray(small)), np.uint8)
+    return Image.fromarray(255 - shown if is_white_zero(picture) else shown)
 
 
 def _numbers(strip: Image.Image) -> NDArray[np.float32]:

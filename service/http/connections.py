@@ -15,6 +15,7 @@ import select
 import weakref
 from typing import Any, ClassVar
 
+import httptools
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -41,7 +42,7 @@ class BoundedHttp(HttpToolsProtocol):
         patience_s: a connection is cut off if it completes no head and accepts no bytes of an answer for this
             many seconds (at most twice as many).
         max_head_bytes: maximum bytes in a row that are not a body: a head, the framing of chunks, trailers.
-            One read of the socket may exceed it by 256 KiB.
+            What is no head may exceed it by one read of the socket, 256 KiB.
         max_header_lines: of one request, trailers included.
         max_requests_ahead: pipelined requests that wait for the answer to an earlier one.
         reset_s: seconds between checks whether a client that has half-closed the connection still reads.
@@ -125,9 +126,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head of a request has arrived."""
-        if len(self.headers) > self.max_header_lines:
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > self.max_header_lines or head_bytes > self.max_head_bytes:
             raise self._too_large()
         self._check_host()
+        self._check_target()
         self.expect_100_continue = expects_continue(self.headers)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
@@ -135,6 +138,11 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.transport = transport
         elif self.parser.get_method() == b"CONNECT":
             raise MalformedRequestError("CONNECT asks for a tunnel, and this is not a proxy")
+
+    def _check_target(self) -> None:
+        """Uvicorn fails at a target without a path, such as `http://a`."""
+        if not self.url.startswith(b"/") and httptools.parse_url(self.url).path is None:
+            raise MalformedRequestError("the target of the request has no path; send / for the root")
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has arrived."""

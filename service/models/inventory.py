@@ -180,12 +180,13 @@ class Inventory:
         ]
         described: dict[str, Any] = {"name": model, "default": model == self.default(), "versions": versions}
         rule = self.bundles.traffic.get(model)
-        if isinstance(rule, UnreadableTraffic):
-            described["traffic_error"] = rule.reason
-        elif rule:
+        if rule and not isinstance(rule, UnreadableTraffic):
             described["traffic"] = rule.model_dump(exclude_none=True)
-            if reason := self._why_held_back(model):
-                described["traffic_error"] = reason
+        if fault := self.bundles.traffic_faults.get(model):
+            after = "; until a restart, requests go as they did before"
+            described["traffic_error"] = fault + (after if not isinstance(rule, UnreadableTraffic) else "")
+        elif reason := self._why_held_back(model):
+            described["traffic_error"] = reason
         return described
 
     def check_known(self, model: str) -> None:

@@ -38,7 +38,8 @@ class BundleVersion:
     """A version on disk.
 
     Attributes:
-        fingerprint: of its files; () if they could not be read, so that the next scan tries them again.
+        fingerprint: of its files; () if they could not be read or changed while they were, so that the next
+            scan tries them again.
         reason: why it is refused, until its files change; "" if it is not.
         manifest: as of the check of its files; None if they have not been checked, or are refused.
     """
@@ -75,15 +76,16 @@ class Bundles:
     Attributes:
         versions: every version by model and number.
         traffic: the rules on disk, of models that have one.
+        traffic_faults: what is wrong with the files of models whose rule cannot be read.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.versions: dict[str, dict[int, BundleVersion]] = {}
         self.traffic: dict[str, Rule] = {}
+        self.traffic_faults: dict[str, str] = {}
         self._scanning: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
         self._traffic_changing = asyncio.Lock()
         self._traffic_known: set[str] = set()  # models whose rule, or that they have none, has been read
-        self._unreadable_logged: dict[str, str] = {}  # what is wrong with a model's file, as last logged
         self._roots = settings.roots
         self._checked_versions = settings.versions_kept
         self._metrics = metrics
@@ -197,16 +199,16 @@ class Bundles:
         is_known = model in self._traffic_known
         if not is_known:
             self.traffic[model] = UnreadableTraffic(reason)
-        if self._unreadable_logged.get(model) == reason:
+        if self.traffic_faults.get(model) == reason:
             return
-        self._unreadable_logged[model] = reason
+        self.traffic_faults[model] = reason
         if is_known:
             log.warning("the traffic of %s stays as it was: %s", model, reason)
         else:
             log.error("no version of %s answers requests that name none: %s", model, reason)
 
     def _note_traffic(self, model: str, rule: Rule | None) -> None:
-        self._unreadable_logged.pop(model, None)
+        self.traffic_faults.pop(model, None)
         self._traffic_known.add(model)
         if rule == self.traffic.get(model):
             return
@@ -225,15 +227,20 @@ class Bundles:
             return self._refused(model, version, bundle, error)
         return replace(bundle, manifest=manifest)
 
-    def refuse(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> None:
-        """Note that a version could not be loaded."""
+    async def refuse(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> None:
+        """Note that a version could not be loaded; if its files are others by now, the next scan tries again.
+
+        A folder that was away for a moment is the same when it is back, and would stay refused.
+        """
+        if await asyncio.to_thread(_fingerprint, bundle.path) != bundle.fingerprint:
+            bundle = replace(bundle, fingerprint=())
         self.versions.setdefault(model, {})[version] = self._refused(model, version, bundle, error)
 
     def _refused(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> BundleVersion:
         is_foreseen = isinstance(error, BundleError | OSError)
         text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
         reason = text.replace(f"{bundle.path}/", "")
-        if isinstance(error, OSError):  # of the disk, which may pass while the files stay as they are
+        if isinstance(error, OSError | MemoryError):  # which may pass while the files stay as they are
             unread = BundleVersion(bundle.path, (), reason)
             if unread == self.versions.get(model, {}).get(version):
                 return unread

@@ -59,7 +59,7 @@ class VersionLoader:
         except DeviceError:
             raise
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
-            self._bundles.refuse(model, version, bundle, error)
+            await self._bundles.refuse(model, version, bundle, error)
             return loaded
         await asyncio.to_thread(release_memory, [engine])
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)

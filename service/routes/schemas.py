@@ -346,7 +346,7 @@ class ModelAnswer(BaseModel):
     )
     traffic_error: str | None = Field(
         default=None,
-        description="why that does not hold: it cannot be read, or the version that it pins is not loaded",
+        description="what is wrong with it: it cannot be read, or the version that it pins is not loaded",
     )
 
 

@@ -5,11 +5,13 @@ and rows are written in the order of the pictures as soon as their batch is done
 with the number of pictures. A picture that cannot be scored gets no row; it is listed among the errors.
 """
 
+from export.contract.ctrl_c import leave_quietly_in_imports
 from service.extras import naming_the_extra
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line of capsnet-score."""
+    leave_quietly_in_imports()
     with naming_the_extra("capsnet-score"):
         from service.score.cli import main as run
 

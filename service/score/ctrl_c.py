@@ -17,7 +17,7 @@ def run_until_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         KeyboardInterrupt: Ctrl-C came.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return asyncio.run(work)
     try:
         return asyncio.run(_cancelled_at_ctrl_c(work))
@@ -26,6 +26,7 @@ def run_until_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancelled_at_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
+    before = signal.getsignal(signal.SIGINT)
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
 
     def cancel(*_: object) -> None:
@@ -37,4 +38,4 @@ async def _cancelled_at_ctrl_c(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await task
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)

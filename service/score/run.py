@@ -41,6 +41,7 @@ class Run:
         previous: the record of the run that this one resumes, if any.
         names: of the pictures that are done.
         remaining: the other pictures.
+        max_file_bytes: of a picture.
     """
 
     sources: Sources
@@ -48,6 +49,7 @@ class Run:
     previous: Record | None
     names: NamesHash
     remaining: PictureStream
+    max_file_bytes: int
 
     @property
     def done_before(self) -> int:
@@ -75,13 +77,14 @@ def _prepare(options: argparse.Namespace) -> Run:
         raise ScoreError("no pictures given: name files or folders, or use --files-from; --help has examples")
     sources = Sources(options.paths, options.files_from, options.image_column, options.id_column)
     check_inputs_stay(destination, [*options.paths, *([options.files_from] if options.files_from else [])])
+    limit = read_settings().max_body_bytes
     previous = find_record(destination, options.existing)
     pictures = sources.pictures()
     if previous is None:
-        return Run(sources, destination, None, NamesHash(), pictures)
+        return Run(sources, destination, None, NamesHash(), pictures, limit)
     spec = run_spec(options, model_without_loading(options, previous.spec), destination.format)
     check_same_spec(previous.spec, spec, options.out)
-    return Run(sources, destination, previous, skip_done(pictures, previous, options.out), pictures)
+    return Run(sources, destination, previous, skip_done(pictures, previous, options.out), pictures, limit)
 
 
 async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Record, float]:
@@ -100,7 +103,7 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
         progress = progress_bar(run.sources, run.destination, run.done_before, model.views)
         with opened as output, progress as bar:
             started_s = time.monotonic()
-            batches = in_batches(run.remaining, options.batch, read_settings().max_body_bytes, model.views)
+            batches = in_batches(run.remaining, options.batch, run.max_file_bytes, model.views)
             async with aclosing(in_order(scorer.score, batches, options.concurrency)) as done:
                 async for outcomes in done:
                     output.write(outcomes)

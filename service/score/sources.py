@@ -20,6 +20,7 @@ from service.score.archives import TAR_SUFFIXES, ZIP_SUFFIXES, check_compression
 from service.score.picture_stream import (
     SUFFIXES,
     Picture,
+    PictureReadError,
     PictureStream,
     check_bytes,
     is_picture_name,
@@ -214,8 +215,13 @@ def read_file(path: Path, limit: int) -> bytes:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        check_bytes(os.fstat(file.fileno()).st_size, limit)
-        return file.read()
+        if size := os.fstat(file.fileno()).st_size:
+            check_bytes(size, limit)
+            return file.read()
+        content = file.read(limit + 1)  # a pipe or a device has no size, and may have no end
+    if len(content) > limit:
+        raise PictureReadError(f"has no size and more than {limit} bytes (CAPSNET_MAX_BODY_BYTES)")
+    return content
 
 
 def _may_match(path: Path) -> bool:

@@ -246,6 +246,26 @@ def test_a_pil_image_is_seen_as_the_file_of_it(client, mode):
         assert (one.label, one.probability) == (other.label, pytest.approx(other.probability, abs=1e-4))
 
 
+@pytest.mark.parametrize("mode", ["I;16B", "I;16L", "I;16N", "La", "PA", "RGBa", "RGBX", "HSV"])
+def test_a_pil_image_in_a_mode_that_no_png_has_keeps_its_depth_and_its_transparency(client, mode):
+    page = Image.new("L", (60, 50), 235)
+    page.paste(20, (25, 10, 31, 40))
+    ink = Image.new("LA", page.size, (0, 0))
+    ink.paste((20, 255), (25, 10, 31, 40))
+    usual = ink if mode in {"La", "PA", "RGBa"} else page
+    if mode.startswith("I;16"):
+        numbers = np.asarray(page, {"I;16B": ">u2", "I;16L": "<u2", "I;16N": "=u2"}[mode]) * 257
+        image = Image.frombytes(mode, page.size, numbers.tobytes())
+    else:
+        image = usual.convert("RGBA" if usual is ink and mode != "La" else usual.mode)
+        image = (image.convert("RGB") if usual is page else image).convert(mode)
+    assert image.mode == mode
+    of_image, of_usual = (client.classify(one).results[0] for one in (image, usual))
+    assert not of_image.blank
+    for one, other in zip(of_image.classes, of_usual.classes, strict=True):
+        assert (one.label, one.probability) == (other.label, pytest.approx(other.probability, abs=1e-3))
+
+
 def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp_path):
     levels_of = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
     exif = Image.Exif()
@@ -551,6 +571,16 @@ def test_a_stream_gives_one_outcome_a_picture_in_order(client, tmp_path):
         assert outcome.classification.classes[0].probability == pytest.approx(
             wanted.classes[0].probability, abs=1e-6
         )
+
+
+@pytest.mark.parametrize(
+    "one",
+    ["digit.png", Path("digit.png"), b"content", BytesIO(b"content"), Image.new("L", (9, 9)), Pair("l", "r")],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_single_picture_is_no_stream(client, one):
+    with pytest.raises(TypeError, match="classify_many takes several pictures"):
+        client.classify_many(one)
 
 
 def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):

@@ -97,6 +97,14 @@ def test_a_405_lists_every_method_of_the_route(client, path):
     assert answer.headers["allow"] == "GET, HEAD"
 
 
+@pytest.mark.parametrize("path", ["/classify/", "/docs/", "/v2/"])
+def test_a_slash_at_the_end_is_another_path_and_sends_nobody_elsewhere(client, path):
+    answer = client.post(path, content=b"x", headers={"Host": "elsewhere.example"})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "/problems/not-found"
+    assert "location" not in answer.headers
+
+
 def test_a_service_without_models_is_alive_but_not_ready_and_says_why(tmp_path):
     with live_service(settings_for(tmp_path / "nothing"), ready=False) as client:
         wait_until(lambda: "nothing" in client.get("/readyz").json()["detail"])

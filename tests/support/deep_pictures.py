@@ -22,7 +22,9 @@ def png16(numbers: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-def tiff(numbers: np.ndarray, order: str = "<", planar: bool = False, no_data: str = "") -> bytes:
+def tiff(
+    numbers: np.ndarray, order: str = "<", planar: bool = False, no_data: str = "", white_zero: bool = False
+) -> bytes:
     """A TIFF of numbers [H, W, C] of any type, uncompressed; four channels are RGB and alpha."""
     height, width, channels = numbers.shape
     planes = np.moveaxis(numbers, 2, 0) if planar else numbers[None]
@@ -33,7 +35,7 @@ def tiff(numbers: np.ndarray, order: str = "<", planar: bool = False, no_data: s
         (257, LONG, [height]),
         (258, SHORT, [numbers.itemsize * 8] * channels),
         (259, SHORT, [1]),
-        (262, SHORT, [1 if channels == 1 else 2]),
+        (262, SHORT, [int(not white_zero) if channels == 1 else 2]),
         (273, LONG, list(offsets[:-1])),
         (277, SHORT, [channels]),
         (278, LONG, [height]),

@@ -294,6 +294,9 @@ def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
     ("arguments", "message"),
     [
         (["fit", "--out", ""], "must be a folder, got an empty text"),
+        (["fit", "--out", "new", "--images", ""], "must be a path, got an empty text"),
+        (["fit", "--out", "new", "--start-from", ""], "must be a path, got an empty text"),
+        (["evaluate", ""], "must be a path, got an empty text"),
         (["make", "toys", "--data", ""], "must be a folder, got an empty text"),
         (["make", "toys", "--data", __file__], f"must be a folder, got {__file__}: {__file__} is a file"),
         (["fit", "--out", "pyproject.toml/run"], "pyproject.toml is a file"),

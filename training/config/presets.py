@@ -8,6 +8,13 @@ from pathlib import Path
 from training.config.run import RunConfig, from_dict
 from training.config.without_effect import settings_without_effect
 
+OF_OPTIONS = {  # what a preset cannot know, and the option that sets it
+    "started_from": "--start-from",
+    "data.folder": "--images",
+    "data.folder_digest": "--images",
+    "data.class_names": "--images",
+}
+
 
 def presets() -> list[str]:
     """Names of the presets that come with the package."""
@@ -39,12 +46,17 @@ def _read(name: str, content: bytes) -> RunConfig:
     try:
         values = tomllib.loads(content.decode("utf-8-sig"))
         config = from_dict({"preset": name, **values})
+    except RecursionError:
+        raise ValueError(f"preset {name}: its values are nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"preset {name}: {error}") from None
     if not values:
         raise ValueError(f"preset {name}: the file is empty")
     if config.preset != name:
         raise ValueError(f"preset {name}: its name is that of the file; leave the key preset out")
+    named = {*values, *(f"data.{key}" for key in values.get("data", {}))}
+    for key in OF_OPTIONS.keys() & named:
+        raise ValueError(f"preset {name}: {key} is set by {OF_OPTIONS[key]}; leave it out")
     optimizer = config.optimizer
     if optimizer.min_learning_rate > optimizer.learning_rate:
         raise ValueError(

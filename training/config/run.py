@@ -15,6 +15,8 @@ from training.config.optimizer import OptimizerConfig
 from training.config.renamed import with_current_names, with_original_names
 from training.config.strict import STRICT
 
+SEEDS = 2**32  # how many torch tells apart on a CPU
+
 
 @dataclass(frozen=True, config=STRICT)
 class RunConfig:
@@ -28,7 +30,7 @@ class RunConfig:
     """
 
     preset: str = "mnist"
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=SEEDS)
     model: ModelConfig = field(default_factory=CapsNetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -60,6 +60,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         crop_pixels=None,
         held_out="each-class",
         familiar=None,
+        epoch_images=None,
         validation_images=_to_validate_on(preset.data.validation_images, sizes, folder),
     )
     model = replace(preset.model, classes=len(found), image_channels=channels)

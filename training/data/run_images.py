@@ -30,7 +30,7 @@ def load_images(config: RunConfig, split: Literal["train", "test"], root: Path) 
         return _from_viewpoints(data, split, root, familiar=split == "train")
     if data.spec.read is not None:
         return Images.of(load_split(data.name, split, root))
-    if data.folder is None or data.folder_digest is None:  # a preset may name a folder, but reads none
+    if data.folder is None or data.folder_digest is None:  # as of a preset
         raise ValueError(f"the preset {config.preset} is for your own pictures: add --images FOLDER")
     folder, size, channels = Path(data.folder), model.image_size, model.image_channels
     refuse_changed(folder, data.folder_digest)

@@ -18,7 +18,6 @@ from training.fit.distributed import ALONE, Processes
 from training.runs import checkpoint
 
 RECEIVED = ".received.partial"  # folder in a copy that holds what is still arriving
-LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _best_and_newest(run: Path) -> list[str]:
 def _files(run: Path, checkpoints: list[str]) -> list[str]:
     """What a stale copy receives, by its name in the folder."""
     whole = [path for name in checkpoints for path in sorted((run / "checkpoints" / name).iterdir())]
-    several = [run / checkpoint.CONFIG, run / LOG, *whole]
+    several = [run / checkpoint.CONFIG, run / checkpoint.LOG, *whole]
     return [str(path.relative_to(run)) for path in several if path.is_file()]
 
 
@@ -156,7 +155,7 @@ def _put_in_place(run: Path, checkpoints: list[str]) -> None:
     """The log and the best checkpoint before the newest one, which makes the copy count as up to date."""
     aside = run / RECEIVED
     checkpoint.sync(aside)
-    for name in (checkpoint.CONFIG, LOG):
+    for name in (checkpoint.CONFIG, checkpoint.LOG):
         if (aside / name).exists():
             (aside / name).replace(run / name)
     (run / "checkpoints").mkdir(exist_ok=True)

@@ -127,7 +127,9 @@ class Trainer:
         self.progress = self.resumed_from.resumed_by(self.session, changed)
         if checkpoint.is_run(newest) and checkpoint.read_config(newest).loss != self.config.loss:
             # What was found with the other loss says nothing of this one.
-            self.progress = replace(self.progress, lowest_loss=None, improved_epochs=self.progress.epochs)
+            self.progress = replace(
+                self.progress, best_loss=None, lowest_loss=None, improved_epochs=self.progress.epochs
+            )
 
     def fit(self, train: Batches, validation: Batches | None, limits: Limits) -> bool:
         """Train to the last epoch, or until validation meets the configuration's stop condition.
@@ -301,11 +303,14 @@ class Trainer:
 
     def _measure(self, validation: Batches, log: Log, bar: "tqdm[Any]") -> None:
         found = evaluate(self.result, validation, self.config.loss)
-        best = self.progress.best_error_percent
+        is_best = self.progress.is_best(found.error_percent, found.classification_loss)
         self._count_improvement(found)
-        if best is None or found.error_percent <= best:
+        if is_best:
             self.progress = replace(
-                self.progress, best_step=self.progress.step, best_error_percent=found.error_percent
+                self.progress,
+                best_step=self.progress.step,
+                best_error_percent=found.error_percent,
+                best_loss=found.classification_loss,
             )
         log.write(
             self.progress,

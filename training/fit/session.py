@@ -41,15 +41,16 @@ def training_session(
     with held_copies(run, processes) if copies is None else nullcontext(copies) as held:
         if new:
             checkpoint.refuse_a_run(run)
-        trainer = Trainer(run, config, device, _session(device, processes), start_weights, processes, held)
+        session = _session(device, config, processes)
+        trainer = Trainer(run, config, device, session, start_weights, processes, held)
         if held.keeper:
             checkpoint.write_config(run, config)
         yield trainer
 
 
-def _session(device: torch.device, processes: Processes) -> checkpoint.Progress:
+def _session(device: torch.device, config: RunConfig, processes: Processes) -> checkpoint.Progress:
     """Hardware, command and commit, as this session of a run notes them."""
-    hardware, there = provenance.hardware(device), provenance.machines()
+    hardware, there = provenance.hardware(device, config.model), provenance.machines()
     several = f"{processes.count} processes" + (f" on {there} machines" if there > 1 else "")
     return checkpoint.Progress(
         hardware=hardware if processes.count == 1 else f"{several}, each on {hardware}",

@@ -291,7 +291,8 @@ class EMRouting(nn.Module):
         if not spread > 0:
             raise ValueError("the first batch cannot calibrate EM routing: it needs two images that differ")
         self.final_inverse_temperature.copy_(deviation / spread)
-        self.budget_offset.copy_(costs.mean(dim=(0, 1)))
+        begun = LOGIT_PER_BETA / self.final_inverse_temperature * self.beta_a.detach()  # 0, but officially
+        self.budget_offset.copy_(costs.mean(dim=(0, 1)) - begun)
 
     def follow(self, activations: Tensor, deviation: float, momentum: float) -> None:
         """Move lambda and the budgets towards what a batch of training asks for.

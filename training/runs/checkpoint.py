@@ -14,6 +14,7 @@ A checkpoint is written aside and renamed, so a folder of that name is always wh
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,8 @@ from training.runs.weights import (
 )
 
 CONFIG = "config.json"
+LOG = "log.jsonl"
+STEP = re.compile(r"step-\d{8,}")  # the name of a checkpoint
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -61,8 +64,9 @@ class Progress:
     Attributes:
         step: optimizer steps done.
         epochs: complete passes over the training images, a fraction within one.
-        best_step: the last step with the lowest validation error so far; 0 before the first validation.
+        best_step: of the best checkpoint so far, see `is_best`; 0 before the first validation.
         best_error_percent: validation error at that step; None before the first validation.
+        best_loss: of classification at that validation; None before the first, and in older checkpoints.
         lowest_loss: of classification at a validation so far; None before the first.
         improved_epochs: epochs done when validation last improved, see `patience_epochs`.
         train_seconds: time spent in training, over all sessions of the run.
@@ -77,6 +81,7 @@ class Progress:
     epochs: float = 0.0
     best_step: int = 0
     best_error_percent: float | None = None
+    best_loss: float | None = None
     lowest_loss: float | None = None
     improved_epochs: float = 0.0
     train_seconds: float = 0.0
@@ -84,6 +89,12 @@ class Progress:
     source_commit: str = ""
     command: str = ""
     resumed: tuple[str, ...] = ()
+
+    def is_best(self, error_percent: float, loss: float) -> bool:
+        """Whether a validation now is the best so far: by its error, then its loss; of equals the last."""
+        if self.best_error_percent is None or error_percent != self.best_error_percent:
+            return self.best_error_percent is None or error_percent < self.best_error_percent
+        return self.best_loss is None or loss <= self.best_loss
 
     def resumed_by(self, session: "Progress", configured: str = "") -> "Progress":
         """This progress, with a note of the session that continues from here.
@@ -197,18 +208,27 @@ def locked(run: Path, wait_s: float = 0) -> Iterator[None]:
 
 
 def refuse_a_run(folder: Path) -> None:
-    """Raise if a new run would write over another.
+    """Raise if a new run would write over another, or over files of something else.
 
     Raises:
-        ValueError: the folder holds a checkpoint.
+        ValueError: the folder holds a checkpoint, or what has the name of a run's file and is none.
     """
     if newest_checkpoint(folder):
         raise ValueError(f"{folder} already holds a run; continue it with --resume, or choose another --out")
+    foreign = f"{folder} holds a {{}} that is not of a run; choose another --out"
+    if is_run(folder):
+        try:
+            read_config(folder)
+        except ValueError:
+            raise ValueError(foreign.format(CONFIG)) from None
+    elif (folder / LOG).exists():
+        raise ValueError(foreign.format(LOG))
 
 
 def checkpoints(run: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    return sorted((run / "checkpoints").glob("step-*"))
+    found = (run / "checkpoints").glob("step-*")  # copies by hand have other names
+    return sorted(path for path in found if STEP.fullmatch(path.name) and path.is_dir())
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
@@ -311,6 +331,8 @@ def read_progress(checkpoint: Path) -> Progress:
     path = checkpoint / "progress.json"
     try:
         progress = _PROGRESS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from None
     except ValidationError as error:
         raise ValueError(f"{path} cannot be read: {error.errors()[0]['msg']}; {REMEDY}") from None
     run = checkpoint.parent.parent
@@ -318,7 +340,7 @@ def read_progress(checkpoint: Path) -> Progress:
         raise ValueError(f"{path} is of step {progress.step}, not of {checkpoint.name}; {REMEDY}")
     if checkpoint_at(run, progress.best_step).exists():
         return progress
-    return replace(progress, best_step=0, best_error_percent=None)
+    return replace(progress, best_step=0, best_error_percent=None, best_loss=None)
 
 
 def load_model(run: Path, checkpoint: Path, device: torch.device) -> Network:

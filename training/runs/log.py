@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from export.contract.atomic_file import write_atomically
-from training.runs.checkpoint import Progress
+from training.runs.checkpoint import LOG, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +24,8 @@ class Log:
         """
         self._kept = run is not None
         if run is not None:
-            _drop_rows_after(run / "log.jsonl", step)
-            self._file = (run / "log.jsonl").open("a")
+            _drop_rows_after(run / LOG, step)
+            self._file = (run / LOG).open("a")
             self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def __enter__(self) -> "Log":

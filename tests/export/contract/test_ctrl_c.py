@@ -24,7 +24,7 @@ def interrupted_import(package: str, module: str, usual: str = "default_int_hand
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["export", "training"])
+@pytest.mark.parametrize("package", ["export", "training", "service.score"])
 def test_ctrl_c_ends_a_command_that_is_being_imported_without_words(package):
     ended = interrupted_import(package, f"{package}.cli")
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

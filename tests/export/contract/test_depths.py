@@ -101,3 +101,16 @@ def test_no_data_that_no_float32_holds_is_left_out_without_a_warning(declared, l
     shown = read(tiff(numbers[..., None], no_data=declared))
     np.testing.assert_array_equal(shown.ravel()[1:], levels.ravel()[1:])
     assert abs(shown[0, 0] - levels.mean()) < 2
+
+
+@pytest.mark.parametrize(("kind", "order"), [("u1", "<"), ("u1", ">"), ("u2", "<"), ("f4", "<"), ("f4", ">")])
+def test_a_tiff_whose_0_is_white_is_no_negative(kind, order, levels):
+    levels[0, 0], levels[0, 1] = 0, 255
+    inverted = {"u1": 255 - levels, "u2": 65535 - scaled(levels, 16), "f4": 1 - levels / 255}[kind]
+    shown = read(tiff(inverted.astype(kind)[..., None], order, white_zero=True))
+    np.testing.assert_allclose(shown, levels, atol=1)
+
+
+def test_unsigned_numbers_of_32_bits_whose_0_is_white_are_not_read(levels):
+    with pytest.raises(PictureFormatError, match=r"integers of 32 bits \(channels: 1, 0 is white\)"):
+        read(tiff(scaled(levels, 32, "u4")[..., None], white_zero=True))

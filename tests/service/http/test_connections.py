@@ -163,6 +163,7 @@ TOO_MANY = b"X: a\r\n" * (BoundedHttp.max_header_lines + 2)  # the parser tells 
 TOO_LARGE = {
     "headers": b"GET /healthz HTTP/1.1\r\n" + TOO_MANY,
     "whole head": b"GET /healthz HTTP/1.1\r\n" + TOO_MANY + b"\r\n",
+    "a whole head in one piece": b"GET /healthz HTTP/1.1\r\nHost: test\r\nA: " + b"a" * 66_000 + b"\r\n\r\n",
     "trailers": head("/classify", PNG, CHUNKED) + b"0\r\n" + TOO_MANY,
     "trailers with an end": head("/classify", PNG, CHUNKED) + b"0\r\n" + TOO_MANY + b"\r\n",
 }

@@ -319,6 +319,7 @@ HEADS = {
     "an empty host": (b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n", 200),
     "no host, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
     "absolute target": (b"GET http://a/healthz HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    "absolute target without a path": (b"GET http://a HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "HEAD of the metrics": (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
     "HEAD of liveness": (b"HEAD /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", 200),
     "HEAD of readiness": (b"HEAD /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", 200),

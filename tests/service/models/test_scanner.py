@@ -12,8 +12,8 @@ import pytest
 
 from export.contract.manifest import Manifest, read_manifest
 from service.errors import NotReadyError, UnknownModelError
-from service.inference.loading import check_bundle
-from service.models import scanner
+from service.inference.loading import check_bundle, load_engine
+from service.models import scanner, version_loader
 from service.models.scanner import find_bundles
 from tests.support.repositories import loaded, opened, run, states
 from tests.support.tiny_bundle import rewrite_manifest, write_bundle
@@ -286,6 +286,47 @@ def test_a_bundle_that_could_not_be_read_is_tried_again_at_each_look_and_logged_
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
             assert caplog.text.count("refused tiny/2") == 1
             monkeypatch.setattr(scanner, "check_bundle", check_bundle)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_a_folder_that_is_away_while_it_is_loaded_is_tried_again_when_it_is_back(tmp_path, monkeypatch):
+    def load_while_away(bundle: Path, *arguments: object) -> object:
+        if bundle.name == "2":
+            bundle.rename(tmp_path / "away")
+        return load_engine(bundle, *arguments)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            folder = write_bundle(tmp_path / "tiny" / "2")
+            monkeypatch.setattr(version_loader, "load_engine", load_while_away)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            monkeypatch.setattr(version_loader, "load_engine", load_engine)
+            (tmp_path / "away").rename(folder)
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
+
+    run(scenario())
+
+
+def test_memory_that_is_short_for_a_while_costs_a_version_no_longer(tmp_path, monkeypatch):
+    def load_without_memory(bundle: Path, *arguments: object) -> object:
+        if bundle.name == "2":
+            raise MemoryError
+        return load_engine(bundle, *arguments)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        write_bundle(tmp_path / "tiny" / "2")
+        monkeypatch.setattr(version_loader, "load_engine", load_without_memory)
+        async with opened(tmp_path) as repository:
+            await repository.scan()
+            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
+            monkeypatch.setattr(version_loader, "load_engine", load_engine)
             await repository.scan()
             assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
 

@@ -246,6 +246,13 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(tmp_path, caplog, text
                 assert await answering(repository) == 1
             assert caplog.text.count("the traffic of tiny stays as it was") == 1
             assert FILE in caplog.text
+            described = repository.describe("tiny", manifests=False)
+            assert described["traffic"] == {"pinned": 1}
+            assert FILE in described["traffic_error"]
+            assert "until a restart, requests go as they did before" in described["traffic_error"]
+            write(tmp_path, '{"pinned": 2}')
+            await repository.scan()
+            assert "traffic_error" not in repository.describe("tiny", manifests=False)
 
     run(scenario())
 

@@ -616,6 +616,13 @@ def test_folders_give_their_pictures_and_nothing_else(tmp_path):
     assert [found.name for found in in_folder(tmp_path)] == [str(tmp_path / name) for name in names]
 
 
+def test_a_wrong_setting_is_told_before_a_file_is_made(service, digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CAPSNET_FOO", "1")
+    assert score(digits, "--out", tmp_path / "a.csv", "--url", service.base_url) == 2
+    assert "CAPSNET_FOO" in capsys.readouterr().err
+    assert list(tmp_path.glob("a.csv*")) == []
+
+
 def test_a_pattern_reaches_into_subfolders(models, digits, tmp_path):
     assert score(f"{digits}/**/*.png", "--out", tmp_path / "a.csv", "--local", "--models", models) == 0
     expected = [str(path) for path in sorted(digits.rglob("*.png"))]

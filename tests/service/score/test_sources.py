@@ -534,3 +534,18 @@ def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
     picture.write_bytes(b"1")
     (tmp_path / "list.txt").write_text(f"{picture}\n{picture}\n", encoding="utf-8-sig")
     assert names_in(files_from=str(tmp_path / "list.txt")) == [str(picture)] * 2
+
+
+def test_a_device_without_an_end_is_read_to_the_limit_and_no_further():
+    [endless] = found(Path("/dev/zero"))
+    assert isinstance(endless, Skipped)
+    assert endless.reason == f"has no size and more than {LIMIT} bytes (CAPSNET_MAX_BODY_BYTES)"
+
+
+def test_a_pipe_that_is_named_is_a_picture(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'wb').write(b'a picture')"]):
+        [picture] = found(pipe)
+    assert isinstance(picture, LoadedPicture)
+    assert picture.content == b"a picture"

@@ -84,6 +84,12 @@ def test_logits_have_the_configured_deviation_over_the_images_and_begin_around_0
             assert found.mean(dim=(0, 1)).abs().max() < target / 2
 
 
+def test_they_do_so_where_the_budgets_begin_elsewhere_as_officially():
+    for found in logits(network(routing_iterations=1, official_routing=True), pictures()):
+        assert found.mean(dim=(0, 1)).abs().max() < TARGET / 2
+        assert found.std(dim=0).median().item() == pytest.approx(TARGET, rel=0.1)
+
+
 def test_lambda_grows_over_the_iterations_as_it_does_uncalibrated():
     plain = network(calibrated=False, activation_logit_sd=None)
     model = network()

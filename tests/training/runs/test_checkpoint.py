@@ -211,3 +211,52 @@ def test_progress_of_another_step_is_refused(tmp_path, other):
     (saved / "progress.json").write_text(other)
     with pytest.raises(ValueError, match=r"progress\.json is of step [02], not of step-00000003; remove"):
         checkpoint.read_progress(saved)
+
+
+def test_a_copy_by_hand_and_a_file_among_the_checkpoints_are_left_alone(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    copy = checkpoint.save(tmp_path, model, optimizer, Progress(step=1)).with_name("step-00000001-keep")
+    shutil.copytree(checkpoint.checkpoint_at(tmp_path, 1), copy)
+    (tmp_path / "checkpoints" / "step-notes.txt").touch()
+    for step in (2, 3, 4):
+        newest = checkpoint.save(tmp_path, model, optimizer, Progress(step=step))
+    assert checkpoint.newest_checkpoint(tmp_path) == newest
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
+    assert copy.is_dir()
+
+
+def test_a_checkpoint_that_does_not_say_how_far_it_is_says_what_helps(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
+    (saved / "progress.json").unlink()
+    with pytest.raises(ValueError, match=r"progress\.json cannot be read: No such file .*; remove"):
+        checkpoint.read_progress(saved)
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", '{"my": "own"}'), ("log.jsonl", "my own\n")])
+def test_files_of_something_else_are_not_written_over(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"holds a {name} that is not of a run; choose another --out"):
+        checkpoint.refuse_a_run(tmp_path)
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_may_begin_anew(tmp_path):
+    checkpoint.write_config(tmp_path, CONFIG)
+    (tmp_path / "log.jsonl").touch()
+    checkpoint.refuse_a_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("best", "now", "is_best"),
+    [
+        ((None, None), (50.0, 1.0), True),
+        ((10.0, 0.2), (9.0, 0.3), True),
+        ((10.0, 0.2), (11.0, 0.1), False),
+        ((10.0, 0.2), (10.0, 0.1), True),
+        ((10.0, 0.2), (10.0, 0.3), False),
+        ((10.0, 0.2), (10.0, 0.2), True),  # as of a decoder alone
+        ((10.0, None), (10.0, 0.3), True),  # of a checkpoint of an earlier version
+    ],
+)
+def test_the_best_has_the_lowest_error_and_of_equals_the_lowest_loss(best, now, is_best):
+    assert Progress(best_error_percent=best[0], best_loss=best[1]).is_best(*now) is is_best
