@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from capsnet.short_repr import ShortRepr
 
@@ -200,6 +201,9 @@ def _as_png(levels: Array) -> bytes:
 
 def _as_file(picture: Image.Image) -> bytes:
     """A file with the pixels of a PIL image; an image opened from a file is turned upright."""
+    is_deep = picture.mode in TIFF_MODES or picture.mode.startswith("I;16")
+    if is_deep and isinstance(picture, TiffImageFile) and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0:
+        raise ValueError("the TIFF's 0 is white, which a PIL image of it does not tell; send the file")
     if isinstance(picture, ImageFile.ImageFile):
         try:
             picture = ImageOps.exif_transpose(picture)

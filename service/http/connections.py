@@ -130,9 +130,9 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.headers) > self.max_header_lines or head_bytes > self.max_head_bytes:
             raise self._too_large()
         self._check_host()
-        self._check_target()
         self.expect_100_continue = expects_continue(self.headers)
         if not self.parser.should_upgrade():
+            self._check_target()
             super().on_headers_complete()
             transport: Any = _ClosedLast(self, self.cycle)
             self.cycle.transport = transport

@@ -43,6 +43,7 @@ from capsnet.errors import retry_after_s, unreachable
 from capsnet.retries import Contact, tenacity_options
 from capsnet.uploads import REQUEST_IMAGES
 from capsnet.wire_format import HEADER_LENGTH, write_request
+from tests.support.deep_pictures import tiff
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.paths import ROOT
 from tests.support.small_pictures import random_levels, random_png, to_png
@@ -264,6 +265,15 @@ def test_a_pil_image_in_a_mode_that_no_png_has_keeps_its_depth_and_its_transpare
     assert not of_image.blank
     for one, other in zip(of_image.classes, of_usual.classes, strict=True):
         assert (one.label, one.probability) == (other.label, pytest.approx(other.probability, abs=1e-3))
+
+
+@pytest.mark.parametrize("kind", ["u2", "f4"])
+def test_a_deep_tiff_whose_0_is_white_is_sent_as_a_file_or_not_at_all(client, kind):
+    page = np.full((60, 50, 1), 0.1)
+    page[10:40, 25:31] = 0.9  # ink
+    file = tiff((page * (65535 if kind == "u2" else 1)).astype(kind), white_zero=True)
+    with pytest.raises(ValueError, match="0 is white, which a PIL image of it does not tell; send the file"):
+        client.classify(Image.open(BytesIO(file)))
 
 
 def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp_path):

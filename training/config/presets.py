@@ -1,9 +1,11 @@
 """Presets: named configurations that come with the package."""
 
 import tomllib
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from training.config.run import RunConfig, from_dict
 from training.config.without_effect import settings_without_effect
@@ -54,15 +56,20 @@ def _read(name: str, content: bytes) -> RunConfig:
         raise ValueError(f"preset {name}: the file is empty")
     if config.preset != name:
         raise ValueError(f"preset {name}: its name is that of the file; leave the key preset out")
-    named = {*values, *(f"data.{key}" for key in values.get("data", {}))}
-    for key in OF_OPTIONS.keys() & named:
-        raise ValueError(f"preset {name}: {key} is set by {OF_OPTIONS[key]}; leave it out")
     optimizer = config.optimizer
     if optimizer.min_learning_rate > optimizer.learning_rate:
         raise ValueError(
             f"preset {name}: min_learning_rate {optimizer.min_learning_rate:g} is above learning_rate "
             f"{optimizer.learning_rate:g}"
         )
-    if faults := list(settings_without_effect(config)):
+    if faults := [*_set_by_options(values), *settings_without_effect(config)]:
         raise ValueError(f"preset {name}: {'; '.join(faults)}")
     return config
+
+
+def _set_by_options(values: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a preset's values that only an option may set."""
+    named = {*values, *(f"data.{key}" for key in values.get("data", {}))}
+    for key, option in OF_OPTIONS.items():
+        if key in named:
+            yield f"{key} is set by {option}; leave it out"

@@ -49,6 +49,15 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
                 preset.preset,
                 preset.model.image_size,
             )
+    epoch_images = preset.data.epoch_images
+    if epoch_images and preset.data.name != "images":
+        logger.warning(
+            "data.epoch_images: %d of the preset %s has no effect: it is for the images of %s",
+            epoch_images,
+            preset.preset,
+            preset.data.name,
+        )
+        epoch_images = None
     sizes = [len(in_split(paths, "train")) for paths in found.values()]
     data = replace(
         preset.data,
@@ -60,7 +69,7 @@ def configure(preset: RunConfig, folder: Path) -> RunConfig:
         crop_pixels=None,
         held_out="each-class",
         familiar=None,
-        epoch_images=None,
+        epoch_images=epoch_images,
         validation_images=_to_validate_on(preset.data.validation_images, sizes, folder),
     )
     model = replace(preset.model, classes=len(found), image_channels=channels)

@@ -49,7 +49,7 @@ def open_run(run: Path, device: torch.device, images: Path | None = None) -> Ope
             recorded = checkpoint.config_at(run, best)
             progress, model = checkpoint.read_progress(best), build(recorded.model)
             checkpoint.load_weights(model, best)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             if checkpoint.best_checkpoint(run) == best:  # not replaced by a better one
                 raise
         else:

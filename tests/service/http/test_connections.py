@@ -196,6 +196,13 @@ def test_what_is_no_request_is_refused_as_a_problem_and_its_connection_closed(pa
     assert json.loads(body)["type"] == f"/problems/{slug}"
 
 
+def test_a_tunnel_is_told_that_this_is_no_proxy(patient):
+    with connected(patient) as connection:
+        connection.sendall(UNREADABLE["a tunnel"])
+        [(_, _, body)] = answers(read_to_end(connection))
+    assert "this is not a proxy" in json.loads(body)["detail"]
+
+
 @pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
 def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(patient, sent, status, slug):
     good = head("/classify", PNG, f"Content-Length: {len(random_png())}") + random_png()

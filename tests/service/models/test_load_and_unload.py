@@ -368,7 +368,7 @@ def test_an_operator_may_have_a_refused_version_tried_again_though_its_files_are
         folder = write_bundle(tmp_path / "tiny" / "1")
         async with opened(tmp_path) as repository:
             (served,) = repository.loaded()
-            repository._bundles.refuse("tiny", 1, served.bundle, RuntimeError("out of memory"))
+            await repository._bundles.refuse("tiny", 1, served.bundle, RuntimeError("out of memory"))
             await repository.scan()
             assert [entry.is_refused for entry in repository.index()] == [True]
             await repository.load("tiny")

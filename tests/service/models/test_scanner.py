@@ -313,26 +313,6 @@ def test_a_folder_that_is_away_while_it_is_loaded_is_tried_again_when_it_is_back
     run(scenario())
 
 
-def test_memory_that_is_short_for_a_while_costs_a_version_no_longer(tmp_path, monkeypatch):
-    def load_without_memory(bundle: Path, *arguments: object) -> object:
-        if bundle.name == "2":
-            raise MemoryError
-        return load_engine(bundle, *arguments)
-
-    async def scenario() -> None:
-        write_bundle(tmp_path / "tiny" / "1")
-        write_bundle(tmp_path / "tiny" / "2")
-        monkeypatch.setattr(version_loader, "load_engine", load_without_memory)
-        async with opened(tmp_path) as repository:
-            await repository.scan()
-            assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
-            monkeypatch.setattr(version_loader, "load_engine", load_engine)
-            await repository.scan()
-            assert states(repository, "tiny") == {2: "loaded", 1: "loaded"}
-
-    run(scenario())
-
-
 def test_a_version_replaced_by_files_of_the_same_size_and_time_is_loaded_anew(tmp_path):
     async def scenario() -> None:
         folder = write_bundle(tmp_path / "models" / "tiny" / "1", seed=1)

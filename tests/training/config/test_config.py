@@ -253,7 +253,6 @@ def test_a_preset_may_begin_with_the_mark_that_windows_writes(tmp_path):
         ("[started_from]\nbundle = 'capsnet-mnist/4'", "started_from is set by --start-from; leave it out"),
         ("[data]\nclass_names = ['a', 'b']", "data.class_names is set by --images; leave it out"),
         ("[data]\nname = 'images'\nfolder = 'pets'", "data.folder is set by --images; leave it out"),
-        ("[loss]\npresent_margin = 0.1", "present_margin 0.1 is not above absent_margin 0.1"),
     ],
 )
 def test_what_is_wrong_in_a_preset_is_said_with_its_name(tmp_path, text, message):

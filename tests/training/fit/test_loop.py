@@ -427,6 +427,17 @@ def test_where_epochs_are_short_only_the_best_and_the_last_are_written(tmp_path,
     assert checkpoint.best_checkpoint(tmp_path).name == "step-00000015"
 
 
+def test_of_checkpoints_with_the_same_error_the_one_with_the_lowest_loss_counts(tmp_path, monkeypatch):
+    losses = iter((0.3, 0.1, 0.2, 0.2))
+    monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(8, 4, 8, 0, next(losses), 0.0))
+    fit(tmp_path, replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=3)))
+    assert checkpoint.best_checkpoint(tmp_path).name == "step-00000010"
+    other = replace(CONFIG.loss, absent_weight=3.0)
+    longer = replace(CONFIG, loss=other, optimizer=replace(CONFIG.optimizer, epochs=4))
+    fit(tmp_path, longer)
+    assert checkpoint.best_checkpoint(tmp_path).name == "step-00000020", "0.1 was of another loss"
+
+
 def test_a_step_is_taken_at_the_decayed_rate(tmp_path):
     trainer, _ = fit(tmp_path)
     assert trainer.optimizer.param_groups[0]["lr"] == loop.learning_rate(CONFIG.optimizer, 9, per_epoch=5)

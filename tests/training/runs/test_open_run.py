@@ -41,3 +41,19 @@ def test_the_configuration_of_a_checkpoint_that_records_none_is_the_runs(run):
         recorded.unlink()
     change(run, "optimizer", learning_rate=0.9)
     assert open_run(run, CPU).recorded.optimizer.learning_rate == 0.9
+
+
+def test_a_best_checkpoint_that_is_replaced_while_it_is_opened_is_not_missed(run, monkeypatch):
+    best, read = checkpoint.best_checkpoint(run), checkpoint.read_progress
+
+    def replaced(opened):
+        monkeypatch.setattr(checkpoint, "read_progress", read)
+        step = read(opened).step
+        newer = best.rename(checkpoint.checkpoint_at(run, step + 1))
+        progress = json.loads((newer / "progress.json").read_text())
+        (newer / "progress.json").write_text(json.dumps(progress | {"step": step + 1, "best_step": step + 1}))
+        return read(opened)
+
+    monkeypatch.setattr(checkpoint, "best_checkpoint", lambda run: max(checkpoint.checkpoints(run)))
+    monkeypatch.setattr(checkpoint, "read_progress", replaced)
+    assert open_run(run, CPU).name == checkpoint.checkpoints(run)[-1].name != best.name

@@ -361,6 +361,16 @@ def test_a_crop_that_a_preset_asks_for_in_vain_is_warned_of(pictures, caplog):
     assert crop.startswith("data.crop_pixels: 32 of the preset smallnorb has no effect")
 
 
+def test_epochs_are_as_long_as_a_preset_for_own_pictures_says_and_no_other(pictures, caplog):
+    own, other = load_preset("images"), load_preset("multimnist-constant")
+    own = replace(own, data=replace(own.data, epoch_images=500))
+    assert configure(own, pictures).data.epoch_images == 500
+    assert not caplog.messages
+    assert configure(other, pictures).data.epoch_images is None
+    [told] = [line for line in caplog.messages if "epoch_images" in line]
+    assert told.startswith("data.epoch_images: 275000 of the preset multimnist-constant has no effect")
+
+
 @pytest.mark.parametrize("folder", [None, "pictures"])
 def test_a_preset_for_own_pictures_needs_images_whatever_folder_it_names(pictures, tmp_path, folder):
     preset = load_preset("images")
