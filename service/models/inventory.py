@@ -183,8 +183,9 @@ class Inventory:
         if rule and not isinstance(rule, UnreadableTraffic):
             described["traffic"] = rule.model_dump(exclude_none=True)
         if fault := self.bundles.traffic_faults.get(model):
-            after = "; until a restart, requests go as they did before"
-            described["traffic_error"] = fault + (after if not isinstance(rule, UnreadableTraffic) else "")
+            is_unknown = isinstance(rule, UnreadableTraffic)
+            after = "" if is_unknown else "; until a restart, requests go as they did before"
+            described["traffic_error"] = fault + after
         elif reason := self._why_held_back(model):
             described["traffic_error"] = reason
         return described

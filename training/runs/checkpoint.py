@@ -92,9 +92,10 @@ class Progress:
 
     def is_best(self, error_percent: float, loss: float) -> bool:
         """Whether a validation now is the best so far: by its error, then its loss; of equals the last."""
-        if self.best_error_percent is None or error_percent != self.best_error_percent:
-            return self.best_error_percent is None or error_percent < self.best_error_percent
-        return self.best_loss is None or loss <= self.best_loss
+        best = self.best_error_percent
+        if best is None or error_percent < best:
+            return True
+        return error_percent == best and (self.best_loss is None or loss <= self.best_loss)
 
     def resumed_by(self, session: "Progress", configured: str = "") -> "Progress":
         """This progress, with a note of the session that continues from here.
@@ -326,7 +327,7 @@ def read_progress(checkpoint: Path) -> Progress:
     """How far the run had come at a checkpoint; as if never validated, if the best one has been removed.
 
     Raises:
-        ValueError: the file is damaged, or another step's.
+        ValueError: the file is missing, damaged, or another step's.
     """
     path = checkpoint / "progress.json"
     try:
