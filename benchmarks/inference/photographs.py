@@ -43,6 +43,7 @@ CONDITIONS = {
     "on squared paper": Conditions(squares=True),
     "with a thick marker": Conditions(pen="marker", thickness=(0.15, 0.22)),
 }
+VERY_THICK = Conditions(pen="marker", thickness=(0.25, 0.4))
 SIGNS = "?!&@#%+=*<>~"  # no network learns them, and neither the font of these and of the letters
 BATCH = 100
 TEST_SEED, VALIDATION_SEED = 1_000, 2_000
@@ -99,10 +100,8 @@ def session(folder: Path) -> ort.InferenceSession:
 def sets(options: Namespace) -> Iterator[Set]:
     """All kinds of pictures, made one after the other."""
     rng = np.random.default_rng(VALIDATION_SEED if options.validation else TEST_SEED)
-    labels = np.arange(options.count) % 10
     for name, conditions in CONDITIONS.items():
-        files = (photograph(int(digit), SIZE, rng, conditions) for digit in labels)
-        yield Set(name, [read_picture(file, MAX_PIXELS) for file in files], labels)
+        yield photographs(name, conditions, options.count, rng)
     digits = digits_of(options)
     yield Set("transformed digits", as_pictures(digits.pixels[:, 0].numpy()), digits.labels.numpy())
     for name, some in (("letters", LETTERS), ("other signs", SIGNS)):
@@ -112,6 +111,14 @@ def sets(options: Namespace) -> Iterator[Set]:
     scribbles = as_pictures(draw_scribbles(8 * options.count, rng))
     yield Set("scribbles", [picture for n, picture in enumerate(scribbles) if n % 8 < 6], None)
     yield Set("spots and noise", [picture for n, picture in enumerate(scribbles) if n % 8 >= 6], None)
+    yield photographs("with a very thick marker", VERY_THICK, options.count, rng)
+
+
+def photographs(name: str, conditions: Conditions, count: int, rng: np.random.Generator) -> Set:
+    """Digits from 0 to 9, again and again."""
+    labels = np.arange(count) % 10
+    files = (photograph(int(digit), SIZE, rng, conditions) for digit in labels)
+    return Set(name, [read_picture(file, MAX_PIXELS) for file in files], labels)
 
 
 def digits_of(options: Namespace) -> Images:

@@ -6,6 +6,8 @@ import { resize, round } from "./resize.js";
 // Planes here are {width, height, values} of one channel, 0-1.
 
 const GROUND_WINDOW = 1 / 3; // of the shorter side
+const CLEAR_SKEWNESS = 1;
+const MORE_INK = 2;
 const NOISE_DEVIATIONS = 6;
 const LEAST_CONTRAST = 0.15;
 const INK_LEVEL = 0.4;
@@ -18,29 +20,19 @@ const CENTER = 14.5 / 28;
 const STROKE = 2.4 / 28;
 const OVERSAMPLING = 8;
 
-/** Whether what stands out from its surroundings is darker than they are. */
-export function isDarkOnLight(gray) {
-  const { width, height, values } = gray;
-  const cell = (GROUND_WINDOW / 2) * Math.min(height, width);
-  const coarse = resized(gray, round(width / cell), round(height / cell), "box");
-  const around = resized(coarse, width, height, "bicubic").values;
-  return values.reduce((sum, level, at) => sum + (level - around[at]) ** 3, 0) < 0;
-}
-
-/** Ink of the one digit in a picture: paper exactly 0 and strokes near 1; all 0 where nothing stands out. */
-export function findInk(gray, isDark) {
-  const contrast = contrastOf(gray, isDark);
-  const smooth = boxMean(contrast);
-  const paper = quantile(smooth.values, 0.5);
-  const noise = 1.4826 * quantile(smooth.values.map((level) => Math.abs(level - paper)), 0.5);
-  const floor = Math.max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise);
-  const strokes = strokesIn(smooth, floor);
-  const levels = contrast.values.filter((_, at) => strokes.values[at]);
-  if (!levels.length) return { ...gray, values: new Float32Array(gray.values.length) };
-  const full = Math.max(floor, quantile(levels, 0.7)); // of dotted strokes most is paper
-  const near = dilate(strokes, 2).values;
-  const values = contrast.values.map((level, at) => near[at] * clipped((level - 0.25 * full) / (0.6 * full)));
-  return { ...gray, values };
+/**
+ * Ink of the one digit in a picture, and whether it is darker than the paper. Paper is exactly 0 and strokes are
+ * near 1; all is 0 where nothing stands out.
+ */
+export function findInk(gray) {
+  const skewness = skewnessOf(gray);
+  const isDark = skewness < 0;
+  const ink = inkOf(gray, isDark);
+  if (Math.abs(skewness) < CLEAR_SKEWNESS) {
+    const other = inkOf(gray, !isDark);
+    if (sum(other.values) > MORE_INK * sum(ink.values)) return { ink: other, isDark: !isDark };
+  }
+  return { ink, isDark };
 }
 
 /** Fit the ink's box into 20/28 of a frame, centered by mass, thin strokes thickened. */
@@ -57,6 +49,33 @@ export function placeInk(ink, width, height) {
     large = dilateRound(scaledInk(crop, (room * box) / longer), round(missing / 2));
   }
   return centered(large, width, height);
+}
+
+/** Skewness of what stands out from its surroundings: below 0 for dark ink, near 0 for thick strokes. */
+function skewnessOf(gray) {
+  const { width, height, values } = gray;
+  const cell = (GROUND_WINDOW / 2) * Math.min(height, width);
+  const coarse = resized(gray, round(width / cell), round(height / cell), "box");
+  const around = resized(coarse, width, height, "bicubic").values;
+  const apart = values.map((level, at) => level - around[at]);
+  const [square, cube] = [2, 3].map((power) => sum(apart.map((level) => level ** power)) / apart.length);
+  return cube / Math.max(1e-6, Math.sqrt(square)) ** 3;
+}
+
+/** Ink that is darker, or lighter, than the paper. */
+function inkOf(gray, isDark) {
+  const contrast = contrastOf(gray, isDark);
+  const smooth = boxMean(contrast);
+  const paper = quantile(smooth.values, 0.5);
+  const noise = 1.4826 * quantile(smooth.values.map((level) => Math.abs(level - paper)), 0.5);
+  const floor = Math.max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise);
+  const strokes = strokesIn(smooth, floor);
+  const levels = contrast.values.filter((_, at) => strokes.values[at]);
+  if (!levels.length) return { ...gray, values: new Float32Array(gray.values.length) };
+  const full = Math.max(floor, quantile(levels, 0.7)); // of dotted strokes most is paper
+  const near = dilate(strokes, 2).values;
+  const values = contrast.values.map((level, at) => near[at] * clipped((level - 0.25 * full) / (0.6 * full)));
+  return { ...gray, values };
 }
 
 /** How much a pixel stands out from its ground; on paper as a share of the paper's brightness. */
@@ -307,12 +326,13 @@ function centered(large, width, height) {
 }
 
 function startOf(profile, side) {
-  const mass = profile.reduce((sum, one) => sum + one, 0);
-  const moment = profile.reduce((sum, one, place) => sum + one * (place + 0.5), 0);
+  const mass = sum(profile);
+  const moment = sum(profile.map((one, place) => one * (place + 0.5)));
   return round(CENTER * side - moment / mass);
 }
 
 const resized = (plane, width, height, filter) => resize({ ...plane, channels: 1 }, width, height, { filter });
+const sum = (values) => values.reduce((total, one) => total + one, 0);
 const clipped = (level) => Math.min(1, Math.max(0, level));
 
 /** As np.quantile: linear between two values. */

@@ -1,6 +1,6 @@
 // A picture becomes the model's input as `export.contract.preprocess` makes it: the same rules, in the same order.
 
-import { findInk, isDarkOnLight, placeInk } from "./ink.js";
+import { findInk, placeInk } from "./ink.js";
 import { Problem } from "./problem.js";
 import { resizeInSteps, round } from "./resize.js";
 
@@ -48,9 +48,9 @@ function digit(gray, { width, height, channels, polarity }) {
   const [wide, high] = [gray.width, gray.height].map((side) => Math.max(8, round(side * scale)));
   const small = resizeInSteps(gray, wide, high);
   const plane = { width: wide, height: high, values: scaled(small) };
-  const isDark = isDarkOnLight(plane);
-  const ink = placeInk(findInk(plane, isDark), width, height).values;
-  const values = isDark && polarity === "any" ? ink.map((level) => 1 - level) : ink;
+  const { ink, isDark } = findInk(plane);
+  const levels = placeInk(ink, width, height).values;
+  const values = isDark && polarity === "any" ? levels.map((level) => 1 - level) : levels;
   return Float32Array.from({ length: values.length * channels }, (_, place) => values[Math.floor(place / channels)]);
 }
 

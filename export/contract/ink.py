@@ -2,7 +2,9 @@
 
 The ground is what a closing leaves of the picture: every dark thing narrower than a third of the frame is
 painted over, so that shadows and falling light stay in the ground and strokes do not. What stands out
-from the ground by enough is ink, unless it is a speck or runs along the edge of the picture.
+from the ground by enough is ink, unless it is a speck or runs along the edge of the picture. Strokes may be
+darker or lighter than the paper: thin ones are the rare extremes of a picture, thick ones the larger part of
+its dark and light things.
 
 Written in NumPy and Pillow, for the service installs no SciPy; `browser/engine/ink.js` is the same in
 JavaScript.
@@ -21,6 +23,8 @@ Plane = NDArray[np.float32]  # [H, W]
 Mask = NDArray[np.bool_]  # [H, W]
 
 GROUND_WINDOW = 1 / 3  # of the shorter side; strokes are thinner, shadows are wider
+CLEAR_SKEWNESS = 1.0  # from here on it tells which is ink and which is paper
+MORE_INK = 2.0  # below, the digit is what has this times as much ink as the paper inside and around it
 NOISE_DEVIATIONS = 6.0  # ink stands out from the paper by this many standard deviations of its noise
 LEAST_CONTRAST = 0.15  # and by this share of the paper's brightness
 INK_LEVEL = 0.4  # a pixel is ink from this share of the darkest ink's contrast
@@ -49,36 +53,24 @@ class Components:
         return (self.boxes[:, 2:] - self.boxes[:, :2]).max(axis=1)
 
 
-def is_dark_on_light(gray: Plane) -> bool:
-    """Whether what stands out from its surroundings is darker than they are; [H, W], 0-1."""
-    height, width = gray.shape
-    cell = GROUND_WINDOW / 2 * min(height, width)
-    coarse = Image.fromarray(gray).resize((round(width / cell), round(height / cell)), Image.Resampling.BOX)
-    around = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
-    return float(((gray - around) ** 3).sum()) < 0  # an even edge, such as a shadow's, has no third moment
-
-
-def find_ink(gray: Plane, is_dark: bool) -> Plane:
+def find_ink(gray: Plane) -> tuple[Plane, bool]:
     """Ink of the one digit in a picture, paper exactly 0 and strokes near 1.
 
     Args:
         gray: the picture, [H, W], 0-1.
-        is_dark: whether the ink is darker than the paper.
 
     Returns:
-        [H, W], 0-1; all zero when nothing stands out enough to be a digit.
+        the ink, [H, W], 0-1, all zero when nothing stands out enough to be a digit; and whether it is darker
+        than the paper.
     """
-    contrast = _contrast(gray, is_dark)
-    smooth = _box_mean(contrast)
-    paper = float(np.median(smooth))
-    noise = 1.4826 * float(np.median(np.abs(smooth - paper)))
-    floor = max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise)
-    strokes = _strokes(smooth, floor)
-    if not strokes.any():
-        return np.zeros_like(gray)
-    full = max(floor, float(np.percentile(contrast[strokes], 70)))  # of dotted strokes most is paper
-    ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
-    return np.asarray(ink * _dilate(strokes.astype(np.float32), 2), np.float32)
+    skewness = _skewness(gray)
+    is_dark = skewness < 0
+    ink = _ink_of(gray, is_dark)
+    if abs(skewness) < CLEAR_SKEWNESS:
+        other = _ink_of(gray, not is_dark)
+        if other.sum() > MORE_INK * ink.sum():
+            return other, not is_dark
+    return ink, is_dark
 
 
 def place_ink(ink: Plane, height: int, width: int) -> Plane:
@@ -104,6 +96,31 @@ def place_ink(ink: Plane, height: int, width: int) -> Plane:
         large = _scaled(crop, (box - stroke) / max(1.0, box - thickness) * box / max(crop.shape))
         large = _dilate_round(large, round(missing / 2))
     return _centered(large, height, width)
+
+
+def _skewness(gray: Plane) -> float:
+    """Skewness of what stands out from its surroundings: below 0 for dark ink, near 0 for thick strokes."""
+    height, width = gray.shape
+    cell = GROUND_WINDOW / 2 * min(height, width)
+    coarse = Image.fromarray(gray).resize((round(width / cell), round(height / cell)), Image.Resampling.BOX)
+    apart = gray - np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    deviation = max(1e-6, float((apart**2).mean()) ** 0.5)
+    return float((apart**3).mean()) / deviation**3  # of an even edge, such as a shadow's, 0
+
+
+def _ink_of(gray: Plane, is_dark: bool) -> Plane:
+    """Ink that is darker, or lighter, than the paper; [H, W], 0-1."""
+    contrast = _contrast(gray, is_dark)
+    smooth = _box_mean(contrast)
+    paper = float(np.median(smooth))
+    noise = 1.4826 * float(np.median(np.abs(smooth - paper)))
+    floor = max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise)
+    strokes = _strokes(smooth, floor)
+    if not strokes.any():
+        return np.zeros_like(gray)
+    full = max(floor, float(np.percentile(contrast[strokes], 70)))  # of dotted strokes most is paper
+    ink = np.clip((contrast - 0.25 * full) / (0.6 * full), 0, 1)
+    return np.asarray(ink * _dilate(strokes.astype(np.float32), 2), np.float32)
 
 
 def _contrast(gray: Plane, is_dark: bool) -> Plane:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from export.contract.ink import find_ink, is_dark_on_light, place_ink
+from export.contract.ink import find_ink, place_ink
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import ViewMismatchError
 
@@ -85,8 +85,8 @@ def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
     scale = min(1.0, INK_SIDE_PIXELS / max(picture.size))
     width, height = (max(8, round(side * scale)) for side in picture.size)
     gray = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
-    is_dark = is_dark_on_light(gray)
-    ink = place_ink(find_ink(gray, is_dark), facts.height, facts.width)
+    found, is_dark = find_ink(gray)
+    ink = place_ink(found, facts.height, facts.width)
     values = 1 - ink if is_dark and facts.polarity == "any" else ink
     return np.repeat(values[..., None], facts.channels, axis=2)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from docs.photographs import photograph
+from docs.photographs import USUAL, Conditions, photograph
 from export.contract.manifest import Preprocessing
 from tests.support.paths import ROOT
 from training.data.synthetic.drawn_digits import draw_digits
@@ -20,6 +20,7 @@ DIGIT = Preprocessing(height=28, width=28, polarity="light-on-dark", placement="
 FIT = Preprocessing(height=36, width=36, polarity="light-on-dark", placement="fit")
 CROP = Preprocessing(height=32, width=32, placement="centre-crop", crop_share=2 / 3)
 COLOR = Preprocessing(height=24, width=32, channels=3, placement="fit")
+THICK = Conditions(pen="marker", thickness=(0.2, 0.4))
 MNIST = Path("mnist/t10k-images-idx3-ubyte.gz")
 
 
@@ -49,7 +50,8 @@ def _photographs(rng: np.random.Generator) -> Iterator[Case]:
     sizes = [(640, 480), (333, 507), (1600, 1200), (801, 799), (120, 90), (2400, 2100)]
     for index in range(60):
         size = sizes[index % 5] if index else sizes[5]
-        yield Case(f"photograph {index}", photograph(index % 10, size, rng), DIGIT)
+        conditions = THICK if index % 4 == 2 else USUAL
+        yield Case(f"photograph {index}", photograph(index % 10, size, rng, conditions), DIGIT)
 
 
 def _digits(rng: np.random.Generator) -> Iterator[Case]:

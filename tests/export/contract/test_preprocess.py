@@ -276,6 +276,16 @@ def test_a_digit_is_shown_as_mnist_shows_it_whatever_its_polarity_size_and_place
     assert value.max() > 0.95
 
 
+@pytest.mark.parametrize("is_dark", [True, False], ids=["dark on light", "light on dark"])
+@pytest.mark.parametrize("place", range(0, 40, 5))
+def test_strokes_wider_than_a_sixth_of_the_page_are_not_taken_for_paper(place, is_dark):
+    page = Image.new("L", (240, 200), 235)
+    ImageDraw.Draw(page).ellipse((30 + place, 20, 140 + place, 180), outline=20, width=44)
+    value = to_input(page if is_dark else ImageOps.invert(page), DIGIT)[..., 0]
+    assert value[14, 14] == 0  # the hole of the zero
+    assert value[[5, 14, 14], [14, 9, 19]].min() > 0.9
+
+
 def test_a_digit_keeps_its_aspect_ratio_and_is_centered_by_mass():
     page = Image.new("L", (300, 200), 255)
     ImageDraw.Draw(page).line((40, 30, 40, 150), fill=0, width=10)
