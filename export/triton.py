@@ -111,7 +111,7 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
     Args:
         bundle: its folder `<model>/<version>`.
         out: the repository.
-        device: where encoder and decoder run.
+        device: where encoder, decoder and explain graph run.
         max_batch: images in one run, and in one request, at most.
 
     Raises:
@@ -189,7 +189,7 @@ def describe_models(
     Args:
         bundle: without a decoder it makes one model, the encoder.
         ensemble_version: the version that the ensemble runs.
-        device: where encoder and decoder run.
+        device: where encoder, decoder and explain graph run.
         max_batch: images in one run, at most.
     """
     name, graphs = bundle.manifest.model, bundle.manifest.graphs

@@ -123,6 +123,14 @@ def trained_bundle(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return made_once(tmp_path_factory, "capsnet-drawn", export) / "1"
 
 
+@pytest.fixture
+def own_iterations_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is published is compared at its own routing iterations; other numbers are for test_parity.py."""
+    from export import parity
+
+    monkeypatch.setitem(parity.ROUTING_ITERATIONS, "capsnet", ())
+
+
 @pytest.fixture(scope="session")
 def drawn_mnist_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root whose `mnist` is digits that the repository draws, in MNIST's own files: 600 and 200."""

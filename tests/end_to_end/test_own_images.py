@@ -181,6 +181,7 @@ def test_training_commands_take_the_pictures_from_where_they_lie_now(moved, comm
     assert ending(train, [*command, str(run), "--images", str(pictures)]) == 0
 
 
+@pytest.mark.usefixtures("own_iterations_only")
 def test_a_bundle_is_measured_on_the_pictures_where_they_lie_now_but_does_not_tell_it(moved, capsys):
     run, pictures = moved
     model = run.parent / "model"

@@ -98,12 +98,12 @@ def test_nothing_is_published_when_the_gate_fails(tiny_run, tmp_path, monkeypatc
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.usefixtures("own_iterations_only")
 def test_nothing_is_left_when_publishing_breaks_off(tiny_run, tmp_path, monkeypatch):
     def full_disk(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(bundle, "model_card", full_disk)
-    monkeypatch.setitem(parity.ROUTING_ITERATIONS, "capsnet", ())  # other numbers are for test_parity.py
     with pytest.raises(OSError, match="No space left on device") as failed:
         bundle.publish(tiny_run, tmp_path / "model", Path("data"))
     assert failed.value.filename == str(tmp_path / "model")
@@ -213,6 +213,7 @@ def test_a_run_that_was_measured_as_it_finished_has_been_measured_once(tiny_run,
     assert times_measured(tmp_path, config) == 2
 
 
+@pytest.mark.usefixtures("own_iterations_only")
 def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, trained_bundle, tmp_path, capsys):
     model = tmp_path / "capsnet-drawn"  # whose name it gets, not that of the folder behind the link
     (tmp_path / "Other Disk").mkdir()
@@ -284,6 +285,7 @@ def test_no_image_shows_more_objects_than_there_are_classes(trained_bundle):
         Manifest.model_validate(facts | {"objects_per_image": 11})
 
 
+@pytest.mark.usefixtures("own_iterations_only")
 def test_where_nothing_was_held_out_parity_is_said_to_be_of_images_trained_on(tiny_run, tmp_path):
     run = shutil.copytree(tiny_run, tmp_path / "run")
     config = json.loads((run / "config.json").read_text())

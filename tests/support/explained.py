@@ -28,8 +28,13 @@ MATRIX_CONFIGURATIONS = {
     "the paper's": {},
     "1 iteration": {"routing_iterations": 1},
     "2 iterations, a softer density": {"routing_iterations": 2, "density_exponent": 0.3},
-    "official, calibrated": {"official_routing": True, "activation_logit_sd": 1.0},
-    "mixing proportions, vectors": {"mixing_proportions": True, "vector_poses": True, "image_size": 27},
+    "official, calibrated": {"official_routing": True, "activation_logit_sd": 1.0, "routing_iterations": 2},
+    "mixing proportions, vectors": {
+        "mixing_proportions": True,
+        "vector_poses": True,
+        "image_size": 27,
+        "routing_iterations": 2,
+    },
 }
 
 
