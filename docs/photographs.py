@@ -39,6 +39,7 @@ class Conditions:
         thickness: smallest and largest of the pen, in heights of the digit; None for the pen's own.
         shadow_share: of the photographs have a shadow.
         shadow: how much of the light it takes, at least and at most.
+        note: whether the paper is a note on a table, not much larger than the digit.
     """
 
     turn_degrees: float = 5.0
@@ -48,6 +49,7 @@ class Conditions:
     thickness: tuple[float, float] | None = None
     shadow_share: float = 0.5
     shadow: tuple[float, float] = (0.1, 0.4)
+    note: bool = False
 
 
 USUAL = Conditions()
@@ -67,6 +69,8 @@ def photograph(
         pen = conditions.pen or pen
         coverage = written(digit, pen, height, width, rng, conditions)[..., None]
         scene = scene * (1 - coverage) + np.array(PENS[pen], np.float32) * coverage
+        if conditions.note:
+            scene = cut_out(scene, coverage[..., 0], rng)
     if rng.random() < 0.2:
         scene = on_a_table(scene, rng)
     scene *= lighting(height, width, rng, conditions)[..., None]
@@ -139,6 +143,21 @@ def on_a_table(scene: NDArray[np.float32], rng: np.random.Generator) -> NDArray[
     rows, columns = np.mgrid[:height, :width]
     beyond = (rows < margin[0] + 0.02 * columns, columns > width - margin[1] - 0.02 * rows)[rng.integers(2)]
     return np.where(beyond[..., None], np.array([0.34, 0.24, 0.17], np.float32), scene)
+
+
+def cut_out(
+    scene: NDArray[np.float32], coverage: NDArray[np.float32], rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """Leave a note around the digit, a little turned, and the table beyond it, [H, W, 3]."""
+    rows, columns = np.nonzero(coverage > 0.5)
+    center = np.array([np.ptp(rows) / 2 + rows.min(), np.ptp(columns) / 2 + columns.min()])
+    half = np.array([np.ptp(rows), np.ptp(columns)]) / 2 + rng.uniform(0.2, 0.5) * np.ptp(rows)
+    y, x = np.mgrid[: coverage.shape[0], : coverage.shape[1]] - center[:, None, None]
+    turn = np.deg2rad(rng.normal(0, 6))
+    down, across = y * np.cos(turn) - x * np.sin(turn), x * np.cos(turn) + y * np.sin(turn)
+    is_table = (np.abs(down) > half[0]) | (np.abs(across) > half[1])
+    table = rng.uniform(0.4, 1.8) * np.array([0.34, 0.24, 0.17], np.float32)
+    return np.where(is_table[..., None], table, scene)
 
 
 def lighting(

@@ -43,7 +43,10 @@ CONDITIONS = {
     "on squared paper": Conditions(squares=True),
     "with a thick marker": Conditions(pen="marker", thickness=(0.15, 0.22)),
 }
-VERY_THICK = Conditions(pen="marker", thickness=(0.25, 0.4))
+LATER_CONDITIONS = {
+    "with a very thick marker": Conditions(pen="marker", thickness=(0.25, 0.4)),
+    "of notes on a table": Conditions(note=True),
+}
 SIGNS = "?!&@#%+=*<>~"  # no network learns them, and neither the font of these and of the letters
 BATCH = 100
 TEST_SEED, VALIDATION_SEED = 1_000, 2_000
@@ -111,7 +114,8 @@ def sets(options: Namespace) -> Iterator[Set]:
     scribbles = as_pictures(draw_scribbles(8 * options.count, rng))
     yield Set("scribbles", [picture for n, picture in enumerate(scribbles) if n % 8 < 6], None)
     yield Set("spots and noise", [picture for n, picture in enumerate(scribbles) if n % 8 >= 6], None)
-    yield photographs("with a very thick marker", VERY_THICK, options.count, rng)
+    for name, conditions in LATER_CONDITIONS.items():  # after all others, which stay as they were
+        yield photographs(name, conditions, options.count, rng)
 
 
 def photographs(name: str, conditions: Conditions, count: int, rng: np.random.Generator) -> Set:

@@ -7,7 +7,10 @@ import { resize, round } from "./resize.js";
 
 const GROUND_WINDOW = 1 / 3; // of the shorter side
 const CLEAR_SKEWNESS = 1;
+const PEN = 0.12; // of the digit's longer side
+const SHEET = 0.85; // of a rectangle
 const MORE_INK = 2;
+const INKED = 0.3;
 const NOISE_DEVIATIONS = 6;
 const LEAST_CONTRAST = 0.15;
 const INK_LEVEL = 0.4;
@@ -28,11 +31,12 @@ export function findInk(gray) {
   const skewness = skewnessOf(gray);
   const isDark = skewness < 0;
   const ink = inkOf(gray, isDark);
-  if (Math.abs(skewness) < CLEAR_SKEWNESS) {
-    const other = inkOf(gray, !isDark);
-    if (sum(other.values) > MORE_INK * sum(ink.values)) return { ink: other, isDark: !isDark };
-  }
-  return { ink, isDark };
+  if (Math.abs(skewness) >= CLEAR_SKEWNESS || hasStrokesOfAPen(ink)) return { ink, isDark };
+  const other = inkOf(gray, !isDark);
+  const [own, others] = [ink, other].map(({ values }) => sum(values));
+  const [less, more] = own > others ? [other, ink] : [ink, other];
+  const isOther = isWrittenOn(more, less) ? less === other : others > MORE_INK * own;
+  return isOther ? { ink: other, isDark: !isDark } : { ink, isDark };
 }
 
 /** Fit the ink's box into 20/28 of a frame, centered by mass, thin strokes thickened. */
@@ -60,6 +64,41 @@ function skewnessOf(gray) {
   const apart = values.map((level, at) => level - around[at]);
   const [square, cube] = [2, 3].map((power) => sum(apart.map((level) => level ** power)) / apart.length);
   return cube / Math.max(1e-6, Math.sqrt(square)) ** 3;
+}
+
+const inkedOf = (ink) => ({ ...ink, values: ink.values.map((level) => Number(level > INKED)) });
+
+/** Whether there is ink, and its strokes are thin beside its box. */
+function hasStrokesOfAPen(ink) {
+  const inked = inkedOf(ink);
+  const box = cropped(inked);
+  return box !== null && thicknessOf(inked) < PEN * Math.max(box.width, box.height);
+}
+
+/** Whether the one is a sheet, in a picture of the table around it, and the other lies within it. */
+function isWrittenOn(sheet, ink) {
+  const [outer, inner] = [sheet, ink].map(inkedOf);
+  const [around, within] = [outer, inner].map(boxOf);
+  if (!around || !within) return false;
+  if (within.top < around.top || within.bottom > around.bottom) return false;
+  if (within.left < around.left || within.right > around.right) return false;
+  const covered = outer.values.filter((isInk, at) => isInk || inner.values[at]).length;
+  return covered > SHEET * rectangleAround(outer);
+}
+
+/** Area of the smallest rectangle around what is in a mask, turned by multiples of five degrees. */
+function rectangleAround({ width, height, values }) {
+  const ends = [];
+  for (let y = 0; y < height; y++) {
+    const line = values.subarray(y * width, (y + 1) * width);
+    if (line.includes(1)) ends.push([line.indexOf(1), y], [line.lastIndexOf(1), y]);
+  }
+  const sideOf = (places) => places.reduce((a, b) => Math.max(a, b)) - places.reduce((a, b) => Math.min(a, b)) + 1;
+  const areas = Array.from({ length: 18 }, (_, turn) => {
+    const [cos, sin] = [Math.cos((turn * Math.PI) / 36), Math.sin((turn * Math.PI) / 36)];
+    return sideOf(ends.map(([x, y]) => x * cos + y * sin)) * sideOf(ends.map(([x, y]) => y * cos - x * sin));
+  });
+  return Math.min(...areas);
 }
 
 /** Ink that is darker, or lighter, than the paper. */
@@ -253,9 +292,8 @@ function connectedComponents({ width, height, values }) {
   return labels;
 }
 
-/** The box in which there is ink; null if there is none. */
-function cropped(ink) {
-  const { width, values } = ink;
+/** The box in which there is ink, its last row and column within; null if there is none. */
+function boxOf({ width, values }) {
   const first = values.findIndex((level) => level > 0);
   if (first < 0) return null;
   const top = Math.floor(first / width);
@@ -266,7 +304,13 @@ function cropped(ink) {
     left = Math.min(left, at % width);
     right = Math.max(right, at % width);
   });
-  return part(ink, left, top, right - left + 1, bottom - top + 1);
+  return { top, bottom, left, right };
+}
+
+/** The part of a plane in which there is ink; null if there is none. */
+function cropped(ink) {
+  const box = boxOf(ink);
+  return box && part(ink, box.left, box.top, box.right - box.left + 1, box.bottom - box.top + 1);
 }
 
 /** Resize ink; strokes that pale because they become thinner than a pixel are brought back to full. */

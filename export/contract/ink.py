@@ -23,8 +23,11 @@ Plane = NDArray[np.float32]  # [H, W]
 Mask = NDArray[np.bool_]  # [H, W]
 
 GROUND_WINDOW = 1 / 3  # of the shorter side; strokes are thinner, shadows are wider
-CLEAR_SKEWNESS = 1.0  # from here on it tells which is ink and which is paper
-MORE_INK = 2.0  # below, the digit is what has this times as much ink as the paper inside and around it
+CLEAR_SKEWNESS = 1.0  # from here on it tells which is ink and which is paper; below, the next three do
+PEN = 0.12  # of the digit's longer side; what lies between thick strokes is not as narrow as a pen's strokes
+SHEET = 0.85  # of a rectangle; a sheet of paper on a table fills it, together with what is written on it
+MORE_INK = 2.0  # a digit of thick strokes is this times as much as what lies between them
+INKED = 0.3  # from here on a pixel counts as ink
 NOISE_DEVIATIONS = 6.0  # ink stands out from the paper by this many standard deviations of its noise
 LEAST_CONTRAST = 0.15  # and by this share of the paper's brightness
 INK_LEVEL = 0.4  # a pixel is ink from this share of the darkest ink's contrast
@@ -66,11 +69,12 @@ def find_ink(gray: Plane) -> tuple[Plane, bool]:
     skewness = _skewness(gray)
     is_dark = skewness < 0
     ink = _ink_of(gray, is_dark)
-    if abs(skewness) < CLEAR_SKEWNESS:
-        other = _ink_of(gray, not is_dark)
-        if other.sum() > MORE_INK * ink.sum():
-            return other, not is_dark
-    return ink, is_dark
+    if abs(skewness) >= CLEAR_SKEWNESS or _has_strokes_of_a_pen(ink):
+        return ink, is_dark
+    other = _ink_of(gray, not is_dark)
+    less, more = sorted((ink, other), key=np.sum)
+    is_other = less is other if _is_written_on(more, less) else other.sum() > MORE_INK * ink.sum()
+    return (other, not is_dark) if is_other else (ink, is_dark)
 
 
 def place_ink(ink: Plane, height: int, width: int) -> Plane:
@@ -106,6 +110,35 @@ def _skewness(gray: Plane) -> float:
     apart = gray - np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
     deviation = max(1e-6, float((apart**2).mean()) ** 0.5)
     return float((apart**3).mean()) / deviation**3  # of an even edge, such as a shadow's, 0
+
+
+def _has_strokes_of_a_pen(ink: Plane) -> bool:
+    """Whether there is ink, and its strokes are thin beside its box."""
+    inked = ink > INKED
+    sides = [np.ptp(places) + 1 for places in np.nonzero(inked) if len(places)]
+    return bool(sides) and _thickness(inked) < PEN * max(sides)
+
+
+def _is_written_on(sheet: Plane, ink: Plane) -> bool:
+    """Whether the one is a sheet, in a picture of the table around it, and the other lies within it."""
+    outer, inner = sheet > INKED, ink > INKED
+    rows, columns = (np.flatnonzero(outer.any(axis=axis)) for axis in (1, 0))
+    if not len(rows) or not inner.any():
+        return False
+    box = np.zeros_like(outer)
+    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
+    covered = np.count_nonzero(outer | inner)
+    return not (inner & ~box).any() and covered > SHEET * _rectangle_around(outer)
+
+
+def _rectangle_around(mask: Mask) -> float:
+    """Area of the smallest rectangle around what is in a mask, turned by multiples of five degrees."""
+    rows = np.flatnonzero(mask.any(axis=1))
+    left, right = mask[rows].argmax(axis=1), mask.shape[1] - 1 - mask[rows, ::-1].argmax(axis=1)
+    x, y = np.concatenate([left, right]), np.concatenate([rows, rows])  # the outline's ends are enough
+    angles = np.deg2rad(np.arange(0, 90, 5))[:, None]
+    across, down = x * np.cos(angles) + y * np.sin(angles), y * np.cos(angles) - x * np.sin(angles)
+    return float(((np.ptp(across, axis=1) + 1) * (np.ptp(down, axis=1) + 1)).min())
 
 
 def _ink_of(gray: Plane, is_dark: bool) -> Plane:

@@ -21,6 +21,7 @@ FIT = Preprocessing(height=36, width=36, polarity="light-on-dark", placement="fi
 CROP = Preprocessing(height=32, width=32, placement="centre-crop", crop_share=2 / 3)
 COLOR = Preprocessing(height=24, width=32, channels=3, placement="fit")
 THICK = Conditions(pen="marker", thickness=(0.2, 0.4))
+NOTE = Conditions(note=True)
 MNIST = Path("mnist/t10k-images-idx3-ubyte.gz")
 
 
@@ -50,7 +51,7 @@ def _photographs(rng: np.random.Generator) -> Iterator[Case]:
     sizes = [(640, 480), (333, 507), (1600, 1200), (801, 799), (120, 90), (2400, 2100)]
     for index in range(60):
         size = sizes[index % 5] if index else sizes[5]
-        conditions = THICK if index % 4 == 2 else USUAL
+        conditions = (USUAL, NOTE, THICK)[index % 3]
         yield Case(f"photograph {index}", photograph(index % 10, size, rng, conditions), DIGIT)
 
 

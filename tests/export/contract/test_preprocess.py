@@ -286,6 +286,21 @@ def test_strokes_wider_than_a_sixth_of_the_page_are_not_taken_for_paper(place, i
     assert value[[5, 14, 14], [14, 9, 19]].min() > 0.9
 
 
+@pytest.mark.parametrize("is_dark", [True, False], ids=["dark on light", "light on dark"])
+@pytest.mark.parametrize("pen", [6, 26], ids=["a pen", "a marker"])
+@pytest.mark.parametrize("table", [60, 90, 120])
+def test_a_sheet_on_a_table_is_not_taken_for_ink(table, pen, is_dark):
+    page = Image.new("L", (320, 240), table)
+    draw = ImageDraw.Draw(page)
+    draw.rectangle((90, 20, 230, 220), fill=225)
+    draw.ellipse((115, 50, 205, 190), outline=20, width=pen)
+    page = page.rotate(8, Image.Resampling.BILINEAR, fillcolor=table)
+    value = to_input(page if is_dark else ImageOps.invert(page), DIGIT)[..., 0]
+    assert value[14, 14] == 0  # the hole of the zero
+    assert value[[0, -1]].max() == 0
+    assert value[[13, 14, 15]].max(axis=0)[[7, 8, 9, 18, 19, 20]].max() > 0.9
+
+
 def test_a_digit_keeps_its_aspect_ratio_and_is_centered_by_mass():
     page = Image.new("L", (300, 200), 255)
     ImageDraw.Draw(page).line((40, 30, 40, 150), fill=0, width=10)
