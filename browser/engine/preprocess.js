@@ -5,6 +5,7 @@ import { Problem } from "./problem.js";
 import { resizeInSteps, round } from "./resize.js";
 
 const INK_SIDE_PIXELS = 512; // ink is looked for at this resolution
+const LEAST_INK_SIDE_PIXELS = 32;
 const ALMOST_ALL = 0.75; // of the border of a picture that may be a data set's own
 
 /**
@@ -44,7 +45,8 @@ export function toInput(picture, facts) {
 
 /** The ink of a digit on its ground. */
 function digit(gray, { width, height, channels, polarity }) {
-  const scale = Math.min(1, INK_SIDE_PIXELS / Math.max(gray.width, gray.height));
+  const largest = INK_SIDE_PIXELS / Math.max(gray.width, gray.height);
+  const scale = Math.min(largest, Math.max(1, LEAST_INK_SIDE_PIXELS / Math.min(gray.width, gray.height)));
   const [wide, high] = [gray.width, gray.height].map((side) => Math.max(8, round(side * scale)));
   const small = resizeInSteps(gray, wide, high);
   const plane = { width: wide, height: high, values: scaled(small) };

@@ -59,11 +59,12 @@ export function reduce({ width, channels, values }, [across, down], [left, top, 
       const [x0, y0] = [left + column * across, top + row * down];
       const [x1, y1] = [Math.min(right, x0 + across), Math.min(bottom, y0 + down)];
       const count = (x1 - x0) * (y1 - y0);
+      const reciprocal = Math.trunc(Math.fround(2 ** 32 / (256 * count))); // as Pillow divides
       for (let channel = 0; channel < channels; channel++) {
-        let sum = count >> 1;
+        let total = count >> 1;
         for (let y = y0; y < y1; y++)
-          for (let x = x0; x < x1; x++) sum += values[(y * width + x) * channels + channel];
-        made[at++] = Math.floor(sum / count);
+          for (let x = x0; x < x1; x++) total += values[(y * width + x) * channels + channel];
+        made[at++] = Math.floor((total * reciprocal) / 2 ** 24);
       }
     }
   return { width: wide, height: high, channels, values: made };

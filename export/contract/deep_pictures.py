@@ -34,14 +34,14 @@ class Levels:
         black: the number that becomes 0.
         white: the number that becomes 255.
         fill: what is shown where there is no data.
-        no_data: the number that stands for that, besides those out of all reason; None: no other one.
+        no_data: the numbers that stand for that, besides those out of all reason.
         beyond: how large those are.
     """
 
     black: float
     white: float
     fill: float
-    no_data: float | None
+    no_data: tuple[float, ...]
     beyond: float
 
     def apply(self, numbers: Numbers) -> Numbers:
@@ -63,12 +63,12 @@ def find_levels(strips: Iterable[Numbers], kind: str, declared_no_data: float | 
         NoRangeError: there are numbers that are not finite, or no pixel has data.
     """
     beyond = NO_DATA_BEYOND[kind]
+    no_data = () if declared_no_data is None else (declared_no_data,)
     found = _Found()
     for strip in strips:
-        found.add(strip[~is_no_data(strip, declared_no_data, beyond)].astype(np.float64), kind != "float")
-    no_data = declared_no_data
+        found.add(strip[~is_no_data(strip, no_data, beyond)].astype(np.float64), kind != "float")
     if found.negative_low == found.negative_high and found.negative_low in USUAL_NO_DATA:
-        no_data = found.negative_low
+        no_data = (*no_data, found.negative_low)
         found.forget_negatives()
     if not found.count:
         raise NoRangeError("picture has no pixel with data")
@@ -76,19 +76,21 @@ def find_levels(strips: Iterable[Numbers], kind: str, declared_no_data: float | 
     return Levels(black, white, found.total / found.count, no_data, beyond)
 
 
-def is_no_data(numbers: Numbers, no_data: float | None, beyond: float) -> NDArray[np.bool_]:
+def is_no_data(numbers: Numbers, no_data: tuple[float, ...], beyond: float) -> NDArray[np.bool_]:
     """Where numbers [...] stand for no data.
 
     Raises:
         NoRangeError: some are not finite, and not declared to be that.
     """
-    extreme: NDArray[np.bool_] = np.abs(numbers) >= beyond
+    found: NDArray[np.bool_] = np.abs(numbers) >= beyond
     is_finite = np.isfinite(numbers)
-    if no_data is not None and not math.isfinite(no_data):
-        return extreme | ~is_finite
-    if not is_finite.all():
+    if not all(map(math.isfinite, no_data)):
+        found |= ~is_finite
+    elif not is_finite.all():
         raise NoRangeError("picture has pixels that are not finite numbers")
-    return extreme if no_data is None else extreme | (numbers == np.float32(no_data))
+    for number in no_data:
+        found |= numbers == np.float32(number)
+    return found
 
 
 @dataclass

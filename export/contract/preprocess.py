@@ -13,6 +13,7 @@ from export.contract.manifest import Preprocessing
 from export.contract.pictures import ViewMismatchError
 
 INK_SIDE_PIXELS = 512  # ink is looked for at this resolution; more only costs time
+LEAST_INK_SIDE_PIXELS = 32  # a shorter side is enlarged to it, or strokes would be too thin to be found
 # Of a border, where a picture may be a data set's own: a coat that fills the frame has light edges as well.
 ALMOST_ALL = 0.75
 
@@ -82,7 +83,8 @@ def to_input(picture: Image.Image, facts: Preprocessing, rule: Rule = "auto") ->
 
 def _digit(picture: Image.Image, facts: Preprocessing) -> NDArray[np.float32]:
     """The ink of a digit on its ground; dark ink stays dark for a model of any polarity."""
-    scale = min(1.0, INK_SIDE_PIXELS / max(picture.size))
+    largest = INK_SIDE_PIXELS / max(picture.size)
+    scale = min(largest, max(1.0, LEAST_INK_SIDE_PIXELS / min(picture.size)))
     width, height = (max(8, round(side * scale)) for side in picture.size)
     gray = _values(_resized(picture.convert("L"), (width, height)), 1)[..., 0]
     found, is_dark = find_ink(gray)
@@ -106,8 +108,9 @@ def _center_crop(picture: Image.Image, facts: Preprocessing) -> Image.Image:
     """A part from the middle that fills the frame; the largest one, unless the crop's share is below 1."""
     scale = facts.crop_share * min(picture.width / facts.width, picture.height / facts.height)
     across, down = facts.width * scale, facts.height * scale
-    left, top = (picture.width - across) / 2, (picture.height - down) / 2
-    return _resized(picture, (facts.width, facts.height), (left, top, left + across, top + down))
+    left, top = (max(0.0, room / 2) for room in (picture.width - across, picture.height - down))
+    right, bottom = min(picture.width, left + across), min(picture.height, top + down)
+    return _resized(picture, (facts.width, facts.height), (left, top, right, bottom))
 
 
 def _resized(

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Page
 
@@ -61,6 +62,20 @@ def label(pixels: NDArray[np.float32], facts: Preprocessing) -> int:
     """The class that the model of such pictures names."""
     [probabilities] = encoder(LABELED[facts]).run(["probabilities"], {"pixels": pixels[None] / 255})
     return int(probabilities[0].argmax())
+
+
+REDUCE = """async ([values, width, height, factor]) => {
+    const { reduce } = await import("/resize.js");
+    const plane = { width, height, channels: 1, values: Uint8Array.from(values) };
+    return Array.from(reduce(plane, [factor, factor], [0, 0, width, height]).values);
+}"""
+
+
+@pytest.mark.parametrize("factor", [2, 3, 5, 7, 12])
+def test_blocks_of_pixels_become_the_levels_that_pillow_gives_them(page, factor):
+    pixels = np.random.default_rng(factor).integers(0, 256, (61, 95), np.uint8)  # blocks at the edge are cut
+    found = page.evaluate(REDUCE, [pixels.ravel().tolist(), 95, 61, factor])
+    assert found == np.asarray(Image.fromarray(pixels).reduce(factor)).ravel().tolist()
 
 
 @pytest.mark.timeout(1200)

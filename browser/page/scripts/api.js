@@ -17,7 +17,7 @@ engine.addEventListener("message", ({ data: { id, result, problem, progress } })
 });
 engine.addEventListener("error", ({ message }) => {
   const problem = { title: "The engine of this page cannot be loaded", detail: message || "check the connection and load the page again" };
-  for (const { reject } of waiting.values()) reject(new ServiceError(0, problem));
+  for (const { reject } of waiting.values()) reject(new ServiceError(502, problem));
   waiting.clear();
 });
 

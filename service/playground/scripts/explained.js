@@ -15,7 +15,7 @@ export function classesOf({ grid, entropy, distance_edges: edges, classes }) {
  * that are active everywhere or nowhere come last.
  */
 export function typesOf({ grid, entropy, activations, distances }) {
-  const edges = edgesTo(Math.max(1e-6, ...distances.flat(Infinity)));
+  const edges = edgesTo(distances.flat(Infinity).reduce((most, one) => Math.max(most, one), 1e-6));
   const rows = activations[0].map((_, type) => {
     const heat = activations.map((types) => types[type]);
     const votes = heat.map((active, iteration) => histogram(distances[iteration][type].flat(), active.flat(), edges.at(-1)));

@@ -7,7 +7,7 @@ const STRONGEST = 0.85; // opacity
 const DIMMED = 0.55; // the image under it
 
 /** The largest absolute value of heat maps, [..., R, C]. */
-export const largest = (maps) => Math.max(1e-9, ...maps.flat(Infinity).map(Math.abs));
+export const largest = (maps) => maps.flat(Infinity).reduce((most, one) => Math.max(most, Math.abs(one)), 1e-9);
 
 /**
  * Draw a heat map over what the network sees.

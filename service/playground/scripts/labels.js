@@ -15,12 +15,18 @@ export function labelsOf(paths, classes) {
 }
 
 function folderLabel(path, classes) {
-  return path.split("/").slice(0, -1).findLast((part) => classes.includes(part)) ?? null;
+  return path.split("/").slice(0, -1).map((part) => classNamed(part, classes)).findLast(Boolean) ?? null;
 }
 
 function nameLabel(path, classes) {
-  const words = path.split("/").at(-1).replace(/\.[^.]*$/, "").split(/[^\p{L}\p{N}]+/u);
-  if (classes.includes(words[0])) return words[0];
-  const named = new Set(words.filter((word) => classes.includes(word)));
-  return named.size === 1 ? [...named][0] : null;
+  const words = path.split("/").at(-1).replace(/\.[^.]*$/, "").split(/[^\p{L}\p{M}\p{N}]+/u);
+  const named = words.map((word) => classNamed(word, classes));
+  if (named[0]) return named[0];
+  const found = new Set(named.filter(Boolean));
+  return found.size === 1 ? [...found][0] : null;
+}
+
+/** The class of this name, whose accents may be written in another way. */
+function classNamed(name, classes) {
+  return classes.find((one) => one.normalize("NFC") === name.normalize("NFC"));
 }

@@ -20,11 +20,14 @@ export function watchConnection() {
   dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
   dialog.addEventListener("close", () => awaitsKey() && !dialog.open && dialog.showModal()); // a second Escape
   byId("key-form").addEventListener("submit", () => useKey(byId("key").value.trim()));
-  addEventListener("unhandledrejection", (event) => {
-    if (!(event.reason instanceof ServiceError)) return;
-    event.preventDefault();
-    tell(sentence(event.reason));
-  });
+  addEventListener("unhandledrejection", (event) => sayUncaught(event, event.reason));
+  addEventListener("error", (event) => sayUncaught(event, event.error)); // of an `await` outside of functions
+}
+
+function sayUncaught(event, error) {
+  if (!(error instanceof ServiceError)) return;
+  event.preventDefault();
+  tell(sentence(error));
 }
 
 /** Show this line until something works; if it lasts, until somebody goes on to something else. */

@@ -87,6 +87,16 @@ def test_what_the_file_declares_to_be_no_data_is_none(levels):
     np.testing.assert_array_equal(shown, levels)
 
 
+@pytest.mark.parametrize("declared", ["nan", "255"])
+def test_a_usual_number_for_no_data_is_one_beside_the_declared_one(declared, levels):
+    numbers = (levels / 255).astype(np.float32)
+    numbers[3, 4], numbers[5, 6] = float(declared), -9999
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[NO_DATA_TAG] = declared
+    shown = read(saved(numbers, tiffinfo=tags)).astype(float)
+    assert abs(shown[[3, 5], [4, 6]] - levels.mean()).max() < 3
+
+
 def test_no_data_in_a_picture_that_is_shrunk_stays_out_of_its_neighbors():
     numbers = np.full((2100, 2100), 0.25, np.float32)
     numbers[:1000] = 0.75

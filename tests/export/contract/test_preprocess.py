@@ -338,6 +338,18 @@ def test_noise_on_a_falling_light_is_an_empty_input():
     assert to_input(Image.fromarray(page), DIGIT).max() == 0
 
 
+@pytest.mark.parametrize(("side", "least"), [(8, 0.6), (12, 0.8), (20, 0.9)])
+def test_a_digit_of_few_pixels_is_found(side, least):
+    page = ImageOps.invert(drawn(size=112)).resize((side, side), Image.Resampling.BOX)
+    assert likeness(to_input(page, DIGIT), np.asarray(drawn())) > least
+
+
+@pytest.mark.parametrize("side", [29, 58, 116, 225, 900])  # 28 * (side / 28) is more than the side
+def test_a_crop_that_rounding_makes_larger_than_the_picture_is_all_of_it(side):
+    facts = Preprocessing(height=28, width=28, channels=1, placement="centre-crop")
+    assert to_input(Image.new("L", (side, side + 7), 51), facts) == pytest.approx(0.2)
+
+
 def test_off_is_a_plain_resize():
     page = written_on(200, 50, (280, 280))
     expected = np.asarray(page.resize((28, 28), Image.Resampling.BILINEAR), np.float32) / 255

@@ -89,6 +89,16 @@ def test_an_error_is_the_largest_difference_from_the_plain_variant():
     assert errors == {"toom_cook_1d": pytest.approx(0.25)}
 
 
+class Answers:
+    """A session that gives these outputs."""
+
+    def __init__(self, *outputs: float):
+        self.outputs = [np.array([output], np.float32) for output in outputs]
+
+    def run(self, *_) -> list[np.ndarray]:
+        return self.outputs
+
+
 def test_what_is_not_a_number_is_an_infinite_error():
     assert largest_errors({"plain": scaling(1), "toom_cook_2d": scaling(np.nan)}) == {"toom_cook_2d": np.inf}
 
@@ -98,3 +108,8 @@ def test_a_plan_can_keep_an_infinite_error(tmp_path):
     plan = PLAIN.model_copy(update={"errors": {"toom_cook_2d": np.inf}})
     (tmp_path / FILE).write_text(plan.model_dump_json())
     assert read_plan(tmp_path) == plan
+
+
+def test_nor_may_a_later_output_be_none():
+    sessions = {"plain": Answers(1, 2), "toom_cook_1d": Answers(1.5, np.nan)}
+    assert largest_errors(sessions, np.zeros((1, 2, 2, 1), np.float32)) == {"toom_cook_1d": np.inf}

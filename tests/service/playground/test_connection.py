@@ -405,3 +405,17 @@ def test_the_list_of_versions_keeps_the_focus_and_shows_the_one_in_use(open_page
         versions.select_option("2")
         expect(page.locator("#notice")).to_contain_text("It is gone.")
         expect(versions).to_have_value("1")
+
+
+def test_what_fails_at_the_start_is_told(open_page, address):
+    problem = '{"title": "The models are locked away", "status": 500}'
+    headers = {"Content-Type": "application/problem+json"}
+    page = open_page(
+        f"{address}/",
+        wait_for="#notice:not([hidden])",
+        prepare=lambda page: page.route(
+            "**/models", lambda route: route.fulfill(status=500, headers=headers, body=problem)
+        ),
+        may_complain=True,
+    )
+    expect(page.locator("#notice")).to_contain_text("The models are locked away")

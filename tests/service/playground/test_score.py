@@ -99,6 +99,13 @@ def test_a_label_is_read_from_a_folder_or_a_name_if_most_names_have_one(page, la
     assert page.evaluate(script, [list(labels), classes]) == list(labels.values())
 
 
+def test_a_label_is_found_however_its_accents_are_written(page):
+    script = "async (given) => (await import('/playground/scripts/labels.js')).labelsOf(...given)"
+    composed, decomposed, marked = "\u00c4pfel", "A\u0308pfel", "\u0939\u093f\u0928\u094d\u0926\u0940"
+    paths = [f"{decomposed}/1.png", f"{decomposed}-1.png", f"{marked}_1.png"]
+    assert page.evaluate(script, [paths, [composed, marked]]) == [composed, composed, marked]
+
+
 def fail(route: Route) -> None:
     problem = '{"title": "Internal error", "status": 500}'
     route.fulfill(status=500, headers={"Content-Type": "application/problem+json"}, body=problem)
