@@ -114,21 +114,20 @@ def _skewness(gray: Plane) -> float:
 
 def _has_strokes_of_a_pen(ink: Plane) -> bool:
     """Whether there is ink, and its strokes are thin beside its box."""
-    inked = ink > INKED
-    sides = [np.ptp(places) + 1 for places in np.nonzero(inked) if len(places)]
-    return bool(sides) and _thickness(inked) < PEN * max(sides)
+    rows, columns = np.nonzero(ink > INKED)
+    if not len(rows):
+        return False
+    return _thickness(ink > INKED) < PEN * (1 + int(max(np.ptp(rows), np.ptp(columns))))
 
 
 def _is_written_on(sheet: Plane, ink: Plane) -> bool:
     """Whether the one is a sheet, in a picture of the table around it, and the other lies within it."""
-    outer, inner = sheet > INKED, ink > INKED
-    rows, columns = (np.flatnonzero(outer.any(axis=axis)) for axis in (1, 0))
-    if not len(rows) or not inner.any():
+    outer, inner = (np.nonzero(plane > INKED) for plane in (sheet, ink))
+    if not len(outer[0]) or not len(inner[0]):
         return False
-    box = np.zeros_like(outer)
-    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
-    covered = np.count_nonzero(outer | inner)
-    return not (inner & ~box).any() and covered > SHEET * _rectangle_around(outer)
+    is_within = all(o.min() <= i.min() and i.max() <= o.max() for o, i in zip(outer, inner, strict=True))
+    covered = int(np.count_nonzero(np.maximum(sheet, ink) > INKED))
+    return is_within and covered > SHEET * _rectangle_around(sheet > INKED)
 
 
 def _rectangle_around(mask: Mask) -> float:
