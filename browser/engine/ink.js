@@ -71,8 +71,8 @@ const inkedOf = (ink) => ({ ...ink, values: ink.values.map((level) => Number(lev
 /** Whether there is ink, and its strokes are thin beside its box. */
 function hasStrokesOfAPen(ink) {
   const inked = inkedOf(ink);
-  const box = cropped(inked);
-  return box !== null && thicknessOf(inked) < PEN * Math.max(box.width, box.height);
+  const box = boxOf(inked);
+  return box !== null && thicknessOf(inked) < PEN * (1 + Math.max(box.right - box.left, box.bottom - box.top));
 }
 
 /** Whether the one is a sheet, in a picture of the table around it, and the other lies within it. */

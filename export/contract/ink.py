@@ -114,10 +114,11 @@ def _skewness(gray: Plane) -> float:
 
 def _has_strokes_of_a_pen(ink: Plane) -> bool:
     """Whether there is ink, and its strokes are thin beside its box."""
-    rows, columns = np.nonzero(ink > INKED)
+    inked = ink > INKED
+    rows, columns = np.nonzero(inked)
     if not len(rows):
         return False
-    return _thickness(ink > INKED) < PEN * (1 + int(max(np.ptp(rows), np.ptp(columns))))
+    return _thickness(inked) < PEN * (1 + int(max(np.ptp(rows), np.ptp(columns))))
 
 
 def _is_written_on(sheet: Plane, ink: Plane) -> bool:

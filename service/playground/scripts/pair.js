@@ -2,7 +2,7 @@
 
 import { byId, element } from "./dom.js";
 import { fitted, toFile } from "./picture.js";
-import { ServiceError } from "./transport.js";
+import { sampleFile } from "./samples.js";
 
 const TOYS = ["animal", "human", "airplane", "truck", "car"];
 const [AZIMUTHS, AZIMUTH_STEP] = [18, 20]; // positions, degrees
@@ -130,7 +130,6 @@ export class Pair {
 }
 
 async function load(toy) {
-  const answer = await fetch(new URL(`../samples/${toy}.webp`, import.meta.url)).catch(() => ({ ok: false, status: 0 }));
-  if (!answer.ok) throw new ServiceError(answer.status, { title: "The toys cannot be loaded" });
+  const answer = await sampleFile(`${toy}.webp`, "The toys cannot be loaded");
   return createImageBitmap(await answer.blob());
 }

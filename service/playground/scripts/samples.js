@@ -59,9 +59,14 @@ function button({ name, strokes }, canvas, onChoose) {
 }
 
 async function load() {
-  const answer = await fetch(new URL("../samples/digits.json", import.meta.url)).catch(() => ({ ok: false, status: 0 }));
-  if (!answer.ok) throw new ServiceError(answer.status, { title: "The sample digits cannot be loaded" });
-  return answer.json();
+  return (await sampleFile("digits.json", "The sample digits cannot be loaded")).json();
+}
+
+/** The response with a file of samples, or an error of this title. */
+export async function sampleFile(name, title) {
+  const answer = await fetch(new URL(`../samples/${name}`, import.meta.url)).catch(() => ({ ok: false, status: 0 }));
+  if (!answer.ok) throw new ServiceError(answer.status, { title });
+  return answer;
 }
 
 function moved(strokes, by) {

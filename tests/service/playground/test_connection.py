@@ -419,3 +419,10 @@ def test_what_fails_at_the_start_is_told(open_page, address):
         may_complain=True,
     )
     expect(page.locator("#notice")).to_contain_text("The models are locked away")
+
+
+def test_toys_that_do_not_come_are_told(open_page, address):
+    page = open_page(f"{address}/", may_complain=True)
+    page.route("**/samples/*.webp", lambda route: route.abort())
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#notice")).to_contain_text("The toys cannot be loaded")

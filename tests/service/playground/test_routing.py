@@ -190,3 +190,11 @@ def test_a_single_iteration_is_shown_once(page):
     page.evaluate(PLAY_ONE)
     page.clock.run_for(5 * PLAY_MS)
     assert page.evaluate("window.shown") == [0]
+
+
+def test_the_largest_of_more_numbers_than_a_call_may_have_is_found(page):
+    script = """async () => {
+        const { largest } = await import("/playground/scripts/heat.js");
+        return largest([new Array(300000).fill(0.5), [-2]]);
+    }"""
+    assert page.evaluate(script) == 2
