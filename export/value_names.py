@@ -16,6 +16,10 @@ from torch.fx import Node
 from training.models.graph_names import NOTE
 
 _KEY = "capsnet.step"  # of the note on a node
+# The second input, by operator, where it is no number.
+_SECOND_INPUT = {"Reshape": "shape"} | dict.fromkeys(
+    ("ReduceMax", "ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"), "axes"
+)
 
 
 class Step(NamedTuple):
@@ -145,8 +149,7 @@ def _name_initializers(graph: ir.Graph) -> None:
 
 def _role(node: ir.Node, value: ir.Value) -> str:
     """What a constant is to the node that reads it first."""
-    if node.op_type == "Reshape":
-        return "shape"
-    if node.op_type in {"ReduceMax", "ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"}:
-        return "axes"
-    return f"constant_{list(node.inputs).index(value)}"
+    place = list(node.inputs).index(value)
+    if place == 1 and node.op_type in _SECOND_INPUT:
+        return _SECOND_INPUT[node.op_type]
+    return f"constant_{place}"

@@ -26,7 +26,8 @@ class Engine:
 
     Attributes:
         device: the device in use.
-        max_batch: images per run, at most.
+        max_batch: images per run of the encoder, at most.
+        decoder_max_batch: of the decoder.
         workers: how many threads may call at the same time.
         encoder: the sessions of the encoder.
         decoder: the session of the decoder, if the bundle has one.
@@ -37,6 +38,7 @@ class Engine:
     manifest: Manifest
     device: UsedDevice
     max_batch: int
+    decoder_max_batch: int
     workers: int
     encoder: SessionPool
     decoder: Session | None
@@ -55,7 +57,7 @@ class Engine:
         return probabilities, poses
 
     def decode(self, poses: Floats, mask: Floats, *, exclusive: bool = True) -> tuple[Floats]:
-        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
+        """At most `decoder_max_batch` poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
 
         Exclusive or not, it runs with one worker's share of the cores, which is enough for it.
 

@@ -105,6 +105,7 @@ def _open(
     threads = (options.threads or usable_cpus()) if device == "cpu" else 1
     workers = min(threads, MAX_WORKERS)
     share = threads // workers
+    decoder_max_batch = options.largest_batch(device)
     max_batch = options.largest_batch(device, manifest.architecture)
     options = options._replace(max_batch=max_batch)
     content, graph = graphs["encoder"], manifest.graphs["encoder"]
@@ -114,10 +115,12 @@ def _open(
         if options.precision == "half":
             content = halved(content, manifest)
         encoder_pool = pool_of_one(open_session(content, graph, device, options, threads))
-    engine = Engine(manifest, device, max_batch, workers, encoder_pool, None, options.precision)
+    engine = Engine(
+        manifest, device, max_batch, decoder_max_batch, workers, encoder_pool, None, options.precision
+    )
     if "decoder" not in graphs:
         return engine
-    in_full = options._replace(precision="float32")
+    in_full = options._replace(precision="float32", max_batch=decoder_max_batch)
     try:
         decoder = open_session(graphs["decoder"], manifest.graphs["decoder"], device, in_full, share)
     except BaseException:

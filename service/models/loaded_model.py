@@ -121,7 +121,7 @@ def start_model(
     batcher = Batcher(
         f"{model}/{version}",
         workers=engine.workers,
-        max_batch=engine.max_batch,
+        max_batch=engine.decoder_max_batch,
         queue_images=settings.queue_images,
         deadline_ms=settings.deadline_ms,
         metrics=metrics.model(model, version),
@@ -133,7 +133,7 @@ def start_model(
         bundle,
         engine,
         batcher,
-        encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above),
+        encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above, engine.max_batch),
         decoder_queue=batcher.add_graph(engine.decode),
-        explain_queue=batcher.add_graph(engine.explain, max_batch=MAX_BATCH),
+        explain_queue=batcher.add_graph(engine.explain, max_batch=min(MAX_BATCH, engine.max_batch)),
     )

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -187,3 +188,20 @@ def test_every_variant_exports_and_agrees_with_pytorch(change):
     images = torch.rand(32, config.image_size, config.image_size, config.image_channels).numpy()
     model = CapsNet(config).eval()
     assert check_parity(model, trace(model), images) <= 1e-5
+
+
+class ReshapesAConstant(nn.Module):
+    """Of more elements than the exporter folds by itself, so that the node has two constants."""
+
+    input_names, output_names = ("x",), ("y",)
+
+    def forward(self, x):
+        return x + torch.arange(100.0).repeat_interleave(100).reshape(1, 10000)
+
+
+def test_each_constant_of_a_node_has_its_own_name():
+    x = torch.rand(2, 10000)
+    graph = to_onnx(ReshapesAConstant(), (x,))
+    (reshape,) = (node for node in graph.graph.node if node.op_type == "Reshape")
+    assert len({tensor.name for tensor in graph.graph.initializer} & set(reshape.input)) == 2
+    np.testing.assert_array_equal(run_onnx(graph, x=x.numpy())[0], ReshapesAConstant()(x).numpy())

@@ -238,7 +238,7 @@ class EMRouting(nn.Module):
     def steps(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Iterator[Iteration]:
         """Route, and show each iteration; the arguments are those of `forward`."""
         types = votes.shape[3] // fields.inside.shape[1]
-        assignments = self.initial_assignments(fields, types)[:, None]  # [P, 1, N]
+        assignments = self.initial_assignments(fields, types)
         mean = None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
@@ -250,9 +250,13 @@ class EMRouting(nn.Module):
                 assignments = _assign(squares, variance, log_activations, fields, exponent)
 
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
-        """Each child shared out equally to all parents that it reaches, [P, N]; the same for all types."""
+        """Each child shared out equally to all parents that it reaches, [P, 1, N]; the same for all types.
+
+        It is read from small tensors: export folds nothing else of a large network into a constant.
+        """
         share = fields.equal_shares() / self.types  # [P, K]
-        return share.repeat_interleave(children_types, dim=1)
+        places = torch.arange(share.shape[1], device=share.device).repeat_interleave(children_types)  # [N]
+        return share.unsqueeze(1).index_select(2, places)
 
     def inverse_temperature_in(self, iteration: int) -> float | Tensor:
         """Lambda of Eq. 2 in an iteration, counted from 0."""

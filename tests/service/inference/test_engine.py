@@ -398,7 +398,7 @@ def half_engine(bundle: Path, encoder: bytes) -> Engine:
     """An engine in half precision, with the graphs on a CPU, which computes as a GPU does."""
     manifest, options = read_manifest(bundle), EngineOptions("cpu", 8, bundle.parent / "cache")
     session = open_session(encoder, manifest.graphs["encoder"], "cpu", options, 1)
-    return Engine(manifest, "cpu", 8, 1, pool_of_one(session), None, precision="half")
+    return Engine(manifest, "cpu", 8, 8, 1, pool_of_one(session), None, precision="half")
 
 
 def test_an_encoder_in_half_precision_may_differ_from_the_samples_as_such_a_one_does(bundle):

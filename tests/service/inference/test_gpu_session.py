@@ -211,7 +211,7 @@ def test_an_engine_closes_the_sessions_of_both_its_graphs(tmp_path):
     freed = []
     encoder, decoder = (GpuSession(Dropped(freed), 2, "cpu", records=False) for _ in range(2))
     manifest = read_manifest(write_bundle(tmp_path / "tiny" / "1"))
-    Engine(manifest, "cuda", 2, 1, pool_of_one(encoder), decoder).close()
+    Engine(manifest, "cuda", 2, 2, 1, pool_of_one(encoder), decoder).close()
     for session in (encoder, decoder):
         session._thread.shutdown(wait=True)
     assert freed == [True, True]
@@ -220,7 +220,7 @@ def test_an_engine_closes_the_sessions_of_both_its_graphs(tmp_path):
 def test_an_engine_says_once_why_its_graphs_are_slower(tmp_path):
     encoder, decoder = (GpuSession(plain_session(), 2, "cpu", records=False) for _ in range(2))
     manifest = read_manifest(write_bundle(tmp_path / "tiny" / "1"))
-    engine = Engine(manifest, "cuda", 2, 1, pool_of_one(encoder), decoder)
+    engine = Engine(manifest, "cuda", 2, 2, 1, pool_of_one(encoder), decoder)
     assert engine.warnings == []
     encoder.warning = decoder.warning = "no CUDA graphs"
     assert engine.warnings == ["no CUDA graphs"]

@@ -11,6 +11,7 @@ import pytest
 from export.explain.shared_weights import hold_weights
 from service.errors import DeadlineExceededError, NoExplainGraphError, OverloadedError
 from service.inference.explain_session import MAX_BATCH
+from tests.support.paths import MODELS
 from tests.support.repositories import loaded, opened, run
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 from tests.support.tiny_explain import PARAMETERS, add_explain_graph, write_explained_bundle
@@ -47,6 +48,16 @@ def test_images_to_explain_wait_in_the_queue_of_all(tmp_path):
             with pytest.raises(OverloadedError):
                 await model.explain(IMAGES)
             assert len((await model.explain(IMAGES[:2]))["couplings"]) == 2
+
+    run(scenario())
+
+
+def test_matrix_capsules_are_encoded_few_at_a_time_and_decoded_many(tmp_path):
+    async def scenario() -> None:
+        (tmp_path / "matrix-capsnet-toys").symlink_to(MODELS / "matrix-capsnet-toys")
+        async with opened(tmp_path) as repository, repository.use("matrix-capsnet-toys", None) as model:
+            largest = {graph.role: graph.max_batch for graph in model.graphs()}
+            assert largest == {"encoder": 2, "decoder": 32, "explain": 2}
 
     run(scenario())
 
