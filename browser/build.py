@@ -8,6 +8,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def build(models: Path, out: Path) -> None:
 
     Args:
         models: holds one folder per model.
-        out: of the playground; an older playground in it is removed.
+        out: of the playground; an older playground in it is replaced once the new one is whole.
 
     Raises:
         BuildError: there is no bundle, `out` holds something else, or the service's page is not the one that
@@ -94,7 +95,19 @@ def build(models: Path, out: Path) -> None:
     if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
         raise BuildError(f"{out} is not empty, and no playground: choose another folder")
     runtime = runtime_files(ROOT / "build" / "npm")
-    shutil.rmtree(out, ignore_errors=True)
+    out = out.resolve()  # a link stays one
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        # Whatever fails leaves the older playground as it is.
+        built = Path(scratch) / out.name
+        _write(bundles, runtime, built)
+        if out.exists():
+            shutil.rmtree(out)
+        built.rename(out)
+
+
+def _write(bundles: list[Path], runtime: list[Path], out: Path) -> None:
+    """A whole playground into a folder that does not exist."""
     shutil.copytree(FOLDER, out / "playground", ignore=shutil.ignore_patterns(PAGE))
     shutil.copytree(HERE / "page", out / "playground", dirs_exist_ok=True)
     shutil.copytree(HERE / "engine", out / "engine")

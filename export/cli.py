@@ -12,6 +12,11 @@ from export.contract.one_line import one_line
 from export.contract.package_version import package_version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from training.evaluate.metrics import Errors
 
 MAX_THREADS = 1024
@@ -270,8 +275,10 @@ def _optimize(options: argparse.Namespace) -> None:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
     refuse_in_published(options.out)
     bundle = newest_version(options.bundle)
-    if options.half:
+    test: Iterator[NDArray[np.float32]] = iter(())
+    if options.half:  # what is missing is told before minutes of measuring
         check_architecture(read_manifest(bundle).architecture)
+        test = _test_pixels(bundle, options)
     try:
         report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
     except NothingFasterError as error:
@@ -284,29 +291,34 @@ def _optimize(options: argparse.Namespace) -> None:
         files = [str(found.file) for name, found in report.variants.items() if name != "plain"]
         print(f"wrote {', '.join(files)}")
     if options.half:
-        _write_half(bundle, options)
+        _write_half(bundle, options.out, test)
 
 
-def _write_half(bundle: Path, options: argparse.Namespace) -> None:
+def _test_pixels(bundle: Path, options: argparse.Namespace) -> "Iterator[NDArray[np.float32]]":
+    from export.contract.manifest import read_manifest
+    from export.evaluate import config_to_measure, test_pixels
+    from training.data.download import data_root
+    from training.data.own_pictures import find_again
+
+    config = find_again(config_to_measure(read_manifest(bundle)), options.images, bundle)
+    return test_pixels(config, data_root(options.data))
+
+
+def _write_half(bundle: Path, out: Path, test: "Iterator[NDArray[np.float32]]") -> None:
     import numpy as np
     import onnx
 
     from export.contract.atomic_file import write_atomically
     from export.contract.manifest import read_manifest
-    from export.evaluate import config_to_measure, test_pixels
     from export.optimize.half_gate import check_half
     from export.optimize.half_precision import half_precision
-    from training.data.download import data_root
-    from training.data.own_pictures import find_again
 
     manifest = read_manifest(bundle)
-    config = find_again(config_to_measure(manifest), options.images, bundle)
-    test = test_pixels(config, data_root(options.data))
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
     found = check_half(model, half, np.concatenate(list(test)), manifest.objects_per_image)
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "half.onnx"
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "half.onnx"
     write_atomically(file, half.SerializeToString())
     print(
         f"wrote {file}: of {found.images} test images {found.other_decisions} get another class; "

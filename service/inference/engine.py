@@ -57,9 +57,10 @@ class Engine:
         return probabilities, poses
 
     def decode(self, poses: Floats, mask: Floats, *, exclusive: bool = True) -> tuple[Floats]:
-        """At most `decoder_max_batch` poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
+        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1.
 
-        Exclusive or not, it runs with one worker's share of the cores, which is enough for it.
+        At most `decoder_max_batch` of them. Exclusive or not, it runs with one worker's share of the cores,
+        which is enough for it.
 
         Raises:
             RuntimeError: the bundle has no decoder; ask `has_decoder` first.

@@ -29,8 +29,8 @@ HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster; an H200
 # encodes 1.5 times as many images a second by 512 as by 64 in float32, and 2 times in half precision.
 LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 512, "tensorrt": 64}
-# Votes of matrix capsules are large. On a CPU, matrix-capsnet-toys encodes 1.15 times as many images a second by 2
-# as by 32, which take 1.3 GB; the paper's larger network as many, and 9 GB.
+# Votes of matrix capsules are large. On a CPU, matrix-capsnet-toys encodes 1.15 times as many images a second
+# by 2 as by 32, which take 1.3 GB; the paper's larger network encodes as many, and takes 9 GB.
 LARGEST_MATRIX_BATCH: dict[UsedDevice, int] = {"cpu": 2, "cuda": 64, "tensorrt": 64}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from browser.build import REPLACED, BuildError, build, page_of
-from browser.graphs import WEIGHTS_FILE
+from browser.graphs import WEIGHTS_FILE, RoundingError
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
 from service.routes.playground import FOLDER, PAGE
@@ -81,6 +81,35 @@ def test_a_folder_with_something_else_is_not_touched(tmp_path):
     with pytest.raises(BuildError, match="is not empty, and no playground"):
         build(MODELS, tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise RoundingError("float16 does not hold a weight")
+
+    out = tmp_path / "playground"
+    out.mkdir()
+    (out / PAGE).write_text("the older one")
+    monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
+    monkeypatch.setattr("browser.build.browser_graphs", refuse)
+    with pytest.raises(RoundingError):
+        build(MODELS, out)
+    assert (out / PAGE).read_text() == "the older one"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_link_to_an_older_playground_stays_one(tmp_path, monkeypatch):
+    older, out, models = tmp_path / "older", tmp_path / "out", tmp_path / "models"
+    older.mkdir()
+    (older / PAGE).write_text("the older one")
+    out.symlink_to(older)
+    models.mkdir()
+    (models / "matrix-capsnet-toys").symlink_to(MODELS / "matrix-capsnet-toys")
+    monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
+    build(models, out)
+    assert out.is_symlink()
+    assert (older / "models" / "models.json").is_file()
+    assert (older / PAGE).read_text() != "the older one"
 
 
 def test_without_npm_the_error_says_what_to_install(tmp_path, monkeypatch):

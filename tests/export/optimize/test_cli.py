@@ -57,6 +57,13 @@ def test_a_number_of_threads_that_cannot_be_is_refused(tmp_path, capsys, threads
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_test_images_are_told_before_anything_is_measured(tmp_path, capsys):
+    nowhere = str(tmp_path / "data")
+    said = failure(capsys, str(SHIPPED), "--half", "--data", nowhere, "--out", str(tmp_path / "out"))
+    assert nowhere in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_half_precision_needs_no_faster_graph(trained_bundle, tmp_path, capsys):
     main(["optimize", str(trained_bundle), "--half", "--out", str(tmp_path / "out")])
     first, second = capsys.readouterr().out.splitlines()
