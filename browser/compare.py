@@ -50,7 +50,7 @@ def compare_bundle(bundle: Path, root: Path) -> tuple[Agreement, int, int]:
     graphs, weights = browser_graphs(bundle, manifest)
     encoders = (read_checked(bundle, manifest.graphs["encoder"]), hold_weights(graphs["encoder"], weights))
     batches = evaluation_batches(run_config(manifest), root)
-    plain, rounded = ([*answers(encoder, batches)] for encoder in encoders)
+    plain, rounded = ([*answers(encoder, manifest.architecture, batches)] for encoder in encoders)
     objects = manifest.objects_per_image
     wrong, wrong_rounded = (
         sum(int(exact_errors(found, batch.targets, objects)) for found, batch in answered)

@@ -160,9 +160,10 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     graphs = trace(model)
     encoder = graphs.encoder.SerializeToString()
     parity_error = parity.check_parity(model, graphs, parity_pixels(shown))
-    confidence = None if validation is None else measure_confidence(encoder, validation, name)
+    architecture = model.config.architecture
+    confidence = None if validation is None else measure_confidence(encoder, architecture, validation, name)
     measured_before = times_measured(run, config)
-    test = evaluate_encoder(encoder, best.config, root)
+    test = evaluate_encoder(encoder, architecture, best.config, root)
     note_measurement(run, best.name, test.error_percent)
     return Exported(
         config,  # unchanged: the folder on this machine is not published
@@ -189,7 +190,7 @@ def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
 
 def parity_pixels(shown: Batches) -> NDArray[np.float32]:
     """As many of these images as parity needs, [N, H, W, C], 0 to 1."""
-    count = max(parity.BATCH_SIZES)
+    count = parity.IMAGES
     pixels = next(shown.fixed(count)).pixels.permute(0, 2, 3, 1).numpy()
     return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
@@ -237,7 +238,7 @@ def _manifest(
         parity=Parity(
             max_abs_error=exported.parity_error,
             tolerance=parity.TOLERANCE[architecture],
-            batch_sizes=parity.BATCH_SIZES,
+            batch_sizes=parity.BATCH_SIZES[architecture],
             routing_iterations=parity.iterations_compared(model),
             images=f"{config.data.name}, {'held out' if config.data.validation_images else 'trained on'}",
         ),

@@ -11,6 +11,7 @@ from export.contract.confidence import threshold_of, weakest_named
 from export.contract.manifest import (
     MANIFEST_FILE,
     VERSION,
+    Architecture,
     BundleError,
     Confidence,
     read_checked,
@@ -27,18 +28,21 @@ from training.data.run_images import training_batches
 from training.evaluate.metrics import most_probable
 
 
-def measure_confidence(encoder: bytes, held_out: Batches, name: str) -> Confidence | None:
+def measure_confidence(
+    encoder: bytes, architecture: Architecture, held_out: Batches, name: str
+) -> Confidence | None:
     """The probability that 99 % of the right answers reach; None if not one answer is right.
 
     Args:
         encoder: the ONNX graph's bytes.
+        architecture: of the network.
         held_out: images that were held out of training for validation.
         name: the model's.
     """
     objects = held_out.config.spec.objects_per_image
     found = [
         torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.targets, objects)])
-        for probabilities, batch in answers(encoder, held_out)
+        for probabilities, batch in answers(encoder, architecture, held_out)
     ]
     weakest, is_right = torch.cat(found, dim=1)
     right, wrong = weakest[is_right == 1].numpy(), weakest[is_right == 0].numpy()
@@ -74,7 +78,7 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
     if held_out is None:
         raise ValueError(f"nothing was held out of the training of {bundle} to measure a threshold on")
     encoder = read_checked(bundle, manifest.graphs["encoder"])
-    confidence = measure_confidence(encoder, held_out, manifest.model)
+    confidence = measure_confidence(encoder, manifest.architecture, held_out, manifest.model)
     if confidence is None:
         raise ValueError(f"{bundle} answers none of the {len(held_out)} images rightly that were held out")
     return confidence

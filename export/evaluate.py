@@ -3,6 +3,7 @@
 # N images, J classes, H and W height and width, C channels
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +11,25 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
-from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
+from export.contract.architecture import CPU_BATCH
+from export.contract.manifest import Architecture, BundleError, Manifest, read_checked, read_manifest
 from export.contract.one_line import first_line
+from export.contract.samples import in_pieces
 from training.config import RunConfig, from_dict
 from training.data.batches import Batch, Batches
 from training.data.own_pictures import find_again
 from training.data.run_images import evaluation_batches
 from training.evaluate.metrics import Errors, exact_errors, object_errors
 
-BATCH = 32  # the votes of 250 images in matrix capsules can take gigabytes
+BATCH = 32
 
 
-def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
+def evaluate_encoder(encoder: bytes, architecture: Architecture, config: RunConfig, root: Path) -> Errors:
     """Run an encoder graph over the test images of a data set.
 
     Args:
         encoder: the ONNX graph's bytes.
+        architecture: of the network.
         config: of the run that it comes from; says which data set, and how its images are shown.
         root: holds one folder per data set.
 
@@ -35,15 +39,22 @@ def evaluate_encoder(encoder: bytes, config: RunConfig, root: Path) -> Errors:
     """
     per_image = config.data.spec.objects_per_image
     images = wrong = missed = 0
-    for probabilities, batch in answers(encoder, evaluation_batches(config, root)):
+    for probabilities, batch in answers(encoder, architecture, evaluation_batches(config, root)):
         images += len(batch)
         wrong += int(exact_errors(probabilities, batch.targets, per_image))
         missed += int(object_errors(probabilities, batch.targets, per_image))
     return Errors(images, wrong, per_image * images, missed)
 
 
-def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Batch]]:
+def answers(
+    encoder: bytes, architecture: Architecture, batches: Batches
+) -> Iterator[tuple[torch.Tensor, Batch]]:
     """What an encoder graph makes of images, a batch at a time: probabilities [B, J], and the batch.
+
+    Args:
+        encoder: the ONNX graph's bytes.
+        architecture: of the network; says how many images it takes at once.
+        batches: of the images.
 
     Raises:
         BundleError: ONNX Runtime cannot run the graph on these images, or it has other classes.
@@ -53,12 +64,17 @@ def answers(encoder: bytes, batches: Batches) -> Iterator[tuple[torch.Tensor, Ba
         pixels = _as_taken(batch)
         try:
             session = session or ort.InferenceSession(encoder, providers=["CPUExecutionProvider"])
-            [found] = session.run(["probabilities"], {"pixels": pixels})
+            [found] = in_pieces(partial(_probabilities, session), CPU_BATCH[architecture], pixels)
         except Exception as fault:  # whatever is wrong with the graph, of whoever made it
             raise BundleError(f"the encoder cannot be run: {first_line(fault)}") from fault
         if found.shape != tuple(batch.targets.shape):
             raise BundleError(f"the encoder's probabilities are {found.shape}, not {(*batch.targets.shape,)}")
         yield torch.from_numpy(found), batch
+
+
+def _probabilities(session: ort.InferenceSession, pixels: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    found: list[NDArray[np.float32]] = session.run(["probabilities"], {"pixels": pixels})
+    return found
 
 
 def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Errors:
@@ -75,7 +91,8 @@ def evaluate_bundle(bundle: Path, root: Path, images: Path | None = None) -> Err
     """
     manifest = read_manifest(bundle)
     config = find_again(config_to_measure(manifest), images, bundle)
-    return evaluate_encoder(read_checked(bundle, manifest.graphs["encoder"]), config, root)
+    encoder = read_checked(bundle, manifest.graphs["encoder"])
+    return evaluate_encoder(encoder, manifest.architecture, config, root)
 
 
 def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:

@@ -31,6 +31,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
+from export.contract.architecture import CPU_BATCH, GPU_MATRIX_BATCH
 from export.contract.explain_outputs import explain_outputs
 from export.contract.full_disk import naming
 from export.contract.graph_file import check_self_contained, check_weights_within
@@ -52,6 +53,7 @@ from export.published import refuse_in_published
 from export.triton_config import (
     LABELS,
     WRITTEN_BY,
+    Batching,
     Device,
     Step,
     ensemble_config,
@@ -195,11 +197,12 @@ def describe_models(
     name, graphs = bundle.manifest.model, bundle.manifest.graphs
     labels = {LABELS: _labels(bundle.manifest)}
     encoder = graphs["encoder"]
-    config = graph_config(name, encoder.inputs, encoder.outputs, device, max_batch)
+    batching = _batching(bundle, device, max_batch)
+    config = graph_config(name, encoder.inputs, encoder.outputs, device, batching)
     models = [Model(name, {CONFIG: config, **labels}, {GRAPH: bundle.graphs["encoder"]})]
     if "explain" in graphs:
         explain = graphs["explain"]
-        config = graph_config(f"{name}-explain", explain.inputs, explain.outputs, device, max_batch)
+        config = graph_config(f"{name}-explain", explain.inputs, explain.outputs, device, batching)
         models.append(Model(f"{name}-explain", {CONFIG: config, **labels}, {GRAPH: bundle.graphs["explain"]}))
     if "decoder" not in graphs or ensemble_version is None:
         return models
@@ -213,9 +216,10 @@ def describe_models(
     ]
     # The mask stays on the CPU, where equal probabilities give the first class, as in the service; CUDA
     # does not promise which.
-    config = graph_config(*steps[1], "cpu", max_batch)
+    all_waiting = Batching(max_batch, max_batch)
+    config = graph_config(*steps[1], "cpu", all_waiting)
     models.append(Model(steps[1][0], {CONFIG: config}, {GRAPH: mask_graph(bundle)}))
-    config = graph_config(*steps[2], device, max_batch)
+    config = graph_config(*steps[2], device, all_waiting)
     models.append(Model(steps[2][0], {CONFIG: config}, {GRAPH: bundle.graphs["decoder"]}))
     outputs = [*encoder.outputs, *decoder.outputs]
     ensemble = f"{name}-reconstruct"
@@ -350,7 +354,15 @@ def _explain_of_others(bundle: Bundle, out: Path, device: Device, max_batch: int
     held = _read(out / name / CONFIG)
     if "explain" in bundle.graphs or not held.startswith(WRITTEN_BY):
         return []
-    return [Model(name, {CONFIG: with_device(held, device, max_batch)}, {})]
+    return [Model(name, {CONFIG: with_device(held, device, _batching(bundle, device, max_batch))}, {})]
+
+
+def _batching(bundle: Bundle, device: Device, max_batch: int) -> Batching:
+    """Of encoder and explain graph: matrix capsules, whose votes are large, are run as in the service."""
+    if bundle.manifest.architecture != "matrix-capsnet":
+        return Batching(max_batch, max_batch)
+    gathered = GPU_MATRIX_BATCH if device == "gpu" else CPU_BATCH["matrix-capsnet"]
+    return Batching(max_batch, min(max_batch, gathered))
 
 
 def _check_room(model: Model, version: int, out: Path) -> None:

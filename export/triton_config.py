@@ -4,6 +4,7 @@ Fields and their meaning: https://github.com/triton-inference-server/server/blob
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from export.contract.manifest import Tensor
@@ -28,21 +29,34 @@ parameters { key: "arena_extend_strategy" value: { string_value: "1" } }  # kSam
 """
 
 
+@dataclass(frozen=True)
+class Batching:
+    """How many images Triton runs together.
+
+    Attributes:
+        largest: in a run, and in a request, at most.
+        gathered: of several requests, at most.
+    """
+
+    largest: int
+    gathered: int
+
+
 def graph_config(
-    name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], device: Device, max_batch: int
+    name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], device: Device, batching: Batching
 ) -> str:
     """Configuration of a model that ONNX Runtime runs, in every version that its folder holds."""
-    return with_device(_interface(name, 'backend: "onnxruntime"', inputs, outputs), device, max_batch)
+    return with_device(_interface(name, 'backend: "onnxruntime"', inputs, outputs), device, batching)
 
 
-def with_device(config: str, device: Device, max_batch: int) -> str:
-    """The configuration of a graph, or its shared part, for this device and batch."""
+def with_device(config: str, device: Device, batching: Batching) -> str:
+    """The configuration of a graph, or its shared part, for this device and these batches."""
     # One preferred size, the largest: Triton ends a batch at a preferred size, so smaller ones would keep it
     # from taking all that waits. Nothing waits for company: the delay is 0 by default.
     return f"""{shared_part(config)}\
-max_batch_size: {max_batch}
+max_batch_size: {batching.largest}
 version_policy {{ all {{ }} }}
-dynamic_batching {{ preferred_batch_size: [ {max_batch} ] }}
+dynamic_batching {{ preferred_batch_size: [ {batching.gathered} ] }}
 instance_group [ {{ count: 1 kind: {KINDS[device]} }} ]
 {GPU_OPTIONS if device == "gpu" else ""}"""
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from export.contract.manifest import Manifest
+from export.contract.manifest import Architecture, Manifest
 
 PRIMARY_STRIDE = 2  # of PrimaryCapsules' convolution (Sec. 4, Sabour et al. 2017); that of Conv1 is 1
 SQUASH_EPSILON = 1e-7  # in the squash, below the root
@@ -10,6 +10,11 @@ SQUASH_EPSILON = 1e-7  # in the squash, below the root
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
 CAPSULE_STRIDES = (2, 1)
+# Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: matrix-capsnet-toys
+# encodes 1.15 times as many images a second by 2 as by 32, which take 1.3 GB in a service; the paper's larger
+# network encodes nearly as many, and takes 9 GB.
+CPU_BATCH: dict[Architecture, int] = {"capsnet": 32, "matrix-capsnet": 2}
+GPU_MATRIX_BATCH = 64  # matrix capsules on a GPU: the votes of 512 images would take gigabytes
 
 
 class _Facts(BaseModel):

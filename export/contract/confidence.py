@@ -12,7 +12,7 @@ from export.contract.manifest import Manifest
 Floats = NDArray[np.float32]
 
 RIGHT_PERCENT = 99  # of the right answers reach the threshold
-DECIMALS = 4  # of the threshold
+DECIMALS = 4  # of the threshold; significant digits, where it begins behind these
 FLAT_RANGE = 12 / 255  # of a picture that shows nothing: as much as JPEG and a camera's noise leave on paper
 
 
@@ -29,12 +29,17 @@ def weakest_named(probabilities: Floats, objects: int) -> Floats:
 def threshold_of(right: Floats) -> float:
     """The largest number of four decimals that 99 % of these probabilities reach, 0 to 1.
 
+    Below 0.0001 it has four significant digits: it must not become 0, from which on all is confident.
+
     Args:
         right: `weakest_named` of right answers, at least one, [N].
     """
     may_miss = len(right) * (100 - RIGHT_PERCENT) // 100
     least = float(np.sort(right)[may_miss])
-    return math.floor(least * 10**DECIMALS) / 10**DECIMALS
+    decimals = DECIMALS
+    if 0 < least < 10**-DECIMALS:
+        decimals += math.floor(-math.log10(least))
+    return math.floor(least * 10**decimals) / 10**decimals
 
 
 def are_blank(pixels: Floats) -> NDArray[np.bool_]:

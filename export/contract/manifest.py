@@ -158,7 +158,8 @@ class Confidence(_Fact):
     Where an image shows several objects, the least probable of the classes that are named has to reach it.
 
     Attributes:
-        min_probability: the largest, to four decimals, that 99 % of the right answers on `data` reach.
+        min_probability: the largest, to four decimals, that 99 % of the right answers on `data` reach; below
+            0.0001, to four digits.
         right: how many answers were right.
         right_confident: how many of these reach it.
         wrong: how many answers were wrong.

@@ -1,6 +1,6 @@
 """A bundle's samples: inputs, and the outputs that its graphs must give for them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -62,6 +62,19 @@ def check_values(name: str, values: Floats, expected: Floats, device: str, toler
         raise BundleError(
             f"samples: {name} differs by {difference:.3g} on {device}; at most {tolerance:g} is allowed"
         )
+
+
+def in_pieces(run: Callable[..., Sequence[Floats]], at_once: int, *arrays: Floats) -> list[Floats]:
+    """What a graph gives for all examples, of which it takes a few at a time.
+
+    Args:
+        run: from arrays to the graph's outputs.
+        at_once: examples.
+        arrays: the inputs, [N, ...] each, N at least 1.
+    """
+    starts = range(0, len(arrays[0]), at_once)
+    found = [run(*(array[start : start + at_once] for array in arrays)) for start in starts]
+    return [np.concatenate(pieces) for pieces in zip(*found, strict=True)]
 
 
 def _load_arrays(content: bytes, names: Iterable[str]) -> dict[str, Floats]:

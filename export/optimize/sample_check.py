@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import onnxruntime as ort
 
 from export.contract.manifest import BundleError, Role
 from export.contract.one_line import first_line
-from export.contract.samples import CPU_TOLERANCE, Floats, check_values
+from export.contract.samples import CPU_TOLERANCE, Floats, check_values, in_pieces
 from export.optimize.choice import cpu_options
 
+AT_ONCE = 2  # the votes of matrix capsules are large
 TENSORS: dict[Role, tuple[list[str], list[str]]] = {
     "encoder": (["pixels"], ["probabilities", "poses"]),
     "decoder": (["poses", "mask"], ["reconstruction"]),
@@ -31,9 +33,17 @@ def check_samples(graphs: Mapping[Role, bytes], samples: Mapping[str, Floats]) -
             continue
         with faults_told(role):
             session = open_graph(graphs[role])
-            found = session.run(outputs, {name: samples[name] for name in inputs})
+            run = partial(_run, session, inputs, outputs)
+            found = in_pieces(run, AT_ONCE, *(samples[name] for name in inputs))
         for name, values in zip(outputs, found, strict=True):
             check_values(name, values, samples[name], "cpu", CPU_TOLERANCE)
+
+
+def _run(
+    session: ort.InferenceSession, inputs: list[str], outputs: list[str], *arrays: Floats
+) -> list[Floats]:
+    found: list[Floats] = session.run(outputs, dict(zip(inputs, arrays, strict=True)))
+    return found
 
 
 def open_graph(content: bytes) -> ort.InferenceSession:

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError
 from export.contract.one_line import first_line
-from export.contract.samples import check_values
+from export.contract.samples import check_values, in_pieces
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
 from service.inference.providers import PROVIDERS, sample_tolerances
-from service.inference.sessions import create_session
+from service.inference.sessions import Session, create_session
 from service.processors import usable_cpus
 
 # N images, H rows, W columns, C channels
@@ -29,12 +29,12 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         BundleError: an output is not what samples.npz says; names it, and the largest difference.
     """
     tolerances = sample_tolerances(engine.device, engine.precision)
-    names, pixels = ["probabilities", "poses"], {"pixels": samples["pixels"]}
+    names = ["probabilities", "poses"]
     try:
         found = [
             named
             for encoder in engine.encoder.all
-            for named in zip(names, encoder.run(names, pixels), strict=True)
+            for named in zip(names, _encoded(encoder, engine.max_batch, samples["pixels"]), strict=True)
         ]
         if engine.has_decoder:
             found += zip(["reconstruction"], engine.decode(samples["poses"], samples["mask"]), strict=True)
@@ -42,6 +42,11 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
         raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
     for name, values in found:
         check_values(name, values, samples[name], engine.device, tolerances[name])
+
+
+def _encoded(encoder: Session, at_once: int, pixels: Floats) -> list[Floats]:
+    """Probabilities and poses of all samples."""
+    return in_pieces(lambda some: encoder.run(["probabilities", "poses"], {"pixels": some}), at_once, pixels)
 
 
 def check_explainer(explainer: ExplainSession, encoder: bytes, samples: Mapping[str, Floats]) -> None:

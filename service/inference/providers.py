@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import onnxruntime as ort
 
+from export.contract.architecture import CPU_BATCH, GPU_MATRIX_BATCH
 from export.contract.manifest import Architecture, Graph, Tensor
 from export.contract.samples import CPU_TOLERANCE
 from service.settings import Device, Precision
@@ -28,10 +29,12 @@ TOLERANCE: dict[UsedDevice, float] = {"cpu": CPU_TOLERANCE, "cuda": 1e-3, "tenso
 HALF_TOLERANCE = {"probabilities": 5e-3, "poses": 1e-2}
 # Maximum images per run unless the settings say otherwise. On CPUs larger batches are hardly faster; an H200
 # encodes 1.5 times as many images a second by 512 as by 64 in float32, and 2 times in half precision.
-LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": 32, "cuda": 512, "tensorrt": 64}
-# Votes of matrix capsules are large. On a CPU, matrix-capsnet-toys encodes 1.15 times as many images a second
-# by 2 as by 32, which take 1.3 GB; the paper's larger network encodes as many, and takes 9 GB.
-LARGEST_MATRIX_BATCH: dict[UsedDevice, int] = {"cpu": 2, "cuda": 64, "tensorrt": 64}
+LARGEST_BATCH: dict[UsedDevice, int] = {"cpu": CPU_BATCH["capsnet"], "cuda": 512, "tensorrt": 64}
+LARGEST_MATRIX_BATCH: dict[UsedDevice, int] = {
+    "cpu": CPU_BATCH["matrix-capsnet"],
+    "cuda": GPU_MATRIX_BATCH,
+    "tensorrt": GPU_MATRIX_BATCH,
+}
 
 
 class DeviceError(RuntimeError):

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from export.bundle import parity_pixels
 from export.cli import main as export
 from export.contract.manifest import read_manifest
-from export.parity import BATCH_SIZES
+from export.parity import IMAGES
 from tests.support.live_service import live_service, settings_for
 from training.cli import main as train
 from training.config import load_preset
@@ -115,7 +115,7 @@ def test_few_pictures_are_enough_for_the_parity_gate(tmp_path):
     config = configure(load_preset("images"), tmp_path)
     _, validation = training_batches(config, tmp_path)
     pixels = parity_pixels(validation)
-    assert pixels.shape == (max(BATCH_SIZES), 32, 32, 3)
+    assert pixels.shape == (IMAGES, 32, 32, 3)
     held_out = np.unique(pixels, axis=0)  # 10 pictures, 8 of them to train on, one of each class held out
     assert len(held_out) == len(CLASSES)
     assert held_out.std() > 0

@@ -164,7 +164,9 @@ def test_a_graph_of_another_number_of_classes_is_not_measured(tiny_run):
     )
     encoder = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with pytest.raises(BundleError, match=r"probabilities are \(32, 1\), not \(32, 10\)"):
-        evaluate_encoder(encoder.SerializeToString(), checkpoint.read_config(tiny_run), Path("data"))
+        evaluate_encoder(
+            encoder.SerializeToString(), "capsnet", checkpoint.read_config(tiny_run), Path("data")
+        )
 
 
 def test_after_the_largest_version_there_is_no_next_one(tmp_path):

@@ -27,6 +27,13 @@ def test_the_threshold_is_the_largest_that_99_percent_of_the_right_answers_reach
     assert (right >= threshold + 2e-4).mean() < 0.99
 
 
+@pytest.mark.parametrize("probability", [1e-4, 2.29794e-6, 3e-30])
+def test_the_threshold_of_small_probabilities_is_not_0(probability):
+    found = threshold_of(np.full(100, probability, np.float32))
+    assert found == pytest.approx(probability, rel=1e-3)
+    assert 0 < found <= np.float32(probability)
+
+
 def test_one_right_answer_is_a_threshold():
     assert threshold_of(np.array([0.87654], np.float32)) == 0.8765
 
@@ -68,7 +75,7 @@ def test_export_measures_the_threshold_on_the_images_held_out_for_validation(tra
     encoder = (trained_bundle / "encoder.onnx").read_bytes()
     best = [
         (float(one.max()), int(one.argmax()) == int(targets.argmax()))
-        for probabilities, batch in answers(encoder, held_out)
+        for probabilities, batch in answers(encoder, "capsnet", held_out)
         for one, targets in zip(probabilities, batch.targets, strict=True)
     ]
     right = [probability for probability, is_right in best if is_right]

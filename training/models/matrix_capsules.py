@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from training.models.em import Capsules, EMRouting, Iteration, ReceptiveFields
 from training.models.graph_names import name_in_graph
@@ -21,6 +22,9 @@ OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
 # third iteration, the least change of a picture leads to other assignments, and little is learned.
 MATRIX_NOISE = 0.03
 AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
+# Numbers in the votes that are written down together where gradients are wanted, 128 MiB: routing keeps some
+# ten arrays as large for the way back.
+VOTES_AT_ONCE = 2**25
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
 
@@ -102,6 +106,23 @@ class MatrixCapsules(nn.Module):
 
     def _routed(self, children: Capsules) -> Capsules:
         """`forward` of all examples together."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._routed_in_parts(children)
+        return self._routed_at_once(children)
+
+    def _routed_in_parts(self, children: Capsules) -> Capsules:
+        """The same for a gradient: of many votes only some are there at a time, and again on the way back."""
+        positions, places = self.fields.inside.shape
+        votes = positions * places * children.poses.shape[2] * self.routing.types * POSE  # of an example
+        at_once = max(1, VOTES_AT_ONCE // votes)
+        if len(children.poses) <= at_once:
+            return self._routed_at_once(children)
+        groups = zip(*(part.split(at_once) for part in children), strict=True)
+        parts = [checkpoint(self._routed_at_once, Capsules(*group), use_reentrant=False) for group in groups]
+        return Capsules(*(torch.cat(all_of) for all_of in zip(*parts, strict=True)))
+
+    def _routed_at_once(self, children: Capsules) -> Capsules:
+        """`forward` with all votes written down."""
         votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
         parents: Capsules = self.routing(votes, activations, self.fields)

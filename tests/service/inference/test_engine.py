@@ -134,6 +134,24 @@ def test_an_output_may_differ_from_its_sample_by_its_devices_tolerance_and_no_mo
         check_samples(engine, differing_by(1.1 * tolerance))
 
 
+def test_samples_are_run_in_batches_that_the_engine_takes(bundle):
+    class Watched:
+        def __init__(self, session):
+            self.session, self.sizes = session, []
+
+        def run(self, names, feeds):
+            self.sizes.append(len(feeds["pixels"]))
+            return self.session.run(names, feeds)
+
+    manifest, options = read_manifest(bundle), EngineOptions("cpu", 3, bundle.parent / "cache")
+    encoder = (bundle / "encoder.onnx").read_bytes()
+    watched = Watched(open_session(encoder, manifest.graphs["encoder"], "cpu", options, 1))
+    with np.load(bundle / "samples.npz") as samples:
+        check_samples(Engine(manifest, "cpu", 3, 32, 1, pool_of_one(watched), None), samples)
+        assert sum(watched.sizes) == len(samples["pixels"]) > 3
+    assert max(watched.sizes) == 3
+
+
 def test_a_graph_that_gives_no_numbers_is_refused(bundle):
     nodes = [
         helper.make_node("ReduceSum", ["pixels", "axes"], ["zero"], keepdims=0),

@@ -160,6 +160,26 @@ def test_without_gradients_examples_are_routed_in_parts_with_the_same_result(opt
             torch.testing.assert_close(found, together)
 
 
+@pytest.mark.parametrize("options", [{"mixing": True}, {"vector_poses": True}, {"constants": OFFICIAL}])
+def test_votes_that_are_written_down_for_gradients_are_those_of_few_examples(options, monkeypatch):
+    routed, capsules = layer(**options), Capsules(*(part.requires_grad_() for part in children(5)))
+    assert not routed.can_be_fused(capsules.poses)
+    together = []
+    routed.routing.register_forward_pre_hook(lambda _, arguments: together.append(len(arguments[0])))
+
+    def gradients():
+        parents = routed(capsules)
+        loss = parents.poses.square().sum() + parents.activations.sum()
+        return torch.autograd.grad(loss, [*routed.parameters(), *capsules])
+
+    expected = gradients()
+    assert together == [5]
+    votes = routed.votes(capsules.poses)[0].numel()  # of an example
+    monkeypatch.setattr("training.models.matrix_capsules.VOTES_AT_ONCE", 3 * votes - 1)
+    torch.testing.assert_close(gradients(), expected, rtol=1e-4, atol=1e-5)
+    assert sorted(together[1:]) == [1, 1, 2, 2, 2, 2]  # each once more on the way back
+
+
 def test_of_no_examples_there_are_no_parents():
     assert [len(found) for found in layer()(Capsules(*(part[:0] for part in children())))] == [0, 0]
 
