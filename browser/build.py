@@ -99,11 +99,16 @@ def build(models: Path, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         # Whatever fails leaves the older playground as it is.
-        built = Path(scratch) / out.name
+        built, older = Path(scratch) / "new", Path(scratch) / "older"
         _write(bundles, runtime, built)
         if out.exists():
-            shutil.rmtree(out)
-        built.rename(out)
+            out.rename(older)  # fails, before anything is lost, where `out` is a volume of its own
+        try:
+            built.rename(out)
+        except BaseException:
+            if older.exists():
+                older.rename(out)
+            raise
 
 
 def _write(bundles: list[Path], runtime: list[Path], out: Path) -> None:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from export import parity
 from export.confidence import measure_confidence
+from export.contract.architecture import CPU_BATCH
 from export.contract.manifest import (
     MANIFEST_FILE,
+    Architecture,
     BundleError,
     Confidence,
     File,
@@ -29,6 +31,7 @@ from export.contract.manifest import (
     read_manifest,
     sha256_of,
 )
+from export.contract.samples import in_pieces
 from export.contract.writable import check_writable
 from export.evaluate import evaluate_encoder
 from export.explain.add import add_explain
@@ -200,7 +203,9 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
     model, objects = exported.model.config, exported.config.data.spec.objects_per_image
     pixels = sample_pixels(model.image_size, model.image_channels, objects)
-    np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, pixels))
+    np.savez_compressed(
+        folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, model.architecture, pixels)
+    )
 
 
 def _manifest(
@@ -315,9 +320,13 @@ def sample_pixels(size: int, channels: int, objects: int) -> NDArray[np.float32]
     return pixels[..., None].repeat(channels, axis=3)
 
 
-def _samples(graphs: Graphs, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+def _samples(
+    graphs: Graphs, architecture: Architecture, pixels: NDArray[np.float32]
+) -> dict[str, NDArray[np.float32]]:
     """Images [N, H, W, C] and the graphs' outputs for them on the CPU; image n decodes class n."""
-    probabilities, poses = parity.run_onnx(graphs.encoder, pixels=pixels)
+    probabilities, poses = in_pieces(
+        lambda some: parity.run_onnx(graphs.encoder, pixels=some), CPU_BATCH[architecture], pixels
+    )
     images, classes = probabilities.shape
     mask = np.eye(classes, dtype=np.float32)[np.arange(images) % classes]
     samples = {"pixels": pixels, "probabilities": probabilities, "poses": poses, "mask": mask}

@@ -179,7 +179,7 @@ def read_bundle(path: Path) -> Bundle:
         _check_graph(graphs["explain"], manifest.graphs["explain"])
     for role, graph in manifest.graphs.items():
         _check_tensors(role, graph, manifest)
-    check_samples(graphs, read_samples(samples, manifest))
+    check_samples(graphs, manifest.architecture, read_samples(samples, manifest))
     return Bundle(int(folder), manifest, graphs)
 
 
@@ -358,7 +358,7 @@ def _explain_of_others(bundle: Bundle, out: Path, device: Device, max_batch: int
 
 
 def _batching(bundle: Bundle, device: Device, max_batch: int) -> Batching:
-    """Of encoder and explain graph: matrix capsules, whose votes are large, are run as in the service."""
+    """Of encoder and explain graph: of matrix capsules, whose votes are large, few requests are gathered."""
     if bundle.manifest.architecture != "matrix-capsnet":
         return Batching(max_batch, max_batch)
     gathered = GPU_MATRIX_BATCH if device == "gpu" else CPU_BATCH["matrix-capsnet"]

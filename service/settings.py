@@ -82,7 +82,7 @@ class Settings(BaseSettings):
             against it and keep them in the cache, from which their weights are mapped into memory.
         max_batch: maximum images per run; 0 is 32 on a CPU, where more are hardly faster, 512 with CUDA and
             64 with TensorRT. For an encoder of matrix capsules, whose votes take much memory, it is 2 on a
-            CPU, where more are slower, and 64 on a GPU.
+            CPU, where more are hardly faster, if at all, and 64 on a GPU.
         queue_images: maximum images that wait for their run, per version, and maximum pictures that wait for
             decoding; beyond that, requests get 503.
         deadline_ms: how long a request may take before it gets 504, in milliseconds.

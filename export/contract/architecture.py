@@ -11,8 +11,8 @@ CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
 CAPSULE_STRIDES = (2, 1)
 # Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: matrix-capsnet-toys
-# encodes 1.15 times as many images a second by 2 as by 32, which take 1.3 GB in a service; the paper's larger
-# network encodes nearly as many, and takes 9 GB.
+# encodes 1.15 times as many images a second by 2 as by 32, which take 1.3 GB in a service of two threads; the
+# paper's larger network encodes nearly as many, and takes 9 GB.
 CPU_BATCH: dict[Architecture, int] = {"capsnet": 32, "matrix-capsnet": 2}
 GPU_MATRIX_BATCH = 64  # matrix capsules on a GPU: the votes of 512 images would take gigabytes
 

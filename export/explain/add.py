@@ -75,7 +75,7 @@ def add_explain(bundle: Path) -> Added:
     encoder = read_checked(bundle, lent)
     check_self_contained(encoder, lent.file)
     samples = read_samples(read_checked(bundle, manifest.samples), manifest)
-    check_samples({"encoder": encoder}, samples)
+    check_samples({"encoder": encoder}, manifest.architecture, samples)
     for role, file in (*manifest.graphs.items(), ("samples", manifest.samples)):
         if role != "explain" and file.file == FILE:
             raise BundleError(f"{bundle} cannot be explained: {FILE} is the file of its {role}")

@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.contract.manifest import BundleError
 from export.contract.receptive_fields import Grid
 from export.explain.encoder_values import EncoderValues, of_each_image, stacked
 from export.optimize.nodes import Nodes
@@ -43,6 +44,9 @@ def add_em(nodes: Nodes, model: onnx.ModelProto, grids: dict[str, Grid]) -> None
         nodes: where to add them.
         model: the encoder.
         grids: of the convolutional capsule layers, by their names.
+
+    Raises:
+        BundleError: a layer has so many positions that its equal shares are no constant of the encoder.
     """
     encoder = EncoderValues(model)
     for name, grid in grids.items():
@@ -64,6 +68,8 @@ def _add_layer(nodes: Nodes, model: onnx.ModelProto, encoder: EncoderValues, pat
     mass = encoder.in_iterations(f"{path}/routing/mass")
     equal, *others = (encoder.maker(value).input[0] for value in mass)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    if equal not in constants:  # the exporter folds 8,192 numbers and no more
+        raise BundleError(f"{path} has too many positions to be explained: train on smaller images")
     first = of_each_image(nodes, equal, distances[0], f"{scope}/equal_shares")
     return Layer(path, sizes, distances, [first, *others], numpy_helper.to_array(constants[equal]))
 

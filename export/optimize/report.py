@@ -70,7 +70,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         model = onnx.load_model_from_string(encoder)
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
-    check_samples({"encoder": encoder}, samples)
+    check_samples({"encoder": encoder}, manifest.architecture, samples)
     architecture = capsnet_architecture(manifest)
     if architecture is None:
         raise NothingFasterError(f"{manifest.model}: faster graphs for CPUs are known of CapsNets alone")

@@ -6,23 +6,26 @@ from functools import partial
 
 import onnxruntime as ort
 
-from export.contract.manifest import BundleError, Role
+from export.contract.architecture import CPU_BATCH
+from export.contract.manifest import Architecture, BundleError, Role
 from export.contract.one_line import first_line
 from export.contract.samples import CPU_TOLERANCE, Floats, check_values, in_pieces
 from export.optimize.choice import cpu_options
 
-AT_ONCE = 2  # the votes of matrix capsules are large
 TENSORS: dict[Role, tuple[list[str], list[str]]] = {
     "encoder": (["pixels"], ["probabilities", "poses"]),
     "decoder": (["poses", "mask"], ["reconstruction"]),
 }
 
 
-def check_samples(graphs: Mapping[Role, bytes], samples: Mapping[str, Floats]) -> None:
+def check_samples(
+    graphs: Mapping[Role, bytes], architecture: Architecture, samples: Mapping[str, Floats]
+) -> None:
     """The graphs give what the samples say, on the CPU, as when the service loads the bundle.
 
     Args:
         graphs: the encoder, and maybe the decoder; nothing in them reads other files.
+        architecture: of the network; says how many samples the encoder takes at once.
         samples: as `read_samples` gives them.
 
     Raises:
@@ -34,7 +37,8 @@ def check_samples(graphs: Mapping[Role, bytes], samples: Mapping[str, Floats]) -
         with faults_told(role):
             session = open_graph(graphs[role])
             run = partial(_run, session, inputs, outputs)
-            found = in_pieces(run, AT_ONCE, *(samples[name] for name in inputs))
+            at_once = CPU_BATCH[architecture if role == "encoder" else "capsnet"]
+            found = in_pieces(run, at_once, *(samples[name] for name in inputs))
         for name, values in zip(outputs, found, strict=True):
             check_values(name, values, samples[name], "cpu", CPU_TOLERANCE)
 

@@ -37,7 +37,8 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
             for named in zip(names, _encoded(encoder, engine.max_batch, samples["pixels"]), strict=True)
         ]
         if engine.has_decoder:
-            found += zip(["reconstruction"], engine.decode(samples["poses"], samples["mask"]), strict=True)
+            decoded = in_pieces(engine.decode, engine.decoder_max_batch, samples["poses"], samples["mask"])
+            found += zip(["reconstruction"], decoded, strict=True)
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise BundleError(f"samples: the graphs fail on them: {first_line(error)}") from error
     for name, values in found:

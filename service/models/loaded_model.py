@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from export.contract.architecture import CPU_BATCH
 from export.contract.manifest import Manifest, Role
 from service.inference.batcher import Batcher
 from service.inference.engine import Engine
@@ -118,6 +119,7 @@ def start_model(
     model: str, version: int, bundle: BundleVersion, engine: Engine, settings: Settings, metrics: Metrics
 ) -> LoadedModel:
     """Give a loaded engine its inference threads, and each of its graphs a queue."""
+    on_cpu = settings.max_batch or CPU_BATCH[engine.manifest.architecture]  # where the explain graph runs
     batcher = Batcher(
         f"{model}/{version}",
         workers=engine.workers,
@@ -135,5 +137,5 @@ def start_model(
         batcher,
         encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above, engine.max_batch),
         decoder_queue=batcher.add_graph(engine.decode),
-        explain_queue=batcher.add_graph(engine.explain, max_batch=min(MAX_BATCH, engine.max_batch)),
+        explain_queue=batcher.add_graph(engine.explain, max_batch=min(MAX_BATCH, on_cpu)),
     )

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.architecture import CPU_BATCH
 from export.contract.manifest import BundleError
 from export.contract.pictures import PictureError
+from export.contract.samples import in_pieces
 from service.inference.engine import Engine
 from service.inference.loading import load_engine
 from service.inference.model_input import decode_image
@@ -80,14 +82,23 @@ class LocalScorer:
     async def _classify(self, pixels: Floats) -> list[tuple[list[ScoredClass], bool | None, bool]]:
         """For each image [N, H, W, C] its classes, and whether it is confident and blank."""
         async with self.turn:  # one thread at a time may call an engine
-            outputs = await asyncio.to_thread(self.engine.encode, pixels)
+            probabilities, poses = await asyncio.to_thread(
+                in_pieces, self.engine.encode, self._at_once(), pixels
+            )
         made = predictions(
-            pixels, outputs, self.engine.manifest, self.query.top_k, self.query.min_probability
+            pixels, (probabilities, poses), self.engine.manifest, self.query.top_k, self.query.min_probability
         )
         return [
             ([self._capsule(one) for one in image["classes"]], image["confident"], image["blank"])
             for image in as_written(made)
         ]
+
+    def _at_once(self) -> int:
+        """Pictures in a run: on a CPU no more than are faster together, and of matrix capsules few."""
+        engine = self.engine
+        if engine.device != "cpu":
+            return engine.max_batch
+        return min(engine.max_batch, CPU_BATCH[engine.manifest.architecture])
 
     def _capsule(self, seen: Mapping[str, Any]) -> ScoredClass:
         return ScoredClass(seen["label"], seen["probability"], seen["pose"] if self.query.poses else None)

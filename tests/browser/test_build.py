@@ -98,6 +98,24 @@ def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    def refuse(path: Path, target: Path) -> None:
+        if path.name == "new":
+            raise OSError("a volume of its own")
+        really(path, target)
+
+    really = Path.rename
+    out = tmp_path / "playground"
+    out.mkdir()
+    (out / PAGE).write_text("the older one")
+    monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
+    monkeypatch.setattr("browser.build.write_models", lambda bundles, folder: None)
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="a volume of its own"):
+        build(MODELS, out)
+    assert (out / PAGE).read_text() == "the older one"
+
+
 def test_a_link_to_an_older_playground_stays_one(tmp_path, monkeypatch):
     older, out, models = tmp_path / "older", tmp_path / "out", tmp_path / "models"
     older.mkdir()

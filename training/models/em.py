@@ -252,7 +252,8 @@ class EMRouting(nn.Module):
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
         """Each child shared out equally to all parents that it reaches, [P, 1, N]; the same for all types.
 
-        It is read from small tensors: export folds nothing else of a large network into a constant.
+        It is read from small tensors, which export folds into a constant; others of more than 8,192 numbers,
+        as there would be for images of more than 130 pixels, it would not.
         """
         share = fields.equal_shares() / self.types  # [P, K]
         places = torch.arange(share.shape[1], device=share.device).repeat_interleave(children_types)  # [N]

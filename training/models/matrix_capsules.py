@@ -4,7 +4,8 @@
 # receptive field, N = K * I children of a parent, P parent positions, J parent types, 16 pose elements
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ OFFICIAL_COORDINATES = (0, 1)  # the same in the official code
 # third iteration, the least change of a picture leads to other assignments, and little is learned.
 MATRIX_NOISE = 0.03
 AT_ONCE = 32  # examples that are routed together where no gradients are wanted: their votes are large
-# Numbers in the votes that are written down together where gradients are wanted, 128 MiB: routing keeps some
-# ten arrays as large for the way back.
+# Numbers in the votes that are written down together, 128 MiB: for a gradient, routing keeps some ten arrays
+# as large.
 VOTES_AT_ONCE = 2**25
 ACTIVATION_BIAS = -1.0  # of the primary capsules at first: few of them are there (official code)
 
@@ -105,20 +106,17 @@ class MatrixCapsules(nn.Module):
         return Capsules(*(torch.cat(all_of) for all_of in zip(*parts, strict=True)))
 
     def _routed(self, children: Capsules) -> Capsules:
-        """`forward` of all examples together."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._routed_in_parts(children)
-        return self._routed_at_once(children)
-
-    def _routed_in_parts(self, children: Capsules) -> Capsules:
-        """The same for a gradient: of many votes only some are there at a time, and again on the way back."""
+        """`forward` of all examples together; of many votes only some are there at a time."""
         positions, places = self.fields.inside.shape
         votes = positions * places * children.poses.shape[2] * self.routing.types * POSE  # of an example
         at_once = max(1, VOTES_AT_ONCE // votes)
-        if len(children.poses) <= at_once:
+        if torch.compiler.is_compiling() or len(children.poses) <= at_once:
             return self._routed_at_once(children)
+        route: Callable[[Capsules], Capsules] = self._routed_at_once
+        if torch.is_grad_enabled():  # votes are not kept for the way back, but made again
+            route = partial(checkpoint, self._routed_at_once, use_reentrant=False)
         groups = zip(*(part.split(at_once) for part in children), strict=True)
-        parts = [checkpoint(self._routed_at_once, Capsules(*group), use_reentrant=False) for group in groups]
+        parts = [route(Capsules(*group)) for group in groups]
         return Capsules(*(torch.cat(all_of) for all_of in zip(*parts, strict=True)))
 
     def _routed_at_once(self, children: Capsules) -> Capsules:

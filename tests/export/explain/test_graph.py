@@ -160,6 +160,18 @@ def assert_last(encoder: bytes, explain: bytes, pixels: np.ndarray) -> None:
     assert check_last_iteration(encoder, explain, pixels) <= 1e-5
 
 
+def test_a_layer_whose_equal_shares_are_no_constant_is_refused():
+    """As of images so large that the exporter does not fold them."""
+    _, encoder, manifest = matrix_network("the paper's")
+    changed = onnx.ModelProto()
+    changed.CopyFrom(encoder)
+    (mass,) = (node for node in changed.graph.node if "conv_caps/0/routing/mass_1" in node.output)
+    (shares,) = (tensor for tensor in changed.graph.initializer if tensor.name == mass.input[0])
+    changed.graph.initializer.remove(shares)
+    with pytest.raises(BundleError, match="conv_caps/0 has too many positions to be explained"):
+        explain_graph(changed, manifest)
+
+
 def test_it_is_static_and_only_its_batch_is_free():
     _, encoder, manifest = matrix_network("the paper's")
     for graph, of in (

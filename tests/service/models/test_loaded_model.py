@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from export.explain.shared_weights import hold_weights
 from service.errors import DeadlineExceededError, NoExplainGraphError, OverloadedError
 from service.inference.explain_session import MAX_BATCH
+from service.models.loaded_model import start_model
+from service.observability.metrics import Metrics
+from tests.support.live_service import settings_for
 from tests.support.paths import MODELS
 from tests.support.repositories import loaded, opened, run
 from tests.support.tiny_bundle import SIDE, run_model, write_bundle
@@ -58,6 +62,21 @@ def test_matrix_capsules_are_encoded_few_at_a_time_and_decoded_many(tmp_path):
         async with opened(tmp_path) as repository, repository.use("matrix-capsnet-toys", None) as model:
             largest = {graph.role: graph.max_batch for graph in model.graphs()}
             assert largest == {"encoder": 2, "decoder": 32, "explain": 2}
+
+    run(scenario())
+
+
+def test_of_matrix_capsules_on_a_gpu_few_are_explained_at_a_time(tmp_path):
+    """The explain graph runs on the CPU, wherever the encoder does."""
+
+    async def scenario() -> None:
+        (tmp_path / "matrix-capsnet-toys").symlink_to(MODELS / "matrix-capsnet-toys")
+        async with opened(tmp_path) as repository, repository.use("matrix-capsnet-toys", None) as model:
+            engine = replace(model.engine, device="cuda", max_batch=64, decoder_max_batch=512)
+            settings, metrics = settings_for(tmp_path), Metrics()
+            other = start_model(model.name, model.version, model.bundle, engine, settings, metrics)
+            assert (other.encoder_queue.max_batch, other.explain_queue.max_batch) == (64, 2)
+            other.batcher.close()
 
     run(scenario())
 

@@ -178,6 +178,10 @@ def test_votes_that_are_written_down_for_gradients_are_those_of_few_examples(opt
     monkeypatch.setattr("training.models.matrix_capsules.VOTES_AT_ONCE", 3 * votes - 1)
     torch.testing.assert_close(gradients(), expected, rtol=1e-4, atol=1e-5)
     assert sorted(together[1:]) == [1, 1, 2, 2, 2, 2]  # each once more on the way back
+    together.clear()
+    with torch.no_grad():
+        routed(capsules)
+    assert together == [2, 2, 1]
 
 
 def test_of_no_examples_there_are_no_parents():
