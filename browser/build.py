@@ -85,13 +85,15 @@ def build(models: Path, out: Path) -> None:
         out: of the playground; an older playground in it is replaced once the new one is whole.
 
     Raises:
-        BuildError: there is no bundle, `out` holds something else, or the service's page is not the one that
-            is known here.
+        BuildError: there is no bundle, `out` is a file, holds something else or cannot be replaced, or the
+            service's page is not the one that is known here.
         BundleError: a bundle disagrees with its manifest.
         RoundingError: float16 does not hold a weight.
         NpmError: the runtime cannot be installed.
     """
     bundles = bundles_in(models)
+    if out.exists() and not out.is_dir():
+        raise BuildError(f"{out} is a file: choose a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
         raise BuildError(f"{out} is not empty, and no playground: choose another folder")
     runtime = runtime_files(ROOT / "build" / "npm")
@@ -101,14 +103,15 @@ def build(models: Path, out: Path) -> None:
         # Whatever fails leaves the older playground as it is.
         built, older = Path(scratch) / "new", Path(scratch) / "older"
         _write(bundles, runtime, built)
-        if out.exists():
-            out.rename(older)  # fails, before anything is lost, where `out` is a volume of its own
         try:
+            if out.exists():
+                out.rename(older)  # a volume of its own is refused here, before anything is lost
             built.rename(out)
-        except BaseException:
-            if older.exists():
+        except OSError as error:
+            raise BuildError(f"{out} cannot be replaced: {error}") from None
+        finally:
+            if older.exists() and not out.exists():
                 older.rename(out)
-            raise
 
 
 def _write(bundles: list[Path], runtime: list[Path], out: Path) -> None:

@@ -16,7 +16,7 @@ from torch.fx import Node
 from training.models.graph_names import NOTE
 
 _KEY = "capsnet.step"  # of the note on a node
-# The second input, by operator, where it is no number.
+# What the second input of these operators is called.
 _SECOND_INPUT = {"Reshape": "shape"} | dict.fromkeys(
     ("ReduceMax", "ReduceSum", "ReduceL2", "ReduceMean", "Squeeze", "Unsqueeze"), "axes"
 )

@@ -83,6 +83,14 @@ def test_a_folder_with_something_else_is_not_touched(tmp_path):
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
+def test_a_file_in_place_of_the_folder_is_not_touched(tmp_path):
+    letter = tmp_path / "letter.txt"
+    letter.write_text("mine")
+    with pytest.raises(BuildError, match=r"letter\.txt is a file: choose a folder"):
+        build(MODELS, letter)
+    assert letter.read_text() == "mine"
+
+
 def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise RoundingError("float16 does not hold a weight")
@@ -98,9 +106,10 @@ def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+@pytest.mark.parametrize("refused", ["playground", "new"])
+def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch, refused):
     def refuse(path: Path, target: Path) -> None:
-        if path.name == "new":
+        if path.name == refused:
             raise OSError("a volume of its own")
         really(path, target)
 
@@ -111,7 +120,7 @@ def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch
     monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
     monkeypatch.setattr("browser.build.write_models", lambda bundles, folder: None)
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(OSError, match="a volume of its own"):
+    with pytest.raises(BuildError, match=r"playground cannot be replaced: a volume of its own"):
         build(MODELS, out)
     assert (out / PAGE).read_text() == "the older one"
 
