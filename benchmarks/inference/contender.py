@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,19 +91,15 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
     import torch
 
     from export.graph import EncoderGraph
-    from training.config import CapsNetConfig
-    from training.config.renamed import with_current_names
-    from training.models.capsnet import CapsNet
 
     torch.set_num_threads(threads)
-    parameters = with_current_names(json.loads((weights.parent / "parameters.json").read_text()))
-    model = CapsNet(CapsNetConfig(**{**parameters, "decoder_hidden": ()}))
-    with np.load(weights, allow_pickle=False) as values:
-        missing = sorted(model.state_dict().keys() - set(values.files))
-        if missing:
-            raise MissingError(f"torch needs the weights of a CapsNet; the graph has no {', '.join(missing)}")
-        model.load_state_dict({name: torch.from_numpy(values[name]) for name in model.state_dict()})
-    encoder: Any = EncoderGraph(model).eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    parameters = json.loads((weights.parent / "parameters.json").read_text())
+    is_matrix = parameters.get("architecture") == "matrix-capsnet"
+    model = _matrix_capsnet(weights.parent / "bundle") if is_matrix else _capsnet(parameters, weights)
+    encoder: Any = EncoderGraph(model).eval().requires_grad_(False)
+    for parameter in encoder.parameters():
+        if parameter.dim() == 4:  # of a convolution
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     if compiled:
         from torch._inductor import config
 
@@ -116,6 +113,35 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
         return probabilities.numpy(), poses.numpy()
 
     return run
+
+
+def _capsnet(parameters: dict[str, Any], weights: Path) -> Any:
+    """The CapsNet of these parameters, without its decoder."""
+    import torch
+
+    from training.config import CapsNetConfig
+    from training.config.renamed import with_current_names
+    from training.models.capsnet import CapsNet
+
+    model = CapsNet(CapsNetConfig(**{**with_current_names(parameters), "decoder_hidden": ()}))
+    with np.load(weights, allow_pickle=False) as values:
+        missing = sorted(model.state_dict().keys() - set(values.files))
+        if missing:
+            raise MissingError(f"torch needs the weights of a CapsNet; the graph has no {', '.join(missing)}")
+        model.load_state_dict({name: torch.from_numpy(values[name]) for name in model.state_dict()})
+    return model
+
+
+def _matrix_capsnet(bundle: Path) -> Any:
+    """A bundle's network of matrix capsules as the paper writes it down, without its decoder."""
+    from training.models.matrix_capsnet import MatrixCapsNet
+    from training.runs import from_bundle, matrix_bundle
+
+    config = replace(from_bundle.trained_config(bundle).model, decoder_hidden=())
+    trained = matrix_bundle.read_encoder(bundle, config)
+    model = MatrixCapsNet(config)  # not in its form for training, which is no program for torch.compile
+    model.load_state_dict(trained.state_dict())
+    return model
 
 
 def open_service(bundle: Path, threads: int) -> Run:

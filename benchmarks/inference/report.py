@@ -12,9 +12,15 @@ VARIANTS: Mapping[Variant, str] = {
     "plain": PLAIN,
     "toom_cook_1d": "ours, one axis",
     "toom_cook_2d": "ours, both axes",
+    "em_moments": "ours, from moments",
 }
 SERVED = "ours, as served"
-OURS = {VARIANTS["toom_cook_1d"], VARIANTS["toom_cook_2d"], SERVED}
+OURS = {*VARIANTS.values(), SERVED} - {PLAIN}
+# The variants between which the service chooses: of a CapsNet, and of matrix capsules.
+RIVALS = (
+    {PLAIN, VARIANTS["toom_cook_1d"], VARIANTS["toom_cook_2d"]},
+    {PLAIN, VARIANTS["em_moments"]},
+)
 
 
 @dataclass
@@ -91,7 +97,7 @@ class Report:
     def of_best_variant(self) -> dict[int, float]:
         """The service's session against the fastest variant of each round, by size; at best about 1."""
         served, variants = self._row(SERVED), [row for row in self.rows if row.name in VARIANTS.values()]
-        if not served or len(variants) < len(VARIANTS):
+        if not served or {row.name for row in variants} not in RIVALS:
             return {}
         return {size: speed_ratio(served, variants, size) for size in self.choice}
 

@@ -44,7 +44,7 @@ from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
 from benchmarks.paths import ROOT
-from export.contract.architecture import capsnet_architecture
+from export.contract.architecture import CPU_BATCH, stated_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
 from export.optimize.choice import choose, open_variants
 from export.optimize.derive import write_variants
@@ -111,7 +111,7 @@ def write_files(
     """Write all that contenders open and the plain graph's outputs; return which variant is ours, by size."""
     model = onnx.load_model_from_string(encoder)
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    variants = write_variants(model, capsnet_architecture(manifest), folder, options.threads)
+    variants = write_variants(model, stated_architecture(manifest), folder, options.threads)
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
     np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]
@@ -120,7 +120,8 @@ def write_files(
     np.save(folder / "pixels.npy", pixels)
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
     np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))
-    choice = choose(measure(open_variants(variants, options.threads), SIZES).milliseconds)
+    sizes = [size for size in SIZES if size <= CPU_BATCH[manifest.architecture]]
+    choice = choose(measure(open_variants(variants, options.threads), sizes).milliseconds)
     return {size: choice.variant(size) for size in options.batches}
 
 
@@ -242,7 +243,7 @@ def opened(contender: Contender, folder: Path, threads: int) -> Iterator[Child]:
     """
     file = folder / contender.file
     if not file.exists():
-        raise ContenderError("export/optimize does not expect this variant to pay for this graph")
+        raise ContenderError("export/optimize does not derive this variant from this graph")
     command = [sys.executable, str(HERE / "contender.py"), contender.runtime, str(file), str(threads)]
     with (
         tempfile.TemporaryFile("w+") as log,

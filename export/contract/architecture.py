@@ -1,6 +1,8 @@
-"""A CapsNet's architecture as its manifest states it: what faster graphs are made of, but the weights."""
+"""A network's architecture as its manifest states it: what faster graphs are made of, but the weights."""
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from export.contract.manifest import Architecture, Manifest
 
@@ -10,9 +12,8 @@ SQUASH_EPSILON = 1e-7  # in the squash, below the root
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
 CAPSULE_STRIDES = (2, 1)
-# Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: a service of two threads
-# answers 64 pairs with matrix-capsnet-toys in 0.29 s by 2, and in 0.33 s by 32, which take 1.3 GB; with the
-# paper's larger network by 32 hardly slower, but in 9 GB.
+# Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: by 32, the plain graph of
+# matrix-capsnet-toys takes 1.3 GB and is slower than by 2; that of the paper's larger network takes 9 GB.
 CPU_BATCH: dict[Architecture, int] = {"capsnet": 32, "matrix-capsnet": 2}
 GPU_MATRIX_BATCH = 64  # matrix capsules on a GPU: the votes of 512 images would take gigabytes
 
@@ -35,6 +36,7 @@ class CapsNetArchitecture(_Facts):
     """What the encoder of a CapsNet computes.
 
     Attributes:
+        architecture: tells it from others.
         image_size: height and width of the input, pixels.
         stem: convolutions before Conv1.
         kernel: height and width of the kernels of Conv1 and PrimaryCapsules.
@@ -47,6 +49,7 @@ class CapsNetArchitecture(_Facts):
         capsule_bias: a bias is added to the class capsules before the squash.
     """
 
+    architecture: Literal["capsnet"] = "capsnet"
     image_size: PositiveInt
     stem: tuple[StemConvolution, ...] = ()
     kernel: PositiveInt
@@ -72,6 +75,33 @@ class CapsNetArchitecture(_Facts):
         for kernel, stride in zip(kernels, self.strides.values(), strict=False):
             sizes.append((sizes[-1] - kernel) // stride + 1)
         return dict(zip(self.strides, sizes, strict=True))
+
+
+class MatrixCapsNetArchitecture(_Facts):
+    """What the encoder of matrix capsules computes; its graph tells the rest.
+
+    Attributes:
+        architecture: tells it from others.
+        routing_iterations: of EM routing.
+    """
+
+    architecture: Literal["matrix-capsnet"] = "matrix-capsnet"
+    routing_iterations: PositiveInt
+
+
+StatedArchitecture = Annotated[
+    CapsNetArchitecture | MatrixCapsNetArchitecture, Field(discriminator="architecture")
+]
+
+
+def stated_architecture(manifest: Manifest) -> StatedArchitecture | None:
+    """The architecture, if the manifest states what faster graphs are made of; else None."""
+    if manifest.architecture == "capsnet":
+        return capsnet_architecture(manifest)
+    try:
+        return MatrixCapsNetArchitecture.model_validate(manifest.parameters)
+    except ValidationError:
+        return None
 
 
 def capsnet_architecture(manifest: Manifest) -> CapsNetArchitecture | None:

@@ -5,7 +5,8 @@
 import onnx
 
 from export.contract.receptive_fields import Grid
-from export.explain.encoder_values import EncoderValues, of_each_image, stacked
+from export.explain.iterations import of_each_image, stacked
+from export.optimize.encoder_values import EncoderValues
 from export.optimize.nodes import Nodes
 
 U, U_HAT = "primary_caps/u", "class_caps/u_hat"

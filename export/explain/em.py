@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from export.contract.manifest import BundleError
 from export.contract.receptive_fields import Grid
-from export.explain.encoder_values import EncoderValues, of_each_image, stacked
+from export.explain.iterations import of_each_image, stacked
+from export.optimize.encoder_values import EncoderValues
 from export.optimize.nodes import Nodes
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # a share of 0 has no logarithm, and adds nothing to an entropy

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
+from pydantic import TypeAdapter
 
-from export.contract.architecture import CapsNetArchitecture
+from export.contract.architecture import StatedArchitecture
 from export.optimize.derive import derive
 
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -30,7 +31,7 @@ def main() -> None:
         os.nice(LOWEST_PRIORITY)
     try:
         encoder, decoder = sys.stdin.buffer.read(length), sys.stdin.buffer.read()
-        architecture = CapsNetArchitecture.model_validate_json(sys.argv[6])
+        architecture: StatedArchitecture = TypeAdapter(StatedArchitecture).validate_json(sys.argv[6])
         derive(encoder, decoder, folder, (exclusive, shared), architecture, again=bool(again))
     except (DecodeError, ValueError, OSError) as error:
         sys.exit(f"{error}")

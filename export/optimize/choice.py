@@ -9,15 +9,18 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.contract.manifest import Architecture
+from export.contract.samples import in_pieces
 from export.optimize.measure import noise
 from export.optimize.plan import Choice, Variant
 
 Name = TypeVar("Name")
 
 TESTED_IMAGES = 19
-# A variant whose outputs differ by more from the plain graph's is not used. Two orders of summation in
-# float32 differ by 1e-6; with unusual weights a transform may lose more.
-MAX_ERROR = 1e-5
+# A variant whose outputs differ by more from the plain graph's is not used; by as much PyTorch's may. Two
+# orders of summation in float32 differ by 1e-6; with unusual weights a transform may lose more. EM routing
+# amplifies them: poses of parents to which almost nothing is assigned differ by 2e-4 from those in float64.
+MAX_ERROR: dict[Architecture, float] = {"capsnet": 1e-5, "matrix-capsnet": 1e-4}
 # A graph that is faster by less than this, at one batch size, is not worth its memory.
 MIN_GAIN = 0.03
 # Threads that spin for a moment need not be woken for the next node, or for a run that follows at once, which
@@ -51,22 +54,28 @@ def cpu_options(threads: int, *, prepared: bool = False) -> ort.SessionOptions:
 
 
 def largest_errors(
-    sessions: Mapping[Variant, ort.InferenceSession], pixels: NDArray[np.float32] | None = None
+    sessions: Mapping[Variant, ort.InferenceSession],
+    pixels: NDArray[np.float32] | None = None,
+    at_once: int = TESTED_IMAGES,
 ) -> dict[Variant, float]:
     """Largest difference of an output from the plain variant's, by variant; infinite if one is NaN.
 
     Args:
         sessions: the plain variant among them.
         pixels: images [N, H, W, C], 0 to 1; None takes noise of all contrasts.
+        at_once: images in a run.
     """
     plain = sessions["plain"]
     images = noise(plain, TESTED_IMAGES) if pixels is None else pixels
-    expected = plain.run(None, {"pixels": images})
+
+    def outputs(session: ort.InferenceSession) -> list[NDArray[np.float32]]:
+        return in_pieces(lambda part: session.run(None, {"pixels": part}), at_once, images)
+
+    expected = outputs(plain)
     errors: dict[Variant, float] = {}
     for variant, session in sessions.items():
         if variant != "plain":
-            found = session.run(None, {"pixels": images})
-            differences = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)]
+            differences = [np.abs(a - b).max() for a, b in zip(outputs(session), expected, strict=True)]
             errors[variant] = float(np.nan_to_num(np.max(differences), nan=np.inf))  # max() may drop a NaN
     return errors
 

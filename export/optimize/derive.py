@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from export.contract.architecture import CapsNetArchitecture
+from export.contract.architecture import CPU_BATCH, StatedArchitecture
+from export.contract.manifest import Architecture
 from export.contract.one_at_a_time import one_at_a_time
 from export.optimize.choice import (
     MAX_ERROR,
@@ -31,6 +32,7 @@ TILES = 2  # of the most promising, how many are measured
 MEASURED_SIZES: Mapping[Variant, Sequence[int]] = {
     "toom_cook_1d": (1, 4),
     "toom_cook_2d": (8, 16),
+    "em_moments": (1, 2),
 }  # sizes of batches
 
 
@@ -39,7 +41,7 @@ def derive(
     decoder: bytes,
     folder: Path,
     threads: tuple[int, int],
-    architecture: CapsNetArchitecture,
+    architecture: StatedArchitecture,
     *,
     again: bool = False,
 ) -> Plan:
@@ -72,7 +74,7 @@ def _derive(
     decoder: bytes,
     folder: Path,
     threads: tuple[int, int],
-    architecture: CapsNetArchitecture,
+    architecture: StatedArchitecture,
     found: Plan | None,
 ) -> Plan:
     for left in folder.parent.glob(f"{ASIDE}*"):  # of a process that was killed: the lock is ours
@@ -80,7 +82,7 @@ def _derive(
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     try:
         files = write_variants(onnx.load_model_from_string(encoder), architecture, aside, threads[0])
-        plan = _plan(files, decoder, threads)
+        plan = _plan(files, decoder, threads, architecture.architecture)
         if found and found.waited <= plan.waited:
             return found
         for file in aside.iterdir():
@@ -98,7 +100,7 @@ def _derive(
 
 
 def write_variants(
-    model: onnx.ModelProto, architecture: CapsNetArchitecture | None, folder: Path, threads: int
+    model: onnx.ModelProto, architecture: StatedArchitecture | None, folder: Path, threads: int
 ) -> dict[Variant, Path]:
     """Write each variant of a plain graph into the folder, with the faster of its two most promising tiles.
 
@@ -164,19 +166,23 @@ def prepare(model: onnx.ModelProto, file: Path) -> Path:
     return file
 
 
-def _plan(files: Mapping[Variant, Path], decoder: bytes, threads: tuple[int, int]) -> Plan:
+def _plan(
+    files: Mapping[Variant, Path], decoder: bytes, threads: tuple[int, int], architecture: Architecture
+) -> Plan:
     if len(files) == 1:
         return PLAIN
     exclusive_threads, shared_threads = threads
-    errors = largest_errors(open_variants(files, shared_threads, prepared=True))
-    exact = {variant: file for variant, file in files.items() if errors.get(variant, 0.0) <= MAX_ERROR}
+    largest_batch, largest_error = CPU_BATCH[architecture], MAX_ERROR[architecture]
+    errors = largest_errors(open_variants(files, shared_threads, prepared=True), at_once=largest_batch)
+    exact = {variant: file for variant, file in files.items() if errors.get(variant, 0.0) <= largest_error}
     between = _runs(decoder, shared_threads) if decoder else lambda: None
-    exclusive = measure(open_variants(exact, exclusive_threads, prepared=True), SIZES, between=between)
+    sizes = [size for size in SIZES if size <= largest_batch]
+    exclusive = measure(open_variants(exact, exclusive_threads, prepared=True), sizes, between=between)
     shared = exclusive
     if shared_threads < exclusive_threads:
         sessions = open_variants(exact, shared_threads, prepared=True)
         workers = min(exclusive_threads // shared_threads, MAX_WORKERS)
-        shared = measure(sessions, SIZES, workers=workers, between=between)
+        shared = measure(sessions, sizes, workers=workers, between=between)
     return Plan(
         exclusive=choose(exclusive.milliseconds),
         shared=choose(shared.milliseconds),

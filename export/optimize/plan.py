@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from export.contract.architecture import CapsNetArchitecture
+from export.contract.architecture import StatedArchitecture
 
-Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d"]
+Variant = Literal["plain", "toom_cook_1d", "toom_cook_2d", "em_moments"]
 
 FILE = "plan.json"
 MAX_WORKERS = 4  # batches that a service runs side by side
@@ -132,7 +132,7 @@ def files_of(variant: Variant) -> tuple[str, str]:
 
 
 def plan_key(
-    encoder_sha256: str, architecture: CapsNetArchitecture, threads: tuple[int, int], runtime: str
+    encoder_sha256: str, architecture: StatedArchitecture, threads: tuple[int, int], runtime: str
 ) -> str:
     """The name of a plan's folder: for this graph, on this processor, by this version of our code.
 

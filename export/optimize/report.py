@@ -7,11 +7,11 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from export.contract.architecture import CapsNetArchitecture, capsnet_architecture
+from export.contract.architecture import CPU_BATCH, CapsNetArchitecture, stated_architecture
 from export.contract.atomic_file import write_atomically
 from export.contract.graph_file import check_self_contained
 from export.contract.interface import check_contract
-from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
+from export.contract.manifest import Architecture, BundleError, Manifest, read_checked, read_manifest
 from export.contract.samples import read_samples
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
 from export.optimize.measure import measure
@@ -20,6 +20,10 @@ from export.optimize.rewrite import rewritten
 from export.optimize.sample_check import check_samples
 
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
+NOTHING_FASTER: dict[Architecture, str] = {
+    "capsnet": "no convolution is large enough to gain from a transform",
+    "matrix-capsnet": "its graph is not the one that faster EM routing is made from: export its run anew",
+}
 
 
 class NothingFasterError(ValueError):
@@ -71,32 +75,36 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
     check_samples({"encoder": encoder}, manifest.architecture, samples)
-    architecture = capsnet_architecture(manifest)
+    architecture = stated_architecture(manifest)
     if architecture is None:
-        raise NothingFasterError(f"{manifest.model}: faster graphs for CPUs are known of CapsNets alone")
-    _check_classes(architecture, manifest)
+        raise NothingFasterError(f"{manifest.model}: no faster graphs are known of an architecture like its")
+    if isinstance(architecture, CapsNetArchitecture):
+        _check_classes(architecture, manifest)
     variants = rewritten(model, architecture)
     if not variants:
-        raise NothingFasterError(f"{manifest.model}: no convolution is large enough to gain from a transform")
+        raise NothingFasterError(f"{manifest.model}: {NOTHING_FASTER[manifest.architecture]}")
     out.mkdir(parents=True, exist_ok=True)
     files: dict[Variant, Path] = {"plain": bundle / manifest.graphs["encoder"].file}
     for variant, rewriting in variants.items():
         files[variant] = out / f"{variant}.onnx"
         write_atomically(files[variant], rewriting.SerializeToString())
     sessions = open_variants(files, threads)
-    on_samples = largest_errors(sessions, samples["pixels"])
-    on_noise = largest_errors(sessions)
+    largest_batch = CPU_BATCH[manifest.architecture]
+    sizes = [size for size in SHOWN_SIZES if size <= largest_batch]
+    on_samples = largest_errors(sessions, samples["pixels"], at_once=largest_batch)
+    on_noise = largest_errors(sessions, at_once=largest_batch)
     errors: dict[Variant, float] = {
         variant: max(on_samples[variant], on_noise[variant]) for variant in on_samples
     }
-    times = measure(sessions, SHOWN_SIZES).milliseconds
+    times = measure(sessions, sizes).milliseconds
     reports = {
         variant: VariantReport(
-            file, errors.get(variant, 0.0), {size: 1000 * size / times[variant][size] for size in SHOWN_SIZES}
+            file, errors.get(variant, 0.0), {size: 1000 * size / times[variant][size] for size in sizes}
         )
         for variant, file in files.items()
     }
-    exact = {variant: found for variant, found in times.items() if errors.get(variant, 0.0) <= MAX_ERROR}
+    largest_error = MAX_ERROR[manifest.architecture]
+    exact = {variant: found for variant, found in times.items() if errors.get(variant, 0.0) <= largest_error}
     return OptimizeReport(reports, choose(exact))
 
 
@@ -113,9 +121,10 @@ def _check_classes(architecture: CapsNetArchitecture, manifest: Manifest) -> Non
 
 def as_table(report: OptimizeReport) -> list[str]:
     """Lines of text: images per second by images in a batch."""
-    head = f"{'images/s in batches of':<24}" + "".join(f"{size:>7}" for size in SHOWN_SIZES)
+    sizes = report.variants["plain"].images_per_s
+    head = f"{'images/s in batches of':<24}" + "".join(f"{size:>7}" for size in sizes)
     lines = [f"{head}   largest difference"]
     for variant, found in report.variants.items():
-        rates = "".join(f"{found.images_per_s[size]:>7.0f}" for size in SHOWN_SIZES)
+        rates = "".join(f"{found.images_per_s[size]:>7.0f}" for size in sizes)
         lines.append(f"{variant:<24}{rates}" + ("" if variant == "plain" else f"   {found.error:.1e}"))
     return lines

@@ -2,8 +2,9 @@
 
 import onnx
 
-from export.contract.architecture import CapsNetArchitecture
+from export.contract.architecture import MatrixCapsNetArchitecture, StatedArchitecture
 from export.optimize.cost import toom_cook_1d_tiles, toom_cook_2d_tiles
+from export.optimize.em_moments import em_moments
 from export.optimize.encoder import Encoder, NotOptimizableError, read_encoder
 from export.optimize.nodes import Nodes, with_nodes
 from export.optimize.plan import Variant
@@ -12,7 +13,7 @@ from export.optimize.toom_cook_2d import toom_cook_2d
 
 
 def rewritten(
-    model: onnx.ModelProto, architecture: CapsNetArchitecture | None, rank: int = 0
+    model: onnx.ModelProto, architecture: StatedArchitecture | None, rank: int = 0
 ) -> dict[Variant, onnx.ModelProto]:
     """The other variants of an encoder that may be faster, with the same inputs and outputs.
 
@@ -22,13 +23,16 @@ def rewritten(
         rank: which of the most promising tiles (`cost`) to take; 0 is the best.
 
     Returns:
-        `toom_cook_1d` (for small batches) if there is a convolution that gains from it, `toom_cook_2d` (for
-        large batches) if the whole encoder gains from it. Neither if no tile has this rank, or if the graph
-        lacks something that the manifest says it has.
+        Of a CapsNet `toom_cook_1d` (for small batches) if there is a convolution that gains from it, and
+        `toom_cook_2d` (for large batches) if the whole encoder gains from it. Of matrix capsules
+        `em_moments`, of rank 0 alone. None if no tile has this rank, or if the graph lacks something that the
+        manifest says it has.
     """
     if architecture is None:
         return {}
     try:
+        if isinstance(architecture, MatrixCapsNetArchitecture):
+            return {} if rank else {"em_moments": em_moments(model, architecture)}
         return variants_of(read_encoder(model, architecture), rank)
     except NotOptimizableError:
         return {}

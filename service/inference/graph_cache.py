@@ -15,11 +15,11 @@ from shutil import rmtree
 
 import onnxruntime as ort
 
-from export.contract.architecture import CapsNetArchitecture
+from export.contract.architecture import CapsNetArchitecture, StatedArchitecture
 from export.contract.manifest import Graph
 from export.optimize.plan import PLAIN, Plan, plan_key, read_plan
 
-SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of an encoder are too small to gain anything
+SMALLEST_BYTES = 2 * 2**20  # below that the convolutions of a CapsNet are too small to gain anything
 DERIVE_S = 300.0  # at most; on two idle cores it takes about 12
 UNUSED_DAYS = 30.0  # then a plan is removed
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def cached_graphs(
     encoder: bytes,
     graph: Graph,
-    architecture: CapsNetArchitecture | None,
+    architecture: StatedArchitecture | None,
     cache: Path | None,
     threads: tuple[int, int],
     decoder: bytes = b"",
@@ -48,7 +48,7 @@ def cached_graphs(
         threads: of a batch that has all cores and of one that shares them.
         decoder: runs between batches of the encoder; empty for none.
     """
-    if cache is None or architecture is None or len(encoder) < SMALLEST_BYTES:
+    if cache is None or architecture is None or not _may_gain(encoder, architecture):
         yield PLAIN, Path()
         return
     plans = cache.expanduser() / "cpu"
@@ -75,7 +75,7 @@ def cached_graphs(
 
 
 async def measure_again(
-    folder: Path, threads: tuple[int, int], architecture: CapsNetArchitecture, encoder: bytes, decoder: bytes
+    folder: Path, threads: tuple[int, int], architecture: StatedArchitecture, encoder: bytes, decoder: bytes
 ) -> None:
     """Make a plan anew, which replaces the one in the folder if it was measured under less load.
 
@@ -95,6 +95,11 @@ async def measure_again(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _may_gain(encoder: bytes, architecture: StatedArchitecture) -> bool:
+    """Matrix capsules gain by their routing, however small the encoder."""
+    return not isinstance(architecture, CapsNetArchitecture) or len(encoder) >= SMALLEST_BYTES
 
 
 def _can_write(plans: Path) -> bool:
@@ -122,7 +127,7 @@ def _remove_unused(plans: Path) -> None:
 def _derive_command(
     folder: Path,
     threads: tuple[int, int],
-    architecture: CapsNetArchitecture,
+    architecture: StatedArchitecture,
     encoder: bytes,
     *,
     again: bool = False,
@@ -135,7 +140,7 @@ def _derive_command(
 
 
 def _derive(
-    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], architecture: CapsNetArchitecture
+    encoder: bytes, decoder: bytes, folder: Path, threads: tuple[int, int], architecture: StatedArchitecture
 ) -> Plan:
     """Derive in a process of its own, which returns the memory that it takes."""
     log.info("deriving faster graphs for this processor, once")

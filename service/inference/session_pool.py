@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from export.contract.architecture import CapsNetArchitecture, capsnet_architecture
+from export.contract.architecture import StatedArchitecture, stated_architecture
 from export.contract.manifest import Manifest
 from export.optimize.plan import PLAIN, Choice, Plan, Variant, read_plan
 from service.inference.graph_cache import cached_graphs, measure_again
@@ -54,7 +54,7 @@ class SessionPool:
     shared: BySize
     plan: Plan = PLAIN
     folder: Path | None = None
-    architecture: CapsNetArchitecture | None = None
+    architecture: StatedArchitecture | None = None
 
     def session(self, images: int, *, exclusive: bool) -> Session:
         """The session for a batch of so many images.
@@ -139,7 +139,7 @@ def open_on_cpu(
     Raises:
         BundleError: a graph cannot be loaded, or its inputs and outputs are not the manifest's.
     """
-    graph, architecture = manifest.graphs["encoder"], capsnet_architecture(manifest)
+    graph, architecture = manifest.graphs["encoder"], stated_architecture(manifest)
     cache = options.cache if options.optimize else None
     exclusive_threads, shared_threads = threads
     mapped = functools.cache(map_weights)

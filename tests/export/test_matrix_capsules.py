@@ -18,7 +18,6 @@ from export.contract.manifest import newest_version, read_manifest
 from export.evaluate import evaluate_bundle
 from export.graph import EncoderGraph
 from export.optimize.half_precision import HalfPrecisionError, halved
-from export.optimize.plan import PLAIN
 from export.parity import run_onnx
 from export.to_onnx import to_onnx, trace_encoder
 from export.triton import write_repository
@@ -189,12 +188,17 @@ def test_the_service_serves_it(bundle, tmp_path):
     np.testing.assert_allclose(poses, samples["poses"][:3], rtol=0, atol=1e-4)
 
 
-def test_no_faster_graph_is_derived_from_it(bundle, encoder, tmp_path, capsys):
+def test_a_graph_with_routing_from_moments_is_derived_from_it(bundle, tmp_path, capsys):
     assert capsnet_architecture(read_manifest(bundle)) is None
-    assert load_engine(bundle, "matrix-toys", EngineOptions("cpu", 16, tmp_path)).encoder.plan == PLAIN
-    with pytest.raises(SystemExit):
-        main(["optimize", str(bundle), "--out", str(tmp_path / "optimized")])
-    assert "matrix-toys: faster graphs for CPUs are known of CapsNets alone" in capsys.readouterr().err
+    plan = load_engine(bundle, "matrix-toys", EngineOptions("cpu", 16, tmp_path, threads=1)).encoder.plan
+    assert plan.errors.keys() == {"em_moments"}
+    assert plan.errors["em_moments"] <= 1e-4
+    assert plan.milliseconds["exclusive"]["em_moments"].keys() == {1, 2}
+    main(["optimize", str(bundle), "--out", str(tmp_path / "optimized")])
+    head, *rows, _, _ = capsys.readouterr().out.splitlines()
+    assert head.split()[4:6] == ["1", "2"]
+    assert [row.split()[0] for row in rows] == ["plain", "em_moments"]
+    assert (tmp_path / "optimized" / "em_moments.onnx").is_file()
 
 
 def test_em_routing_is_not_rounded_to_half_precision(encoder):

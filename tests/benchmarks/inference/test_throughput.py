@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inference.report import PLAIN, SERVED, Report, Row
+from export.contract.manifest import newest_version
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
@@ -39,6 +40,17 @@ def test_every_contender_has_the_plain_graphs_outputs(trained_bundle, tmp_path):
         assert max(row["difference"].values()) < 1e-5, name
         assert f"| {name} " in done.stdout
     assert set(found["ratios"]["as served"]) == {"1", "3"}
+
+
+def test_matrix_capsules_have_contenders_of_their_own(tmp_path):
+    toys = newest_version(ROOT / "models" / "matrix-capsnet-toys")
+    done = run_briefly(toys, "eager,plain,moments,served", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["torch eager", PLAIN, "ours, from moments", SERVED]
+    for row in found["rows"]:
+        assert max(row["difference"].values()) < 1e-4, row["name"]
+    assert set(found["of_best_variant"]) == {"1", "3"}
 
 
 def test_a_graph_without_a_capsnets_weights_is_measured_without_torch_and_says_so(tmp_path):

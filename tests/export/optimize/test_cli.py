@@ -71,10 +71,18 @@ def test_half_precision_needs_no_faster_graph(trained_bundle, tmp_path, capsys):
     assert second.startswith(f"wrote {tmp_path / 'out' / 'half.onnx'}: of ")
 
 
-def test_matrix_capsules_are_told_why_they_have_neither(capsys):
+def test_matrix_capsules_are_told_why_there_is_no_half_of_them(tmp_path, capsys):
     toys = str(ROOT / "models" / "matrix-capsnet-toys")
-    assert "faster graphs for CPUs are known of CapsNets alone" in failure(capsys, toys)
-    assert "EM routing divides by variances near 0" in failure(capsys, toys, "--half")
+    said = failure(capsys, toys, "--half", "--out", str(tmp_path / "out"))
+    assert "EM routing divides by variances near 0" in said
+
+
+def test_a_graph_whose_values_have_other_names_is_told_to_be_exported_anew(tmp_path, capsys):
+    bundle = shutil.copytree(newest_version(ROOT / "models" / "matrix-capsnet-toys"), tmp_path / "toys" / "1")
+    content = (bundle / "encoder.onnx").read_bytes().replace(b"/routing/mean_", b"/routing/what_")
+    replace_file(bundle, "encoder", content)
+    said = failure(capsys, str(bundle), "--out", str(tmp_path / "out"))
+    assert "its graph is not the one that faster EM routing is made from: export its run anew" in said
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip"])

@@ -3,7 +3,6 @@
 import onnx
 
 from export.contract.manifest import BundleError
-from export.optimize.nodes import Nodes
 
 
 class EncoderValues:
@@ -27,7 +26,7 @@ class EncoderValues:
             BundleError: there is none.
         """
         if name not in self._makers:
-            raise BundleError(f"the encoder has no value {name}; export its run anew to explain it")
+            raise BundleError(f"the encoder has no value {name}; export its run anew")
         return name
 
     def in_iterations(self, path: str) -> list[str]:
@@ -45,6 +44,17 @@ class EncoderValues:
         """The node that computes a value."""
         return self._makers[self.named(name)]
 
+    def step(self, name: str, operator: str) -> onnx.NodeProto:
+        """The first node of this operator among those on the way to a value.
+
+        Raises:
+            BundleError: there is none.
+        """
+        for node in self._makers.values():
+            if node.op_type == operator and node.name.startswith(f"{name}/"):
+                return node
+        raise BundleError(f"the encoder has no {operator} in {name}; export its run anew")
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The sizes of a value; the batch's is 0."""
         return self._shapes[self.named(name)]
@@ -56,18 +66,3 @@ class EncoderValues:
             for node in self._makers.values()
             if node.op_type == operator and len(node.input) > place and node.input[place] == name
         ]
-
-
-def stacked(nodes: Nodes, values: list[str], shape: tuple[int, ...], name: str) -> str:
-    """Values of several iterations, each [N, *shape] in some form, as one, [N, iterations, *shape]."""
-    each = [
-        nodes.reshape(value, [-1, 1, *shape], f"{name}/iteration_{place}")
-        for place, value in enumerate(values, 1)
-    ]
-    return nodes.add("Concat", *each, name=name, axis=1)
-
-
-def of_each_image(nodes: Nodes, constant: str, like: str, name: str) -> str:
-    """A constant once for each image: in the shape of another value, whose numbers are finite."""
-    nothing = nodes.add("Mul", like, nodes.number(f"{name}/0", 0.0), name=f"{name}/nothing")
-    return nodes.add("Add", constant, nothing, name=name)
