@@ -10,7 +10,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import InvalidFieldError, ServiceError, invalid_field, problem_of, shown
+from service.errors import (
+    InvalidFieldError,
+    ServiceError,
+    internal_error,
+    invalid_field,
+    problem_of,
+    shown,
+)
 
 
 class DirectRoute(APIRoute):
@@ -78,6 +85,9 @@ class DirectRoutes:
             response = problem_of(error)
         except ClientDisconnect:
             response = nobody_reads()
+        except Exception:  # as FastAPI does: here a page of another origin may read the answer, too
+            await internal_error()(scope, receive, send)
+            raise
         await response(scope, receive, send)
 
 

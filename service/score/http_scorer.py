@@ -1,6 +1,7 @@
 """Scoring over HTTP. The client repeats requests, and halves a batch to find the picture that fails it."""
 
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -36,6 +37,7 @@ KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can
 UNAUTHORIZED = 401
 BUG = 500
 MAX_FAULTS = 100  # bugs in a row: more are not those of single pictures
+PLACE_OF_ONE = re.compile(r"^image 1 of 1 \('picture'\): ")  # the client's name for what has none
 UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
 
@@ -92,7 +94,7 @@ class HttpScorer:
 
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:
         if isinstance(seen, Failed):
-            return Skipped(name, seen.reason)
+            return Skipped(name, _without_place(seen.reason))
         answer = seen.classification
         return Row(name, [self._capsule(one) for one in answer.classes], answer.confident, answer.blank)
 
@@ -145,6 +147,11 @@ async def _choose(client: AsyncClient, query: Query) -> ChosenModel:
 
 def _to_picture(picture: LoadedPicture) -> bytes | Pair:
     return picture.content if picture.right is None else Pair(picture.content, picture.right)
+
+
+def _without_place(reason: str) -> str:
+    """What is wrong with a picture that was sent alone: the service's name and number of it say nothing."""
+    return PLACE_OF_ONE.sub("", reason)
 
 
 async def _default_model(client: AsyncClient) -> str:

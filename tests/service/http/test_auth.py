@@ -2,6 +2,7 @@
 
 import socket
 
+import numpy as np
 import pytest
 from fastapi import Request
 from pydantic import SecretStr
@@ -9,9 +10,12 @@ from pydantic import SecretStr
 from service.errors import AdministrationOffError, AdminKeyError
 from service.http import auth
 from service.http.keys import Keys
+from service.http.picture_pool import PicturePool
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for
 from tests.support.logged_process import ADMIN_KEY, KEYS, PAGE
+from tests.support.small_pictures import to_png
+from tests.support.tiny_bundle import write_bundle
 
 PREFLIGHT = {
     "Origin": PAGE,
@@ -186,6 +190,20 @@ def test_a_page_of_another_origin_may_read_nothing(process):
     assert process.stranger.options("/classify", headers=other).status_code == 400
     answer = process.client.get("/models", headers={"Origin": "https://other.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_may_read_that_the_service_is_at_fault(tmp_path, monkeypatch):
+    def fault(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(PicturePool, "run_all", fault)
+    write_bundle(tmp_path / "tiny" / "1")
+    with live_service(settings_for(tmp_path, cors_origins=PAGE)) as client:
+        picture = to_png(np.zeros((500, 500), np.uint8))  # large enough for another thread
+        answer = client.post("/classify", content=picture, headers={"Origin": PAGE})
+    assert answer.status_code == 500
+    assert answer.json()["type"] == "/problems/internal-error"
+    assert answer.headers["access-control-allow-origin"] == PAGE
 
 
 def test_without_origins_no_page_may_read_anything(tmp_path):

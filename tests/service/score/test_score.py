@@ -547,7 +547,10 @@ def test_bad_files_are_named_and_cost_no_other_file_its_row(service, models, dig
     errors = [json.loads(line) for line in (tmp_path / "a.csv.errors.jsonl").read_text().splitlines()]
     bad = [str(folder / name) for name in ("0/empty.png", "1/text.jpg", "2/gone.png")]
     assert [error["path"] for error in errors] == bad
-    assert all(error["reason"] for error in errors)
+    empty, text, gone = (error["reason"] for error in errors)
+    assert empty.startswith("expected a PNG")
+    assert text.startswith("expected a PNG")
+    assert gone == "No such file or directory"
     summary, labels = capsys.readouterr().err.splitlines()
     errors_file = f"({tmp_path / 'a.csv.errors.jsonl'} has the reasons)"
     assert summary.startswith(
