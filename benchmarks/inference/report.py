@@ -16,8 +16,7 @@ VARIANTS: Mapping[Variant, str] = {
 }
 SERVED = "ours, as served"
 OURS = {*VARIANTS.values(), SERVED} - {PLAIN}
-# The variants between which the service chooses: of a CapsNet, and of matrix capsules.
-RIVALS = (
+ALL_OF_A_NETWORK = (  # the variants of a CapsNet, and those of matrix capsules
     {PLAIN, VARIANTS["toom_cook_1d"], VARIANTS["toom_cook_2d"]},
     {PLAIN, VARIANTS["em_moments"]},
 )
@@ -97,7 +96,7 @@ class Report:
     def of_best_variant(self) -> dict[int, float]:
         """The service's session against the fastest variant of each round, by size; at best about 1."""
         served, variants = self._row(SERVED), [row for row in self.rows if row.name in VARIANTS.values()]
-        if not served or {row.name for row in variants} not in RIVALS:
+        if not served or {row.name for row in variants} not in ALL_OF_A_NETWORK:
             return {}
         return {size: speed_ratio(served, variants, size) for size in self.choice}
 

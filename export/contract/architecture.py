@@ -12,8 +12,9 @@ SQUASH_EPSILON = 1e-7  # in the squash, below the root
 CONV_KERNEL, CONV_STRIDE = 5, 2
 CAPSULE_KERNEL = 3
 CAPSULE_STRIDES = (2, 1)
-# Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: by 32, the plain graph of
-# matrix-capsnet-toys takes 1.3 GB and is slower than by 2; that of the paper's larger network takes 9 GB.
+# Images that an encoder takes at once on a CPU. Votes of matrix capsules are large: with 32 at a
+# time, the plain graph of matrix-capsnet-toys takes 1.3 GB and is slower than with 2; that of the paper's
+# larger network takes 9 GB.
 CPU_BATCH: dict[Architecture, int] = {"capsnet": 32, "matrix-capsnet": 2}
 GPU_MATRIX_BATCH = 64  # matrix capsules on a GPU: the votes of 512 images would take gigabytes
 
@@ -36,7 +37,7 @@ class CapsNetArchitecture(_Facts):
     """What the encoder of a CapsNet computes.
 
     Attributes:
-        architecture: tells it from others.
+        architecture: which one it is.
         image_size: height and width of the input, pixels.
         stem: convolutions before Conv1.
         kernel: height and width of the kernels of Conv1 and PrimaryCapsules.
@@ -81,7 +82,7 @@ class MatrixCapsNetArchitecture(_Facts):
     """What the encoder of matrix capsules computes; its graph tells the rest.
 
     Attributes:
-        architecture: tells it from others.
+        architecture: which one it is.
         routing_iterations: of EM routing.
     """
 

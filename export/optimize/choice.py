@@ -19,7 +19,7 @@ Name = TypeVar("Name")
 TESTED_IMAGES = 19
 # A variant whose outputs differ by more from the plain graph's is not used; by as much PyTorch's may. Two
 # orders of summation in float32 differ by 1e-6; with unusual weights a transform may lose more. EM routing
-# amplifies them: poses of parents to which almost nothing is assigned differ by 2e-4 from those in float64.
+# amplifies them from one iteration to the next, in the plain graph as well.
 MAX_ERROR: dict[Architecture, float] = {"capsnet": 1e-5, "matrix-capsnet": 1e-4}
 # A graph that is faster by less than this, at one batch size, is not worth its memory.
 MIN_GAIN = 0.03

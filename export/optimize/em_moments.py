@@ -11,21 +11,23 @@ floor, and the parent's precisions p:
     E-step:  sum p (v - m)^2    =  sum p d^2 - 2 sum (p e) d + sum p e^2
 
 The sums over a parent's children, or over the elements of a pose, are products of d or d^2 with a vector. The
-point c is the mean of the first iteration: around it, d^2 is no larger than what routing is about, so that
-little is lost in the differences; and there d^2 are the squares themselves.
+point c is the mean of the first iteration. It lies among the votes, so that d^2 is about as large as their
+variance and little is lost by subtraction; and in the first iteration d^2 are the squared differences.
 
 The votes are one matrix product for each child, of its pose, all 16 numbers, with the matrices of all
 parents, each 4x4 matrix four times along the diagonal of one of 16x16. That is four times the arithmetic,
 but the numbers come out in rows of 16, which are moved to where routing wants them as they are.
 """
 
-# B images, P parent positions, K child positions in a receptive field, I child types, N = K I children
-# J parent types, H = 16 pose elements: R rows of S numbers, with matrices of S x S
+# B images, S child positions, K of them in a receptive field, I child types, N = K I children of a parent
+# P parent positions, J parent types, H = 16 pose elements: R rows of D numbers, with matrices of D x D
 
+import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,6 +42,9 @@ from export.optimize.nodes import Nodes, with_nodes
 
 Floats = NDArray[np.float32]
 LAYERS = ("conv_caps/0", "conv_caps/1", "class_caps")
+# Votes as capsnet-export writes them, in some layers with expanded matrices or with offsets.
+VOTES = re.compile("Gather Reshape( Expand)? Einsum Reshape( Add)?")
+EQUATION = b"bpkirm,kijmc->bpjkirc"
 POSE = 16
 
 
@@ -49,9 +54,9 @@ class Layer:
 
     Attributes:
         path: what the names of its values begin with.
-        poses: the value with the children's poses, [B, all positions, I, H] or flatter.
+        poses: the value with the children's poses, [B, S, I, H].
         inside: the child position in each place of each receptive field, [P, K].
-        matrices: of each child in a receptive field, [K, I, J, S, S].
+        matrices: of each child in a receptive field, [K, I, J, D, D].
         offsets: added to the votes, [N, H], or None for 0.
         weights: the value of each iteration, [B, P, J, 1, N]; in the first J is 1.
         means: the same, [B, P, J, 1, H].
@@ -131,29 +136,46 @@ def _read(values: EncoderValues, constants: dict[str, onnx.TensorProto], path: s
         BundleError: the graph has no value of such a name.
         NotOptimizableError: a value comes about in another way than capsnet-export writes it.
     """
-
-    def constant(node: onnx.NodeProto) -> NDArray[np.generic]:
-        if node.input[1] not in constants:
-            raise NotOptimizableError(f"{node.name} reads no constant")
-        return numpy_helper.to_array(constants[node.input[1]])
-
     weights, means, squares = (
         values.in_iterations(f"{path}/routing/{name}") for name in ("weights", "mean", "squares")
     )
     if not len(weights) == len(means) == len(squares) == iterations:
         raise NotOptimizableError(f"{path} has not the values of {iterations} iterations")
-    votes, gather = values.maker(f"{path}/votes"), values.maker(f"{path}/votes/gather_0")
-    matrices = constant(values.step(f"{path}/votes", "Einsum"))
+    steps = values.steps(f"{path}/votes")
+    by_operator = {node.op_type: node for node in steps}
+    if not VOTES.fullmatch(operators := " ".join(node.op_type for node in steps)):
+        raise NotOptimizableError(f"{path}/votes is computed by {operators}")
+    if [attribute.s for attribute in by_operator["Einsum"].attribute] != [EQUATION]:
+        raise NotOptimizableError(f"{path}/votes is another product than {EQUATION.decode()}")
+    inside = _constant(constants, by_operator["Gather"])
+    matrices = _constant(constants, by_operator.get("Expand", by_operator["Einsum"]))
+    offsets = _constant(constants, by_operator["Add"]) if "Add" in by_operator else None
+    if matrices.ndim != 5 or inside.size % matrices.shape[0]:
+        raise NotOptimizableError(f"{path} has matrices {matrices.shape} for {inside.size} places")
     return Layer(
         path=path,
-        poses=gather.input[0],
-        inside=constant(gather).reshape(-1, matrices.shape[0]).astype(np.int64),
+        poses=by_operator["Gather"].input[0],
+        inside=inside.reshape(-1, matrices.shape[0]).astype(np.int64),
         matrices=matrices.astype(np.float32),
-        offsets=constant(votes).astype(np.float32) if votes.op_type == "Add" else None,
+        offsets=None if offsets is None else offsets.astype(np.float32),
         weights=weights,
         means=means,
         squares=squares,
     )
+
+
+def _constant(constants: dict[str, onnx.TensorProto], node: onnx.NodeProto) -> NDArray[Any]:
+    """What a node reads of the weights; of an Expand what it makes of them.
+
+    Raises:
+        NotOptimizableError: it reads none.
+    """
+    read = [numpy_helper.to_array(constants[name]) for name in node.input if name in constants]
+    if node.op_type == "Expand" and len(read) == 2:
+        return np.broadcast_to(read[0], read[1])
+    if len(read) != 1:
+        raise NotOptimizableError(f"{node.name} reads no constant")
+    return read[0]
 
 
 def _replacements(
@@ -167,13 +189,13 @@ def _replacements(
         if any(node.name == step or node.name.startswith(f"{step}/") for step in steps)
     }
     # The first mean comes with its squares, which the first variance and distances read as they are.
-    replaced[layer.means[0]] = partial(_add_centered_votes, layer=layer)
+    replaced[layer.means[0]] = partial(add_centered_votes, layer=layer)
     for t in range(1, len(layer.means)):
-        replaced[layer.means[t]] = partial(_add_mean, layer=layer, t=t)
+        replaced[layer.means[t]] = partial(add_mean, layer=layer, t=t)
         for node in values.readers(layer.squares[t], "MatMul", 1):
-            replaced[node.name] = partial(_add_variance, layer=layer, t=t, node=node)
+            replaced[node.name] = partial(add_variance, layer=layer, t=t, node=node)
         for node in values.readers(layer.squares[t], "MatMul", 0):
-            replaced[node.name] = partial(_add_distances, layer=layer, t=t, node=node)
+            replaced[node.name] = partial(add_distances, layer=layer, t=t, node=node)
     _refuse_other_readers(model, layer, replaced.keys())
     return replaced
 
@@ -183,20 +205,18 @@ def _add_nothing(_: Nodes) -> None:
 
 
 def _refuse_other_readers(model: onnx.ModelProto, layer: Layer, replaced: Collection[str]) -> None:
-    """Means are what weights and votes give, and nothing else reads votes, or squares after the first.
+    """Nothing but what is replaced reads votes, or squares after the first.
 
     Raises:
-        NotOptimizableError: they are not, or something does.
+        NotOptimizableError: something does, as where a mean keeps a share of the previous one.
     """
     gone = {layer.votes, *layer.squares[1:]}
     for node in model.graph.node:
         if node.name not in replaced and gone.intersection(node.input):
-            raise NotOptimizableError(f"{node.name} reads what routing from moments has not")
-        if node.name in layer.means and (node.op_type != "MatMul" or node.input[1] != layer.votes):
-            raise NotOptimizableError(f"{node.name} is no mean of votes alone")
+            raise NotOptimizableError(f"{node.name} reads votes or squares that would not be there")
 
 
-def _add_centered_votes(nodes: Nodes, layer: Layer) -> None:
+def add_centered_votes(nodes: Nodes, layer: Layer) -> None:
     """Votes minus the first mean, their squares, and that mean, under their names."""
     scope, children, types = layer.votes, layer.children, layer.types
     places, child_types = layer.matrices.shape[:2]
@@ -248,7 +268,7 @@ def _add_center(nodes: Nodes, layer: Layer, poses: str) -> str:
     weighted = nodes.add("Mul", poses, column, name=f"{scope}/weighted")
     parted = nodes.reshape(weighted, [children, -1, rows, side], f"{scope}/parted")
     inward = nodes.transpose(parted, (1, 2, 0, 3), f"{scope}/inward")
-    flat = nodes.reshape(inward, [-1, children * side], f"{scope}/flat")  # [B P R, N S]
+    flat = nodes.reshape(inward, [-1, children * side], f"{scope}/flat")  # [B P R, N D]
     matrices = layer.matrices.reshape(children, types, side, side).transpose(0, 2, 1, 3)
     matrix = nodes.constant(f"{scope}/matrices", matrices.reshape(children * side, types * side))
     summed = nodes.add("MatMul", flat, matrix, name=f"{scope}/summed")
@@ -262,7 +282,7 @@ def _add_center(nodes: Nodes, layer: Layer, poses: str) -> str:
     return nodes.add("Add", center, shift, name=f"{scope}/with_offsets")
 
 
-def _add_mean(nodes: Nodes, layer: Layer, t: int) -> None:
+def add_mean(nodes: Nodes, layer: Layer, t: int) -> None:
     """A later mean m under its name, and beside it sum w d, k and e."""
     mean, weights = layer.means[t], layer.weights[t]
     first = nodes.add("MatMul", weights, layer.centered, name=f"{mean}/first_moment")
@@ -272,8 +292,11 @@ def _add_mean(nodes: Nodes, layer: Layer, t: int) -> None:
     nodes.add("Sub", mean, layer.means[0], name=f"{mean}/shift")
 
 
-def _add_variance(nodes: Nodes, layer: Layer, t: int, node: onnx.NodeProto) -> None:
-    """The variance about a later mean, [B, P, J, 1, H]; not below 0, where rounding might bring it."""
+def add_variance(nodes: Nodes, layer: Layer, t: int, node: onnx.NodeProto) -> None:
+    """The variance about a later mean, [B, P, J, 1, H].
+
+    Where one child has all the weight it is the difference of two equal numbers: rounding brings it below 0.
+    """
     mean, out = layer.means[t], node.output[0]
     first, shift = f"{mean}/first_moment", f"{mean}/shift"
     second = nodes.add("MatMul", layer.weights[t], layer.squares[0], name=f"{out}/second_moment")
@@ -284,7 +307,7 @@ def _add_variance(nodes: Nodes, layer: Layer, t: int, node: onnx.NodeProto) -> N
     nodes.add("Relu", nodes.add("Sub", second, about_center, name=f"{out}/about_mean"), name=out)
 
 
-def _add_distances(nodes: Nodes, layer: Layer, t: int, node: onnx.NodeProto) -> None:
+def add_distances(nodes: Nodes, layer: Layer, t: int, node: onnx.NodeProto) -> None:
     """The squared distance of each vote to a later mean, in units of its precisions, [B, P, J, N, 1]."""
     precision, out = node.input[1], node.output[0]  # [B, P, J, H, 1]
     shift = f"{layer.means[t]}/shift"

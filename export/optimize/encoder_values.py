@@ -44,16 +44,14 @@ class EncoderValues:
         """The node that computes a value."""
         return self._makers[self.named(name)]
 
-    def step(self, name: str, operator: str) -> onnx.NodeProto:
-        """The first node of this operator among those on the way to a value.
+    def steps(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes on the way to a value, in their order; the last one computes it.
 
         Raises:
-            BundleError: there is none.
+            BundleError: there is no such value.
         """
-        for node in self._makers.values():
-            if node.op_type == operator and node.name.startswith(f"{name}/"):
-                return node
-        raise BundleError(f"the encoder has no {operator} in {name}; export its run anew")
+        last = self.maker(name)
+        return [node for node in self._makers.values() if node.name.startswith(f"{name}/")] + [last]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The sizes of a value; the batch's is 0."""

@@ -22,7 +22,7 @@ from export.optimize.sample_check import check_samples
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
 NOTHING_FASTER: dict[Architecture, str] = {
     "capsnet": "no convolution is large enough to gain from a transform",
-    "matrix-capsnet": "its graph is not the one that faster EM routing is made from: export its run anew",
+    "matrix-capsnet": "its EM routing is a variant, or an earlier version exported it; it runs as it is",
 }
 
 
@@ -77,7 +77,9 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     check_samples({"encoder": encoder}, manifest.architecture, samples)
     architecture = stated_architecture(manifest)
     if architecture is None:
-        raise NothingFasterError(f"{manifest.model}: no faster graphs are known of an architecture like its")
+        raise NothingFasterError(
+            f"{manifest.model}: its manifest states no architecture that has faster graphs"
+        )
     if isinstance(architecture, CapsNetArchitecture):
         _check_classes(architecture, manifest)
     variants = rewritten(model, architecture)

@@ -28,6 +28,7 @@ MATRIX_CONFIGURATIONS = {
     # Its larger network's children, whose equal shares are more numbers than the exporter folds by itself.
     "the paper's": {"image_size": 32, "primary_types": 32},
     "1 iteration": {"routing_iterations": 1},
+    "vectors": {"vector_poses": True, "routing_iterations": 2, "coordinate_addition": False},
     "2 iterations, a softer density": {"routing_iterations": 2, "density_exponent": 0.3},
     "official, calibrated": {"official_routing": True, "activation_logit_sd": 1.0, "routing_iterations": 2},
     "mixing proportions, vectors": {

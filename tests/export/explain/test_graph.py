@@ -80,7 +80,7 @@ def entropy_share(assignments: np.ndarray, activity: np.ndarray, layer) -> np.nd
     return (sums[:, reached] / largest * weights).sum((1, 2)) / weights.sum((1, 2))
 
 
-LONG = {"1 iteration", "2 iterations, a softer density"}  # the others hold what is in them
+LONG = {"1 iteration", "2 iterations, a softer density", "vectors"}  # the others hold what is in them
 of_each_matrix_network = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in MATRIX_CONFIGURATIONS]
 )
