@@ -108,7 +108,14 @@ def _each_image(
     answer: Answer[R] | None = None
     bundle = SameBundle()
     for uploads in in_requests(map(load, each_picture(pictures)), max_images, max_bytes):
-        answer = _one_each((yield from post_pictures(path, query, uploads)), parse, uploads)
+        try:
+            response = yield from post_pictures(path, query, uploads)
+        except CapsnetError as error:
+            if results and _is_about_a_picture(error):  # the service counts within its request
+                among = f"of pictures {len(results) + 1} to {len(results) + len(uploads)}"
+                error.detail = f"{among}: {error.detail}"
+            raise
+        answer = _one_each(response, parse, uploads)
         bundle.check(answer.model, answer.version, answer.digest)
         results += answer.results
         # The version of the first response answers the rest, even if a newer one is published meanwhile.

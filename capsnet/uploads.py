@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, TextIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -234,7 +234,8 @@ def _read_file(file: File) -> NamedFile:
     if not hasattr(file, "read"):
         kinds = "a path, bytes, a file opened in binary mode, a PIL image, a Pair of those or a numpy array"
         raise TypeError(f"a picture must be {kinds}, got {type(file).__name__}")
-    content = file.read()
+    # A picture that is opened as text cannot even be read.
+    content = "" if isinstance(file, TextIOBase) else file.read()
     if isinstance(content, str):
         raise ValueError("the file is opened as text; open it in binary mode: open(path, 'rb')")  # noqa: TRY004  # the type is right
     name = getattr(file, "name", None)  # an int for files opened by descriptor

@@ -17,6 +17,8 @@ from service.processors import usable_cpus
 PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
 MAX_WORKERS = 64
+DAY_MS = 24 * 3600 * 1000  # nobody waits longer; the system's own waits end at 2**31 ms
+MANY = 1_000_000  # Triton's clients hold the model's configuration in numbers of 32 bits
 PORTS = ("port", "grpc_port", "metrics_port")
 WORKERS = re.compile(r"[1-9][0-9]?")
 SECRETS = frozenset({"api_keys", "admin_key"})
@@ -134,17 +136,17 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     models: str = Field(default="models", min_length=1)
     default_model: str = "capsnet-digits"
-    versions_kept: int = Field(default=2, ge=1)
+    versions_kept: int = Field(default=2, ge=1, le=MANY)
     cache: Path = Path("~/.cache/capsnet")
     device: Device = "auto"
     precision: Precision = "float32"
     optimize: bool = True
     max_batch: int = Field(default=0, ge=0, le=4096)
-    queue_images: int = Field(default=1024, ge=1)
-    deadline_ms: int = Field(default=30_000, ge=1)
+    queue_images: int = Field(default=1024, ge=1, le=MANY)
+    deadline_ms: int = Field(default=30_000, ge=1, le=DAY_MS)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     uploads_bytes: int = Field(default=256 * 2**20, ge=1024)
-    receive_ms: int = Field(default=60_000, ge=1)
+    receive_ms: int = Field(default=60_000, ge=1, le=DAY_MS)
     max_pixels: int = Field(default=50_000_000, ge=1, le=MAX_PIXELS)
     max_request_pixels: int = Field(default=250_000_000, ge=1)
     max_images_per_request: int = Field(default=256, ge=1)

@@ -60,10 +60,9 @@ class Sources:
         pictures = PictureStream(chain.from_iterable(starmap(self._open, chain(self._named(), listed))))
         if pictures.peek() is None:
             places = [*self.paths, *([self.files_from] if self.files_from else [])]
-            raise ScoreError(
-                f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}; to score archives and "
-                "Parquet files in a folder, name them, as in 'set/*.tar'"
-            )
+            fault = f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}"
+            remedy = "; to score archives and Parquet files in a folder, name them, as in 'set/*.tar'"
+            raise ScoreError(fault + remedy * any(map(os.path.isdir, self.paths)))
         return pictures
 
     def pictures_known_by_name(self) -> Iterator[Picture]:

@@ -376,6 +376,22 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(connect, picture, err
         connect("http://127.0.0.1:1", retry=QUICK).classify(picture)
 
 
+def test_a_picture_opened_as_text_is_told_how_to_open_it(connect, tmp_path):
+    (tmp_path / "one.png").write_bytes(random_png())
+    with (
+        (tmp_path / "one.png").open(encoding="utf-8") as file,
+        pytest.raises(ValueError, match="binary mode"),
+    ):
+        connect("http://127.0.0.1:1", retry=QUICK).classify(file)
+
+
+def test_of_many_pictures_the_error_says_among_which_the_bad_one_is(client):
+    pictures = [random_png()] * (REQUEST_IMAGES + 12)
+    pictures[REQUEST_IMAGES + 6] = b"no picture"
+    with pytest.raises(CapsnetError, match=r"of pictures 65 to 76: image 7 of 12 "):
+        client.classify(pictures)
+
+
 def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(client):
     with pytest.raises(
         CapsnetError, match="another size fitted send it as a file, in Python as uint8 or a PIL"

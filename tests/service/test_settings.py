@@ -73,6 +73,23 @@ def test_a_variable_that_is_near_to_none_is_told_where_the_list_is(monkeypatch, 
     assert str(caught.value) == f"there is no {name}; capsnet-serve --help lists the settings"
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("CAPSNET_DEADLINE_MS", 86_400_000),
+        ("CAPSNET_RECEIVE_MS", 86_400_000),
+        ("CAPSNET_QUEUE_IMAGES", 1_000_000),
+        ("CAPSNET_VERSIONS_KEPT", 1_000_000),
+    ],
+)
+def test_numbers_that_the_system_cannot_wait_for_or_clients_cannot_hold_are_refused(monkeypatch, name, most):
+    monkeypatch.setenv(name, str(most))
+    read_settings()
+    monkeypatch.setenv(name, str(most + 1))
+    with pytest.raises(SettingsError, match=f"{name}.*{most}"):
+        read_settings()
+
+
 def test_help_lists_every_setting():
     assert {name.upper() for name in Settings.model_fields} <= set(EXAMPLES.split())
 

@@ -549,3 +549,19 @@ def test_a_pipe_that_is_named_is_a_picture(tmp_path):
         [picture] = found(pipe)
     assert isinstance(picture, LoadedPicture)
     assert picture.content == b"a picture"
+
+
+def test_only_of_an_empty_folder_it_is_said_how_to_score_archives_in_it(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "list.txt").touch()
+    with zipfile.ZipFile(tmp_path / "none.zip", "w"):
+        pass
+    advice = "; to score archives and Parquet files in a folder, name them, as in 'set/*.tar'"
+    for sources, advised in (
+        (Sources([str(tmp_path / "folder")]), True),
+        (Sources([str(tmp_path / "none.zip")]), False),
+        (Sources([], files_from=str(tmp_path / "list.txt")), False),
+    ):
+        with pytest.raises(ScoreError, match="no picture") as caught:
+            sources.pictures()
+        assert str(caught.value).endswith(advice) == advised
