@@ -90,6 +90,7 @@ class Bundles:
         self._checked_versions = settings.versions_kept
         self._metrics = metrics
         self._roots_seen: set[Path] = set()
+        self._roots_awaited: set[Path] = set()  # of which the log has told that they are not there
 
     async def scan(self) -> None:
         """Note every model and version that is on disk now.
@@ -290,6 +291,9 @@ class Bundles:
                 self._roots_seen.add(root)
             elif root in self._roots_seen:
                 raise found.faults[root]
+            elif root not in self._roots_awaited and isinstance(found.faults[root], NOT_THERE):
+                self._roots_awaited.add(root)
+                log.warning("there is no folder %s (CAPSNET_MODELS); its bundles are served once it is", root)
 
 
 def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:

@@ -244,6 +244,22 @@ def test_versions_of_several_folders_are_merged_and_the_earlier_folder_wins(tmp_
     assert found["other"] == {1: second / "other" / "1"}
 
 
+def test_a_folder_that_is_not_there_yet_is_told_once(tmp_path, caplog):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}") as repository:
+            await repository.scan()
+            write_bundle(tmp_path / "b" / "tiny" / "2")
+            await repository.scan()
+            assert loaded(repository) == ["tiny/1", "tiny/2"]
+        told = [line for line in caplog.messages if line.startswith("there is no folder")]
+        assert told == [
+            f"there is no folder {tmp_path / 'b'} (CAPSNET_MODELS); its bundles are served once it is"
+        ]
+
+    run(scenario())
+
+
 def test_a_path_list_is_served_as_one(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "a" / "tiny" / "1")
