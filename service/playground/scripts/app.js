@@ -12,6 +12,7 @@ import { prepareSheet } from "./sheet.js";
 import { prepareTabs, showTab } from "./tabs.js";
 import { prepareTakeaway } from "./takeaway.js";
 import { Tour } from "./tour.js";
+import { ServiceError } from "./transport.js";
 
 watchConnection();
 keepDrops();
@@ -22,6 +23,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 prepareSheet();
 const onGone = () => chooser.replace();
 const [explore, score] = [new Explore(onGone), new Score(onGone)];
+addEventListener("unhandledrejection", ({ reason }) => reason instanceof ServiceError && reason.status === 404 && onGone());
 prepareTakeaway(explore);
 const chooser = new Chooser(async (model) => {
   score.setModel(model);
@@ -43,6 +45,8 @@ addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) 
 await started;
 if (before) await restore(explore, before);
 else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
+explore.onEdit = () => keep({ see: null }); // a reload brings back what is on the screen, or nothing
+byId("capsule").addEventListener("input", explore.onEdit);
 
 function onShow(name) {
   dismiss();

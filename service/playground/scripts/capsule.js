@@ -1,6 +1,7 @@
 // The capsule panel: the poses of one object, or of two over one another, to move and to decode.
 
 import { byId, element, enable } from "./dom.js";
+import { Latest } from "./latest.js";
 import { drawMatrix } from "./matrix.js";
 import { blank } from "./picture.js";
 import { Pending } from "./pending.js";
@@ -19,6 +20,7 @@ export class Capsule {
   #endsTimer = 0;
   #pending = new Pending(document.querySelector(".decoded"));
   #onChoose;
+  #sheets = new Latest();
 
   /** @param {(label: string) => void} onChoose called with the class whose capsule is shown */
   constructor(onChoose) {
@@ -29,7 +31,10 @@ export class Capsule {
     });
     onScheme(() => this.#one && this.#numbers());
     byId("reset").addEventListener("click", () => this.#reset());
-    byId("sheet").addEventListener("click", () => openSheet(this.#one.sweeps, this.#one.moves));
+    byId("sheet").addEventListener("click", () => {
+      const { sweeps, moves } = this.#one;
+      this.#sheets.ask((signal) => openSheet(sweeps, moves, signal), true);
+    });
   }
 
   /** Prepare for a model; nothing is shown until there is an answer. */
@@ -44,6 +49,7 @@ export class Capsule {
   /** Nothing to show. */
   clear() {
     clearTimeout(this.#endsTimer);
+    this.#sheets.cancel();
     this.#objects = [];
     this.#pending.end();
     byId("capsule").hidden = true;
@@ -57,6 +63,7 @@ export class Capsule {
    * @param {boolean} isFinal false while somebody draws: the ends of the sliders wait
    */
   show(objects, isFinal) {
+    this.#sheets.cancel();
     this.#objects = objects.map((object) => this.#object(object));
     this.#chosen = Math.min(this.#chosen, objects.length - 1);
     byId("capsule").hidden = false;

@@ -4,7 +4,7 @@ import { byId, element } from "./dom.js";
 
 /** Show the matrix of rows that have a true label; hides it if none has. */
 export function showConfusion(rows, classes) {
-  const judged = rows.filter(({ truth, label }) => truth !== null && label !== undefined);
+  const judged = rows.filter(({ truth, label }) => truth !== null && label);
   byId("confusion-part").hidden = !judged.length;
   if (!judged.length) return;
   const counts = new Map();

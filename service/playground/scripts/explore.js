@@ -24,6 +24,7 @@ export class Explore {
   #answer = null; // the one that is shown, and its question
   #pending = new Pending(...document.querySelectorAll(".seen, .answer, #capsule, #explain"));
   #onGone;
+  onEdit = () => {}; // called when somebody changes the image or the model
 
   /** @param {() => Promise<boolean>} onGone called when the model is gone; whether another one has taken its place */
   constructor(onGone) {
@@ -51,6 +52,7 @@ export class Explore {
 
   /** Show another model and what it makes of the image that is there. */
   async setModel(model) {
+    this.onEdit();
     this.model = model;
     const { manifest } = model;
     byId("draw").hidden = manifest.views === 2;
@@ -104,6 +106,7 @@ export class Explore {
   }
 
   #changed(isFinal) {
+    this.onEdit();
     if (this.#input.isEmpty) dismiss();
     this.look(isFinal);
   }
@@ -163,8 +166,8 @@ export class Explore {
   }
 
   #say(result, isFinal) {
-    const sure = result.confident === false ? ", not confident" : "";
-    const text = result.blank ? "nothing" : result.labels.join(" and ");
+    const names = result.labels.map((label, index) => `${label}, probability ${result.classes[index].probability.toFixed(2)}`);
+    const text = result.blank ? "nothing" : `${names.join(" and ")}${result.confident === false ? ", not confident" : ""}`;
     byId("best").textContent = result.blank ? "—" : result.labels.join(" + ");
     const { height, width, views } = { ...this.model.manifest.preprocessing, views: this.model.manifest.views };
     byId("seen-note").textContent = result.blank
@@ -172,8 +175,7 @@ export class Explore {
       : `${views === 2 ? "Two views of " : ""}${width} × ${height} pixels, ${seenRule(this.model.manifest)}`;
     byId("seen").setAttribute("aria-label", `The model's input, ${width} by ${height} pixels`);
     byId("capsule-note").textContent = capsuleNote(this.model.manifest);
-    const probability = result.classes[0].probability.toFixed(2);
-    if (isFinal) byId("spoken").textContent = `It sees ${text}, probability ${probability}${sure}`;
+    if (isFinal) byId("spoken").textContent = `It sees ${text}`;
   }
 
   #forget() {

@@ -1,4 +1,4 @@
-// Files that were dropped, those in dropped folders too.
+// Files of folders that were dropped or chosen, but hidden ones.
 
 /** Every file of a drop, [{file, path}]. */
 export async function dropped(transfer) {
@@ -17,5 +17,8 @@ async function filesIn(entry) {
     if (!some.length) break;
     found.push(...(await Promise.all(some.map(filesIn))).flat());
   }
-  return found.filter(({ file }) => !file.name.startsWith("."));
+  return found.filter(({ path }) => !isHidden(path));
 }
+
+/** Whether a file in a folder, or a folder above it, is hidden. */
+export const isHidden = (path) => path.split("/").some((part) => part.startsWith("."));

@@ -75,7 +75,7 @@ export class Routing {
       try {
         await this.#take(await api.explain(this.#files, { model: name, version }, signal), signal);
       } catch (error) {
-        if (!(error instanceof ServiceError)) throw error;
+        if (!(error instanceof ServiceError) || error.status === 404) throw error; // the version is gone
         byId("explain-note").textContent = error.message; // such as the command that adds the graph
         byId("explain-body").hidden = true;
         this.#pending.end();

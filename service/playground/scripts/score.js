@@ -4,7 +4,7 @@ import { showConfusion } from "./confusion.js";
 import { toCsv } from "./csv.js";
 import { byId } from "./dom.js";
 import { takeDrops } from "./drops.js";
-import { dropped } from "./folders.js";
+import { dropped, isHidden } from "./folders.js";
 import { labelsOf } from "./labels.js";
 import { sentence } from "./notices.js";
 import { save } from "./picture.js";
@@ -26,7 +26,8 @@ export class Score {
       const input = byId(id);
       byId(`${id}-button`).addEventListener("click", () => input.click());
       input.addEventListener("change", () => {
-        this.start([...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
+        const files = [...input.files].filter(({ webkitRelativePath }) => !isHidden(webkitRelativePath));
+        this.start(files.map((file) => ({ file, path: file.webkitRelativePath || file.name })));
         input.value = "";
       });
     }
@@ -55,6 +56,7 @@ export class Score {
     const items = this.#items(found);
     if (!items) return;
     this.#run?.stop.abort();
+    this.#table.begin();
     const run = (this.#run = { model, total: items.length, rows: [], stop: new AbortController(), failure: "", isOver: false });
     byId("score-results").hidden = byId("score-stop").hidden = false;
     const timer = setInterval(() => this.#render(run), RENDER_MS);
@@ -119,11 +121,12 @@ function say(text, isSpoken = true) {
   byId("score-spoken").textContent = isSpoken ? text : "";
 }
 
-/** A file's answer beside the class that its path names. */
+/** A file's answer beside the class that its path names; of several objects the least probable one's. */
 function rowOf({ name, files, truth }, { result, error }) {
   if (error) return { name, files, truth, error };
-  const label = result.labels.join(" + ");
-  return { name, files, truth, label, probability: result.classes[0].probability, confident: result.confident };
+  const { blank, confident } = result;
+  const label = blank ? "" : result.labels.join(" + ");
+  return { name, files, truth, label, probability: result.classes.at(-1).probability, confident, blank };
 }
 
 function summary({ model, rows, total, failure, isOver }) {
@@ -141,7 +144,8 @@ function summary({ model, rows, total, failure, isOver }) {
 }
 
 function csvOf({ rows }) {
-  const head = ["file", "label", "probability", "confident", "truth", "error"];
-  const cells = rows.map(({ name, label, probability, confident, truth, error }) => [name, label, probability, confident, truth, error]);
+  const columns = ["label", "probability", "confident", "blank", "truth", "error"];
+  const head = ["file", ...columns];
+  const cells = rows.map((row) => [row.name, ...columns.map((column) => row[column])]);
   return toCsv([head, ...cells]);
 }

@@ -26,7 +26,7 @@ export async function scoreAll(items, model, onOutcome, signal) {
 
 async function score(batch, model, onOutcome, signal) {
   try {
-    const query = { model: model.name, version: model.version, top_k: 1 };
+    const query = { model: model.name, version: model.version, top_k: model.manifest.objects_per_image };
     const answer = await api.classify(batch.flatMap(({ files }) => files), query, signal);
     batch.forEach((item, index) => onOutcome(item, { result: answer.results[index] }));
   } catch (error) {

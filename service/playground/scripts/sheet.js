@@ -11,9 +11,10 @@ const [MARGIN, HEAD] = [118, 30]; // for the rows' and the columns' names
 
 let name = "capsule.png";
 
-/** Ask for the sheet of a capsule and show it in its dialog. */
-export async function openSheet(sweeps, moves) {
+/** Ask for the sheet of a capsule and show it in its dialog, unless somebody has gone on meanwhile. */
+export async function openSheet(sweeps, moves, signal) {
   const grid = await sweeps.sheet(moves, SWEEP);
+  if (signal.aborted || byId("sheet").offsetParent === null) return; // another view is shown
   name = `${sweeps.model.name}-${sweeps.label}.png`;
   paint(byId("sheet-picture"), grid, moves.length);
   byId("sheet-dialog").showModal();

@@ -72,4 +72,5 @@ export class Sliders {
   }
 }
 
-const signed = (value) => (Math.abs(value) < 0.005 ? "0.00" : value.toFixed(2).replace("-", "−"));
+/** A number with two digits and a minus sign; none before 0.00. */
+export const signed = (value) => (Math.abs(value) < 0.005 ? "0.00" : value.toFixed(2).replace("-", "−"));

@@ -15,6 +15,8 @@ const COLUMNS = {
   truth: (row) => row.truth ?? "",
 };
 
+const NAMES = { name: "file", label: "answer", probability: "probability", truth: "true class" };
+
 export class Table {
   #rows = [];
   #by = "doubt";
@@ -23,6 +25,12 @@ export class Table {
   constructor() {
     for (const button of document.querySelectorAll("#scores [data-sort]"))
       button.addEventListener("click", () => this.#sortBy(button.dataset.sort));
+  }
+
+  /** Sort the rows to come by doubt. */
+  begin() {
+    this.#by = "doubt";
+    this.#isFalling = false;
   }
 
   /** Show these rows, the doubtful ones first until somebody sorts otherwise. */
@@ -42,6 +50,7 @@ export class Table {
     const order = (a, b) => compare(value(a), value(b)) * (this.#isFalling ? -1 : 1);
     const shown = [...this.#rows].sort(order).slice(0, SHOWN);
     byId("scores-body").replaceChildren(...shown.map(line));
+    byId("results-title").textContent = `Answers, ${this.#by === "doubt" ? "the doubtful ones first" : `by ${NAMES[this.#by]}`}`;
     const left = this.#rows.length - shown.length;
     byId("scores-more").textContent = left > 0 ? `${left} more in the CSV file` : "";
     for (const button of document.querySelectorAll("#scores [data-sort]")) {
@@ -70,7 +79,7 @@ function line(row) {
     { class: isWrong ? "wrong" : "" },
     element("td", {}, canvas),
     name,
-    element("td", {}, row.label, isWrong ? element("span", { class: "hidden" }, " (wrong)") : ""),
+    element("td", {}, row.blank ? "—" : row.label, isWrong ? element("span", { class: "hidden" }, " (wrong)") : ""),
     element("td", { class: "number" }, row.probability.toFixed(3), " ", flag),
     element("td", {}, row.truth ?? ""),
   );

@@ -336,6 +336,24 @@ def test_the_version_that_took_the_place_of_the_chosen_one_answers_and_is_named(
     expect(page.locator("#notice")).to_be_visible()
 
 
+@pytest.mark.parametrize("what", ["slider", "sheet", "class", "votes"])
+def test_a_version_that_is_gone_is_replaced_whatever_somebody_does_next(open_page, replaced, what):
+    address, replace = replaced
+    page = open_page(f"{address}/", may_complain=True)
+    page.set_input_files("#file", "docs/seven.jpg")
+    answer(page)
+    replace()
+    if what == "slider":
+        page.locator("#sliders input").first.focus()
+        page.keyboard.press("ArrowRight")
+    elif what == "class":
+        page.locator("#bars input:not(:checked)").last.check()
+    else:
+        page.click({"sheet": "#sheet", "votes": "#explain summary"}[what])
+    expect(page.locator("#notice")).to_have_text("Version 1 of tiny is not served. This is version 2.")
+    answer(page)
+
+
 @pytest.mark.long
 def test_an_answer_that_is_cut_short_is_asked_for_again(open_page, tmp_path):
     write_bundle(tmp_path / "tiny" / "1")

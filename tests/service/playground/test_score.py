@@ -2,8 +2,10 @@
 
 import codecs
 import csv
+import shutil
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Download, Route, expect
@@ -170,7 +172,7 @@ def test_files_that_are_given_before_a_model_is_there_are_scored_once_it_is(open
     expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
 
 
-def test_answers_of_several_objects_are_not_judged_by_the_names_of_files(page, files):
+def test_answers_of_several_objects_are_not_judged_by_the_names_of_files(page, files, address):
     choose_model(page, "capsnet-multimnist")
     expect(page.locator("#score-model")).to_contain_text("capsnet-multimnist")
     page.click("#tab-score")
@@ -180,6 +182,43 @@ def test_answers_of_several_objects_are_not_judged_by_the_names_of_files(page, f
     assert "right" not in page.inner_text("#score-said")
     expect(page.locator("#confusion-part")).to_be_hidden()
     expect(page.locator("#scores-body tr.wrong")).to_have_count(0)
+    query = {"model": "capsnet-multimnist", "top_k": 2}
+    [found] = httpx.post(f"{address}/classify", params=query, content=files[3].read_bytes()).json()["results"]
+    shown = page.inner_text("#scores-body .number").split()[0]
+    assert float(shown) == pytest.approx(found["classes"][1]["probability"], abs=6e-4), "of the weaker digit"
+
+
+def test_a_blank_image_is_none_of_the_classes(page):
+    blank = {"name": "7_a.png", "mimeType": "image/png", "buffer": to_png(np.zeros((28, 28), np.uint8))}
+    page.click("#tab-score")
+    page.set_input_files("#score-files", [blank])
+    expect(page.locator("#score-said")).to_contain_text("1 of 1 files")
+    assert page.locator("#scores-body td").all_inner_texts()[2].startswith("—")
+    expect(page.locator("#confusion-part")).to_be_hidden()
+    with page.expect_download() as download:
+        page.click("#score-csv")
+    [row] = rows_of(download.value)
+    assert (row["label"], row["blank"]) == ("", "true")
+
+
+def test_hidden_files_of_a_chosen_folder_are_left_out(page, files, tmp_path):
+    (tmp_path / "some" / ".git").mkdir(parents=True)
+    for name in ("a.png", ".DS_Store", ".git/b.png"):
+        shutil.copy(files[0], tmp_path / "some" / name)
+    page.click("#tab-score")
+    page.set_input_files("#score-folder", tmp_path / "some")
+    expect(page.locator("#score-said")).to_contain_text("1 of 1 files")
+
+
+def test_a_run_begins_with_the_doubtful_answers_and_the_title_says_by_what_they_are_sorted(page, files):
+    page.click("#tab-score")
+    title = page.locator("#results-title")
+    page.set_input_files("#score-files", files[:3])
+    expect(title).to_have_text("Answers, the doubtful ones first")
+    page.click('[data-sort="name"]')
+    expect(title).to_have_text("Answers, by file")
+    page.set_input_files("#score-files", files[3:6])
+    expect(title).to_have_text("Answers, the doubtful ones first")
 
 
 def test_the_name_of_a_csv_file_is_that_of_the_model_that_scored(page, files):

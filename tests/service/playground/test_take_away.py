@@ -123,6 +123,17 @@ def test_a_link_brings_back_an_opened_image_as_the_network_saw_it(copying, open_
     assert picture(restored, "#seen") == picture(copying, "#seen")
 
 
+def test_a_link_is_left_behind_by_what_is_drawn_later(copying, open_page):
+    copying.set_input_files("#file", "docs/seven.jpg")
+    assert answer(copying) == "7"
+    restored = open_page(copied(copying, "#share"))
+    assert answer(restored) == "7"
+    assert "see=" in restored.url
+    restored.click('[aria-label="Sample: 4"]')
+    expect(restored.locator("#best")).to_have_text("4")
+    assert "see=" not in restored.url
+
+
 @pytest.mark.long
 def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp_path):
     (tmp_path / "blank.png").write_bytes(to_png(np.zeros((28, 28), np.uint8)))
