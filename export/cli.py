@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, signal
 from typing import TYPE_CHECKING
 
 from export.contract.manifest import newest_version
-from export.contract.one_line import one_line
+from export.contract.one_line import first_line, is_out_of_memory, one_line
 from export.contract.package_version import package_version
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
     except (ValueError, OSError) as error:
         _fail(one_line(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _fail(f"this does not fit into memory: {first_line(error)}")
     except KeyboardInterrupt:
         sys.exit(128 + SIGINT)
 

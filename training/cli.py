@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
-from export.contract.one_line import one_line
+from export.contract.one_line import first_line, is_out_of_memory, one_line
 from training.config import RunConfig, load_preset
 from training.data.datasets import sources
 from training.data.download import DownloadError, data_root, download
@@ -61,6 +61,13 @@ def main(arguments: list[str] | None = None) -> None:
             _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
         except (ValueError, OSError, DownloadError) as error:
             _fail(one_line(error))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _fail(
+                f"this does not fit into memory: {first_line(error)}; take a smaller network, smaller "
+                "images, or a smaller optimizer.batch_size"
+            )
         except KeyboardInterrupt:
             sys.exit(STOPPED_BY_SIGNAL)
 

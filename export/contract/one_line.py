@@ -8,6 +8,12 @@ def one_line(error: Exception) -> str:
     return str(error)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was refused: of numpy's and torch's arrays, on a CPU or a GPU."""
+    refused = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return refused or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or the name of its class."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.support.paths import ROOT
 from tests.support.smallnorb_files import store
+from training import cli
 from training.cli import _duration, main
 from training.config import CapsNetConfig, load_preset
 from training.data.own_pictures import configure
@@ -206,6 +207,34 @@ def test_a_mistake_ends_with_one_line_and_status_2(arguments, message, tmp_path,
     assert message in said
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == [], "a failed start leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 11.9 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes\nC++"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_told_in_one_line(monkeypatch, capsys, error):
+    def refused(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_fit", refused)
+    assert status("fit", "--out", "x") == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith("capsnet-train: this does not fit into memory: ")
+    assert "optimizer.batch_size" in said
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    def wrong(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "_fit", wrong)
+    with pytest.raises(RuntimeError, match="a bug"):
+        status("fit", "--out", "x")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys):

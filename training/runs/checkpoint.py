@@ -298,6 +298,8 @@ def save(
         write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
         if config is not None:
             write_config(aside, config)
+        for tensors in aside.glob("*.safetensors"):  # which safetensors lets none but the owner read
+            shutil.copymode(aside / "progress.json", tensors)
         sync(aside)
         aside.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -372,10 +374,15 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 def load_trained_weights(model: Network, checkpoint: Path) -> None:
     """Load the weights that training continues with: the trained ones, not their average.
 
-    The errors are those of `load_weights`.
+    Raises:
+        ValueError: as `load_weights`, or there is only the average.
     """
     raw = checkpoint / RAW
-    _load_weights(model, raw if raw.exists() else checkpoint / MODEL)
+    if raw.exists():
+        return _load_weights(model, raw)
+    if is_run(checkpoint) and read_config(checkpoint).optimizer.ema_decay:
+        raise ValueError(f"{raw} is missing; {REMEDY}")
+    return _load_weights(model, checkpoint / MODEL)
 
 
 def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam) -> None:

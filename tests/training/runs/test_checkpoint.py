@@ -38,6 +38,24 @@ def test_weights_and_json_rebuild_the_model(tmp_path):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
 
 
+def test_a_checkpoint_that_has_lost_its_trained_weights_does_not_go_on_from_their_average(tmp_path):
+    averaged = replace(CONFIG, optimizer=replace(CONFIG.optimizer, ema_decay=0.9))
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(
+        tmp_path, model, optimizer, Progress(step=1), average=CapsNet(CONFIG.model), config=averaged
+    )
+    checkpoint.load_trained_weights(model, saved)
+    (saved / "raw.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"raw\.safetensors is missing; remove"):
+        checkpoint.load_trained_weights(model, saved)
+
+
+def test_whoever_may_read_the_run_may_read_its_weights(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1), average=model)
+    assert len({file.stat().st_mode for file in saved.iterdir()}) == 1
+
+
 def test_adams_moments_come_back(tmp_path):
     model, optimizer = trained_once(tmp_path)
     saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))
