@@ -87,12 +87,12 @@ class Settings(BaseSettings):
             CPU, where more are hardly faster, if at all, and 64 on a GPU.
         queue_images: maximum images that wait for their run, per version, and maximum pictures that wait for
             decoding; beyond that, requests get 503.
-        deadline_ms: how long a request may take before it gets 504, in milliseconds.
+        deadline_ms: how long a request may take before it gets 504, in milliseconds; at most a day.
         max_body_bytes: largest request body, in bytes.
         uploads_bytes: largest sum of the bodies of all current requests, in bytes; beyond that, requests
             get 503. Bodies of more than 1 MiB leave a quarter of it to smaller ones.
         receive_ms: how long a body may take to arrive after the request's headers before it gets 408 and
-            its connection is closed, in milliseconds.
+            its connection is closed, in milliseconds; at most a day.
         max_pixels: largest picture, in pixels, checked before it is decoded; at most 178 million.
         max_request_pixels: maximum pixels of all pictures of one request; no less than `max_pixels`.
         max_images_per_request: maximum images in one request.

@@ -61,8 +61,9 @@ class Sources:
         if pictures.peek() is None:
             places = [*self.paths, *([self.files_from] if self.files_from else [])]
             fault = f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(places)}"
-            remedy = "; to score archives and Parquet files in a folder, name them, as in 'set/*.tar'"
-            raise ScoreError(fault + remedy * any(map(os.path.isdir, self.paths)))
+            if any(map(os.path.isdir, self.paths)):
+                fault += "; to score archives and Parquet files in a folder, name them, as in 'set/*.tar'"
+            raise ScoreError(fault)
         return pictures
 
     def pictures_known_by_name(self) -> Iterator[Picture]:
