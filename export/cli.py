@@ -4,9 +4,10 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from signal import SIGINT, SIGTERM, signal
+from signal import SIGTERM, signal
 from typing import TYPE_CHECKING
 
+from export.contract.ctrl_c import STOPPED_BY_SIGNAL
 from export.contract.manifest import newest_version
 from export.contract.one_line import first_line, is_out_of_memory, one_line
 from export.contract.package_version import package_version
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(f"this does not fit into memory: {first_line(error)}")
     except KeyboardInterrupt:
-        sys.exit(128 + SIGINT)
+        sys.exit(STOPPED_BY_SIGNAL)
 
 
 def _fail(message: str) -> None:

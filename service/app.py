@@ -57,7 +57,7 @@ TAGS = [
     },
     {
         "name": "Administration",
-        "description": "Load and unload models while the service runs. Needs the key of CAPSNET_ADMIN_KEY.",
+        "description": "Load and unload models while the service runs. Needs the admin key.",
     },
 ]
 EXPOSED_HEADERS = (  # to pages of others

@@ -62,20 +62,20 @@ class ModelRequiredError(ServiceError):
 
 
 class UnauthorizedError(ServiceError):
-    """The request has no key, or none of CAPSNET_API_KEYS."""
+    """The request has no key, or one that is not valid."""
 
     status, slug, title = 401, "key-required", "API key required"
     headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": 'Bearer realm="capsnet"'}
 
 
 class AdminKeyError(ServiceError):
-    """A request for administration without the key of CAPSNET_ADMIN_KEY."""
+    """A request for administration without the admin key."""
 
     status, slug, title = 403, "admin-key-required", "Admin key required"
 
 
 class AdministrationOffError(ServiceError):
-    """A request for administration while CAPSNET_ADMIN_KEY is not set."""
+    """A request for administration of a service that has no admin key."""
 
     status, slug, title = 404, "administration-off", "Administration is off"
 
@@ -90,9 +90,8 @@ class SlowBodyError(ServiceError):
     """The body did not arrive within CAPSNET_RECEIVE_MS."""
 
     status, slug, title = 408, "slow-body", "The body arrived too slowly"
-    headers: ClassVar[Mapping[str, str]] = {
-        "Connection": "close"
-    }  # the rest of it would be read as a request
+    # The rest of it would be read as a request.
+    headers: ClassVar[Mapping[str, str]] = {"Connection": "close"}
 
 
 class NoExplainGraphError(ServiceError):

@@ -23,9 +23,8 @@ PORTS = ("port", "grpc_port", "metrics_port")
 WORKERS = re.compile(r"[1-9][0-9]?")
 SECRETS = frozenset({"api_keys", "admin_key"})
 TRUSTED = "127.0.0.1"
-KEY = re.compile(
-    r"[!-+\--~]+"
-)  # what a header can hold: printable ASCII without blanks; commas separate keys
+# What a header can hold: printable ASCII without blanks; commas separate keys.
+KEY = re.compile(r"[!-+\--~]+")
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
 # Variables with our prefix that other programs read: clients, training, Docker Compose.
 OTHERS = frozenset(

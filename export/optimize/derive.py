@@ -115,9 +115,8 @@ def write_variants(
         part = folder / f"rank-{rank}"
         part.mkdir()
         variants = rewritten(model, architecture, rank)
-        for variant in list(
-            variants
-        ):  # a variant is only held until it is written; from then on it is mapped
+        while variants:  # each is only held until it is written; from then on it is mapped
+            variant = next(iter(variants))
             rivals.setdefault(variant, []).append(prepare(variants.pop(variant), part / f"{variant}.onnx"))
     # Last, as it takes the weights out of the model.
     files: dict[Variant, Path] = {"plain": prepare(model, folder / "plain.onnx")}

@@ -149,10 +149,10 @@ def plan_key(
 
 @cache
 def _sources() -> str:
-    """A hash of the code that derives: another version of it may derive something else."""
+    """A hash of the code that derives, and of what it reads: another version may derive something else."""
     digest, export = hashlib.sha256(), Path(__file__).parents[1]
-    for folder in ("fast_convolution", "optimize"):
-        for file in sorted((export / folder).glob("*.py")):
+    for part in ("contract/architecture.py", "fast_convolution/*.py", "optimize/*.py"):
+        for file in sorted(export.glob(part)):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

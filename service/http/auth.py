@@ -70,16 +70,16 @@ def check_admin_key(headers: Headers, keys: Keys) -> None:
     """The headers of a request, or the metadata of a call, have the admin key.
 
     Raises:
-        AdministrationOffError: 404; without CAPSNET_ADMIN_KEY there is no administration.
+        AdministrationOffError: 404; without an admin key there is no administration.
         AdminKeyError: 403; the request has no key, or another one.
     """
     if keys.admin is None:
         raise AdministrationOffError(
-            "administration is off; start the service with CAPSNET_ADMIN_KEY to switch it on"
+            "administration is off; start the service with CAPSNET_ADMIN_KEY or CAPSNET_ADMIN_KEY_FILE"
         )
     if not keys.has_admin(headers):
         raise AdminKeyError(
-            "this route requires the key of CAPSNET_ADMIN_KEY, as Authorization: Bearer KEY or X-API-Key: KEY"
+            "this route requires the admin key, as Authorization: Bearer KEY or X-API-Key: KEY"
         )
 
 

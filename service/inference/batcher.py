@@ -165,7 +165,8 @@ class Batcher:
         """Every thread is alive, and its batch has not taken longer than a request may wait."""
         long_ago = time.monotonic() - self._deadline_s
         return not self.given_up and all(
-            worker.is_alive and (worker.busy_since or long_ago + 1) > long_ago for worker in self._workers
+            worker.is_alive and (worker.busy_since is None or worker.busy_since > long_ago)
+            for worker in self._workers
         )
 
     @property

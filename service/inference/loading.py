@@ -140,8 +140,8 @@ def _with_explainer(
     if "explain" not in graphs:
         return engine
     threads = (options.threads or usable_cpus()) // MAX_WORKERS or 1
-    explainer = ExplainSession(bundle, engine.manifest, graphs["explain"], threads)
     try:
+        explainer = ExplainSession(bundle, engine.manifest, graphs["explain"], threads)
         check_explainer(explainer, graphs["encoder"], samples)
     except BaseException:
         engine.close()

@@ -249,9 +249,11 @@ class Repository:
         if model not in self._loaded:  # it was taken down meanwhile; the rule holds once it is loaded again
             return
         if missing := set(named) - self._loaded.get(model, {}).keys():
+            # Asked now, as the model may be taken down while this waits.
+            reason = self._inventory.why_not(model, missing.pop())
             await self._bundles.set_traffic(model, before)
             await self._update(model)
-            raise RefusedModelError(self._inventory.why_not(model, missing.pop()))
+            raise RefusedModelError(reason)
 
     async def reload(self, old: LoadedModel) -> None:
         """Load a version once more, from the same files, and let it take the traffic."""
@@ -343,7 +345,12 @@ class Repository:
     async def _serve_newest(self, model: str) -> None:
         async with self._inventory.changing[model]:
             before = self._loaded.get(model, {})
-            wanted = await self._load_wanted(model, before)
+            try:
+                wanted = await self._load_wanted(model, before)
+            except Exception:
+                for replaced in {*before.values()} - {*self._loaded.get(model, {}).values()}:
+                    self._retire(replaced)
+                raise
             serving = {} if model in self._remembered.unloaded else wanted
             if serving:
                 self._loaded[model] = serving

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from training.config.strict import STRICT
+from training.config.strict import MAX_COUNT, STRICT, Count
 from training.data.dataset_spec import DatasetSpec
 from training.data.datasets import DATASETS, listed, trainable
 
@@ -83,18 +83,18 @@ class DataConfig:
     folder: str | None = None
     folder_digest: str | None = None
     class_names: tuple[str, ...] = ()
-    resize_pixels: int | None = Field(default=None, ge=1)
-    crop_pixels: int | None = Field(default=None, ge=1)
+    resize_pixels: Count | None = None
+    crop_pixels: Count | None = None
     max_shift_pixels: int = Field(default=2, ge=0, le=16)
     flip: bool = False
     warp: WarpConfig | None = None
     max_brightness: float = Field(default=0.0, ge=0, le=1)
     contrast: Factors = (1.0, 1.0)
     light: Literal["pixels", "standardized"] = "pixels"
-    validation_images: int = Field(default=5000, ge=0)
+    validation_images: int = Field(default=5000, ge=0, le=MAX_COUNT)
     held_out: Literal["images", "each-class", "toys"] = "images"
-    training_images: int | None = Field(default=None, ge=1)
-    epoch_images: int | None = Field(default=None, ge=1)
+    training_images: Count | None = None
+    epoch_images: Count | None = None
     blank_fraction: float = Field(default=0.0, ge=0, lt=1)
     scribble_fraction: float = Field(default=0.0, ge=0, lt=1)
     familiar: Literal["azimuth", "elevation"] | None = None

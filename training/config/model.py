@@ -6,7 +6,9 @@ from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from export.contract.architecture import PRIMARY_STRIDE
-from training.config.strict import STRICT
+from training.config.strict import MAX_COUNT, STRICT, Count
+
+MAX_ITERATIONS = 100  # of routing; each is unrolled in the exported graph, and a few are enough
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -19,9 +21,9 @@ class StemConvolution:
         stride: along both axes.
     """
 
-    channels: int = Field(ge=1)
-    kernel: int = Field(ge=1)
-    stride: int = Field(default=1, ge=1)
+    channels: Count
+    kernel: Count
+    stride: Count = 1
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -51,23 +53,23 @@ class CapsNetConfig:
     """
 
     architecture: Literal["capsnet"] = "capsnet"
-    image_size: int = Field(default=28, ge=1)
-    image_channels: int = Field(default=1, ge=1)
+    image_size: Count = 28
+    image_channels: Count = 1
     standardize_per_image: bool = False
     stem: tuple[StemConvolution, ...] = ()
-    conv_channels: int = Field(default=256, ge=1)
-    kernel: int = Field(default=9, ge=1)
-    primary_types: int = Field(default=32, ge=1)
-    primary_dim: int = Field(default=8, ge=1)
-    classes: int = Field(default=10, ge=2)
-    class_dim: int = Field(default=16, ge=1)
-    routing_iterations: int = Field(default=3, ge=1)
+    conv_channels: Count = 256
+    kernel: Count = 9
+    primary_types: Count = 32
+    primary_dim: Count = 8
+    classes: int = Field(default=10, ge=2, le=MAX_COUNT)
+    class_dim: Count = 16
+    routing_iterations: int = Field(default=3, ge=1, le=MAX_ITERATIONS)
     learned_priors: bool = False
     none_of_the_above: bool = False
     capsule_bias: bool = False
     primary_coupling: bool = False
     official_initialization: bool = False
-    decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = (512, 1024)
+    decoder_hidden: tuple[Count, ...] = (512, 1024)
 
     def __post_init__(self) -> None:
         min_size = 1  # pixels along a side that one primary capsule sees
@@ -131,14 +133,14 @@ class MatrixCapsNetConfig:
     """
 
     architecture: Literal["matrix-capsnet"]
-    image_size: int = Field(default=32, ge=17)
-    image_channels: int = Field(default=2, ge=1)
+    image_size: int = Field(default=32, ge=17, le=MAX_COUNT)
+    image_channels: Count = 2
     standardize_per_image: bool = True
-    conv_channels: int = Field(default=32, ge=1)
-    primary_types: int = Field(default=32, ge=1)
-    conv_caps_types: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (32, 32)
-    classes: int = Field(default=5, ge=2)
-    routing_iterations: int = Field(default=3, ge=1)
+    conv_channels: Count = 32
+    primary_types: Count = 32
+    conv_caps_types: tuple[Count, Count] = (32, 32)
+    classes: int = Field(default=5, ge=2, le=MAX_COUNT)
+    routing_iterations: int = Field(default=3, ge=1, le=MAX_ITERATIONS)
     coordinate_addition: bool = True
     vector_poses: bool = False
     mixing_proportions: bool = False
@@ -149,7 +151,7 @@ class MatrixCapsNetConfig:
     calibration_momentum: float = Field(default=0.0, ge=0, lt=1)
     density_exponent: float = Field(default=1.0, gt=0)
     matrix_noise: float = Field(default=0.03, ge=0)
-    decoder_hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    decoder_hidden: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         if self.official_routing and self.mixing_proportions:
@@ -168,8 +170,8 @@ class Block:
         pooled: whether the maps are halved after it.
     """
 
-    channels: int = Field(ge=1)
-    kernel: int = Field(ge=1)
+    channels: Count
+    kernel: Count
     pooled: bool = False
 
     def __post_init__(self) -> None:
@@ -196,12 +198,12 @@ class CnnConfig:
     """
 
     architecture: Literal["cnn"]
-    image_size: int = Field(default=28, ge=1)
-    image_channels: int = Field(default=1, ge=1)
+    image_size: Count = 28
+    image_channels: Count = 1
     standardize_per_image: bool = False
-    classes: int = Field(default=10, ge=2)
+    classes: int = Field(default=10, ge=2, le=MAX_COUNT)
     blocks: tuple[Block, ...] = Field(min_length=1, kw_only=True)
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    hidden: tuple[Count, ...] = ()
     dropout: float = Field(default=0.0, ge=0, lt=1)
     exclusive: bool = True
 

@@ -1,16 +1,24 @@
 """A run's whole configuration, and its form in JSON and TOML."""
 
 import json
-from dataclasses import field
+from dataclasses import field, fields
+from difflib import get_close_matches
 from typing import Any, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
-from training.config.data import DataConfig
+from training.config.data import DataConfig, WarpConfig
 from training.config.loss import LossConfig
-from training.config.model import CapsNetConfig, ModelConfig
+from training.config.model import (
+    Block,
+    CapsNetConfig,
+    CnnConfig,
+    MatrixCapsNetConfig,
+    ModelConfig,
+    StemConvolution,
+)
 from training.config.optimizer import OptimizerConfig
 from training.config.renamed import with_current_names, with_original_names
 from training.config.strict import STRICT
@@ -75,6 +83,19 @@ class RunConfig:
 
 
 _ADAPTER = TypeAdapter(RunConfig)
+PARTS = (
+    RunConfig,
+    CapsNetConfig,
+    StemConvolution,
+    MatrixCapsNetConfig,
+    CnnConfig,
+    Block,
+    LossConfig,
+    DataConfig,
+    WarpConfig,
+    OptimizerConfig,
+)
+SETTINGS = sorted({setting.name for part in PARTS for setting in fields(part)})
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
@@ -96,6 +117,9 @@ def _fault(error: ErrorDetails) -> str:
     """What is wrong in the words of the configuration, where pydantic's are about its own parts."""
     if error["type"] == "union_tag_invalid":
         return f"expected a table whose architecture is one of {error['ctx']['expected_tags']}"
+    if error["type"] == "unexpected_keyword_argument":
+        near = get_close_matches(str(error["loc"][-1]), SETTINGS, n=1)
+        return f"there is no such setting; did you mean {near[0]}?" if near else "there is no such setting"
     return error["msg"].removeprefix("Value error, ")
 
 

@@ -1,5 +1,12 @@
-"""How configurations treat what they do not know."""
+"""How configurations treat what they do not know, and how large their numbers can be."""
 
-from pydantic import ConfigDict
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+MAX_COUNT = 2**31 - 1
+"""Above all that fits into memory; torch's sizes and their products stay within 64 bits."""
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]

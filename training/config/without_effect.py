@@ -5,9 +5,20 @@ experiments change one setting of a preset at a time.
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
+from training.config.loss import LossConfig
 from training.config.model import CnnConfig, MatrixCapsNetConfig
 from training.config.run import RunConfig
+
+LOSS_OF = {  # the classification loss that each is a setting of
+    "present_margin": "margin",
+    "absent_margin": "margin",
+    "absent_weight": "margin",
+    "spread_margins": "spread",
+    "spread_schedule": "spread",
+}
+DECODER_OPTIONS = ("reconstruction_weight", "reconstruction_target")
 
 
 def settings_without_effect(config: RunConfig) -> Iterator[str]:
@@ -16,6 +27,7 @@ def settings_without_effect(config: RunConfig) -> Iterator[str]:
         yield from _of_exclusive_classes(config)
     if isinstance(config.model, MatrixCapsNetConfig):
         yield from _of_routing(config.model)
+    yield from _of_loss(config)
     data = config.data
     changes = data.max_brightness or data.contrast != (1, 1)
     if changes and data.light == "standardized" and not config.model.standardize_per_image:
@@ -23,6 +35,20 @@ def settings_without_effect(config: RunConfig) -> Iterator[str]:
             "data.light: the network does not standardize its images, model.standardize_per_image is false; "
             'set it to "pixels"'
         )
+
+
+def _of_loss(config: RunConfig) -> Iterator[str]:
+    """Of another loss than the network is trained with, or of a decoder that it has not."""
+    loss = config.loss
+    changed = [name for name, default in asdict(LossConfig()).items() if getattr(loss, name) != default]
+    for option in changed:
+        if isinstance(config.model, CnnConfig):
+            if option != "margin_weight":
+                yield f"loss.{option}: has no effect on a convolutional network: cross entropy and no decoder"
+        elif LOSS_OF.get(option, loss.classification) != loss.classification:
+            yield f"loss.{option}: has no effect, loss.classification is {loss.classification}"
+        elif option in DECODER_OPTIONS and getattr(loss, option) and not config.model.decoder_hidden:
+            yield f"loss.{option}: has no effect without a decoder, model.decoder_hidden is empty"
 
 
 def _of_exclusive_classes(config: RunConfig) -> Iterator[str]:

@@ -21,6 +21,7 @@ from training.data.transforms.augment import (
     center_crop,
     clamped_brightness,
     clamped_contrast,
+    per_image,
     random_brightness_contrast,
     random_crop,
     random_flip,
@@ -138,7 +139,7 @@ class SingleObjects:
         is_scribble = self._are_replaced(config.scribble_fraction, choices)
         if is_scribble is not None:
             some = self._scribbles[choices.integers(len(self._scribbles))]
-            images = torch.where(_per_image(is_scribble), some, images)
+            images = torch.where(per_image(is_scribble), some, images)
         if config.warp:
             images = random_warp(images, config.warp, choices, config.spec.repeat_edges)
         images = random_shift(images, config.max_shift_pixels, choices, config.spec.repeat_edges)
@@ -147,7 +148,7 @@ class SingleObjects:
             made = made.without_objects(is_scribble)
         is_blank = self._are_replaced(config.blank_fraction, choices)
         if is_blank is not None:
-            made = replace(made.without_objects(is_blank), pixels=made.pixels * ~_per_image(is_blank))
+            made = replace(made.without_objects(is_blank), pixels=made.pixels * ~per_image(is_blank))
         return self._with_random_changes(made, choices)
 
     @cached_property
@@ -236,11 +237,6 @@ def make_batches(config: DataConfig, classes: int, images: Images) -> Batches:
     """Images as the configuration shows them."""
     kind = OverlaidObjects if config.spec.composition == "pairs" else SingleObjects
     return kind(config, classes, images)
-
-
-def _per_image(values: Tensor) -> Tensor:
-    """[B] to [B, 1, 1, 1]."""
-    return values[:, None, None, None]
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def download(source: Source, root: Path, mirrors: Sequence[str] = ()) -> Path:
 
     Args:
         source: what to download.
-        root: folder of all data sets; made when missing.
+        root: folder of all data sets; made with the first bytes that arrive, when missing.
         mirrors: URLs of folders to try before the source's own.
 
     Returns:
@@ -58,7 +58,6 @@ def download(source: Source, root: Path, mirrors: Sequence[str] = ()) -> Path:
         DownloadError: a file that no mirror gave.
     """
     folder = root / source.name
-    folder.mkdir(parents=True, exist_ok=True)
     with httpx.Client(timeout=TIMEOUT, follow_redirects=True) as client:
         for file in source.files:
             if not _is_there(folder, file):
@@ -139,6 +138,7 @@ def _transfer(client: httpx.Client, url: str, file: RemoteFile, part: Path, star
         total = None if length is None else done + int(length)
         if total is not None and total > file.max_bytes:
             raise _MirrorError(f"announces {total} bytes; the file's maximum is {file.max_bytes}")
+        part.parent.mkdir(parents=True, exist_ok=True)
         with (
             part.open("ab" if resumed else "wb") as out,
             tqdm(desc=file.name, initial=done, total=total, unit="B", unit_scale=True, disable=None) as bar,

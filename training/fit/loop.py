@@ -144,7 +144,8 @@ class Trainer:
             TrainingDivergedError: the loss or a weight is not finite.
             ValueError: the processes cannot share a batch evenly.
         """
-        self.processes.check_batch(min(self.config.optimizer.batch_size, len(train)))
+        batch_size = min(self.config.optimizer.batch_size, len(train))
+        self.processes.check_batch(batch_size)
         train = train.to(self.device)
         validation = validation.to(self.device) if validation is not None else None
         per_epoch = steps_per_epoch(self.config.optimizer, len(train))
@@ -152,13 +153,13 @@ class Trainer:
         self._since = self._started = self._saved = time.monotonic()
         if self._calibrates:
             self._calibrate(train, per_epoch)
-        with self._log() as log, stop_on_signal() as signals, self._bar(last) as bar:
+        with self._log() as log, stop_on_signal() as signals, self._bar(last, batch_size) as bar:
             losses: list[Tensor] = []
             stopped = False
             while not stopped and not self._finished(last):
                 losses.append(self._step(train, per_epoch))
                 self._count_step(per_epoch)
-                bar.update(self.config.optimizer.batch_size)
+                bar.update(batch_size)
                 epoch_ends = self.progress.step % per_epoch == 0
                 stopped, checkpoint_due = self._due(limits, signals)
                 if self.progress.step % LOG_EVERY == 0 or epoch_ends or checkpoint_due or stopped:
@@ -336,13 +337,12 @@ class Trainer:
     def _log(self) -> Log:
         return Log(self.run if self.processes.first else None, self.progress.step)
 
-    def _bar(self, last: int) -> "tqdm[Any]":
+    def _bar(self, last: int, batch_size: int) -> "tqdm[Any]":
         """Progress in images, with rate and remaining time."""
-        size = self.config.optimizer.batch_size
         seconds = 0.1 if sys.stderr.isatty() else 30  # a file keeps every line
         return tqdm(
-            total=last * size,
-            initial=self.progress.step * size,
+            total=last * batch_size,
+            initial=self.progress.step * batch_size,
             unit="image",
             unit_scale=True,
             smoothing=0.05,

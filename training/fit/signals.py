@@ -16,13 +16,15 @@ def stop_on_signal() -> Iterator[list[int]]:
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
-        signal.signal(number, previous[signal.Signals(number)])
+        signal.signal(number, previous[number])
 
-    heeded = [signal.SIGINT, signal.SIGTERM]
+    heeded: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         heeded.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, stop) for number in heeded}
+    previous = {number: signal.getsignal(number) for number in heeded}  # known before one of them arrives
     try:
+        for number in heeded:
+            signal.signal(number, stop)
         yield received
     finally:
         for number, handler in previous.items():

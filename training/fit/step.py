@@ -99,11 +99,12 @@ class TrainStep:
         # The graphs keep the gradient nodes of the stream that they were captured on; that is intended.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         sample = tuple(tensor.clone() for tensor in shown)
-        devices = [tensor.device for tensor in shown[:1] if tensor.is_cuda]
+        device = shown[0].device
+        generators = [device] if device.type == "cuda" else []  # besides the CPU's
         followers = list(self._model.buffers())
         before = [buffer.clone() for buffer in followers]
         try:
-            with torch.random.fork_rng(devices):  # dropout draws after it as if nothing had been captured
+            with torch.random.fork_rng(generators):  # dropout draws as if nothing had been captured
                 self._losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]  # the same module
                     self._losses, sample
                 )

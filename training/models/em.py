@@ -97,6 +97,18 @@ class Iteration(NamedTuple):
     log_activations: Tensor
 
 
+class ActivationTerms(NamedTuple):
+    """What activations are made of, beside the children's costs (Eq. 2).
+
+    Attributes:
+        inverse_temperatures: lambda in each iteration.
+        budget: beta_a in nats, what a parent's cost is held against, [J].
+    """
+
+    inverse_temperatures: list[float | Tensor]
+    budget: Tensor
+
+
 class ReceptiveFields(nn.Module):
     """Which child positions each parent position sees, and so which parents each child reaches.
 
@@ -220,30 +232,44 @@ class EMRouting(nn.Module):
             self.register_buffer("final_inverse_temperature", torch.tensor(final))
             self.register_buffer("budget_offset", torch.zeros(types))
 
-    def forward(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Capsules:
+    def forward(
+        self,
+        votes: Tensor,
+        activations: Tensor,
+        fields: ReceptiveFields,
+        terms: ActivationTerms | None = None,
+    ) -> Capsules:
         """Votes of each child for each parent that sees it to parents.
 
         Args:
             votes: [B, P, J, N, H].
             activations: of the children, [B, P, N].
             fields: who sees whom.
+            terms: of the parents' activations; None: those of this moment.
 
         Returns:
             Parents at P positions of J types.
         """
-        for step in self.steps(votes, activations, fields):
+        for step in self.steps(votes, activations, fields, terms):
             last = step  # none but the last are kept
         return Capsules(last.mean, last.log_activations.exp())
 
-    def steps(self, votes: Tensor, activations: Tensor, fields: ReceptiveFields) -> Iterator[Iteration]:
+    def steps(
+        self,
+        votes: Tensor,
+        activations: Tensor,
+        fields: ReceptiveFields,
+        terms: ActivationTerms | None = None,
+    ) -> Iterator[Iteration]:
         """Route, and show each iteration; the arguments are those of `forward`."""
+        terms = terms or self.activation_terms()
         types = votes.shape[3] // fields.inside.shape[1]
         assignments = self.initial_assignments(fields, types)
         mean = None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
             name_in_graph(assignments=assignments, mass=mass)
-            mean, variance, squares, total, log_activations = self._fit(mass, votes, mean, iteration)
+            mean, variance, squares, total, log_activations = self._fit(mass, votes, mean, terms, iteration)
             yield Iteration(assignments, total, mean, variance, log_activations)
             if iteration < self.iterations - 1:
                 exponent = self.constants.density_exponent
@@ -258,6 +284,14 @@ class EMRouting(nn.Module):
         share = fields.equal_shares() / self.types  # [P, K]
         places = torch.arange(share.shape[1], device=share.device).repeat_interleave(children_types)  # [N]
         return share.unsqueeze(1).index_select(2, places)
+
+    def activation_terms(self) -> ActivationTerms | None:
+        """Those of this moment: a calibration changes them. None for mixing proportions, which have none."""
+        if self.mixing_proportions:
+            return None
+        return ActivationTerms(
+            [self.inverse_temperature_in(iteration) for iteration in range(self.iterations)], self.budget()
+        )
 
     def inverse_temperature_in(self, iteration: int) -> float | Tensor:
         """Lambda of Eq. 2 in an iteration, counted from 0."""
@@ -319,7 +353,12 @@ class EMRouting(nn.Module):
         self.final_inverse_temperature *= (deviation / spread) ** momentum
 
     def _fit(
-        self, mass: Tensor, votes: Tensor, before: Tensor | None, iteration: int
+        self,
+        mass: Tensor,
+        votes: Tensor,
+        before: Tensor | None,
+        terms: ActivationTerms | None,
+        iteration: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """M-step: mean and variance [B, P, J, H], squared distances to it; mass, log activations.
 
@@ -333,19 +372,21 @@ class EMRouting(nn.Module):
         squares = (votes - mean).square()  # [B, P, J, N, H]
         variance = (weights @ squares).squeeze(3) + self.constants.variance_floor
         mass_of_parents = total.squeeze(3)
-        log_activations = self._activate(mass_of_parents, variance, iteration)
+        log_activations = self._activate(mass_of_parents, variance, terms, iteration)
         name_in_graph(total=total, weights=weights, mean=mean, squares=squares)
         name_in_graph(variance=variance, log_activations=log_activations)
         return mean.squeeze(3), variance, squares, mass_of_parents, log_activations
 
-    def _activate(self, total: Tensor, variance: Tensor, iteration: int) -> Tensor:
+    def _activate(
+        self, total: Tensor, variance: Tensor, terms: ActivationTerms | None, iteration: int
+    ) -> Tensor:
         """Log of a parent's activation, [B, P, J]: Eq. 2, or its share of what is assigned to the parents."""
-        if self.mixing_proportions:
+        if terms is None:
             each_type = total.new_ones(self.types)  # at first the same is assigned to all: [B, P, 1]
             mass = (total + self.constants.mass_floor) * each_type
             return mass.log() - mass.sum(dim=(1, 2), keepdim=True).log()
         costs = self.costs(total, variance)
-        return F.logsigmoid(self.inverse_temperature_in(iteration) * (self.budget() - costs))
+        return F.logsigmoid(terms.inverse_temperatures[iteration] * (terms.budget - costs))
 
     def costs(self, mass: Tensor, variance: Tensor) -> Tensor:
         """Cost of each parent's children in nats (Procedure 1, line 5), [B, P, J]; as in `Iteration`."""

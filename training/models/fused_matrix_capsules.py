@@ -3,16 +3,13 @@
 # B batch, I child types, N children of a parent, P parent positions, J parent types, C all children,
 # Q parent positions that a child position reaches; see `matrix_capsules.py`
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from training.models.cuda.device import runs_triton
 from training.models.em import Capsules
 from training.models.matrix_capsules import MATRIX_SIDE, MatrixCapsules
-
-FusedRouting = Callable[..., tuple[Tensor, Tensor]]  # `route` of one of the `fused_em.py`
+from training.models.routing_inputs import FusedRouting, RoutingInputs
 
 
 class FusedMatrixCapsules(MatrixCapsules):
@@ -40,20 +37,23 @@ class FusedMatrixCapsules(MatrixCapsules):
         """`forward` with votes that are made where they are wanted, and never written down."""
         fields, routing, types = self.fields, self.routing, children.poses.shape[2]
         each = torch.arange(types, device=children.poses.device)
+        terms = routing.activation_terms()
+        assert terms is not None, "mixing proportions cannot be fused"
         means, log_activations = route(
-            poses=children.poses.flatten(1, 2),  # [B, C, 16]
-            activations=children.activations.flatten(1),  # [B, C]
-            matrices=self.matrices().flatten(0, 1).flatten(2).transpose(0, 1),  # [J, N, 16]
-            offsets=self.offsets,  # [N, 16]
-            child=(fields.inside[:, :, None] * types + each).flatten(1),  # [P, N]
-            places=(fields.reached[:, None] * types + each[:, None]).flatten(0, 1),  # [C, Q]
-            counts=fields.counts.repeat_interleave(types),  # [C]
-            shares=routing.initial_assignments(fields, types).squeeze(1),  # [P, N]
-            beta_u=routing.beta_u,
-            budget=routing.budget(),
-            inverse_temperatures=[routing.inverse_temperature_in(t) for t in range(routing.iterations)],
-            floors=(routing.constants.mass_floor, routing.constants.variance_floor),
-            density_exponent=routing.constants.density_exponent,
+            RoutingInputs(
+                poses=children.poses.flatten(1, 2),  # [B, C, 16]
+                activations=children.activations.flatten(1),  # [B, C]
+                matrices=self.matrices().flatten(0, 1).flatten(2).transpose(0, 1),  # [J, N, 16]
+                offsets=self.offsets,  # [N, 16]
+                child=(fields.inside[:, :, None] * types + each).flatten(1),  # [P, N]
+                places=(fields.reached[:, None] * types + each[:, None]).flatten(0, 1),  # [C, Q]
+                counts=fields.counts.repeat_interleave(types),  # [C]
+                shares=routing.initial_assignments(fields, types).squeeze(1),  # [P, N]
+                beta_u=routing.beta_u,
+                terms=terms,
+                floors=(routing.constants.mass_floor, routing.constants.variance_floor),
+                density_exponent=routing.constants.density_exponent,
+            )
         )
         return Capsules(means, log_activations.exp())
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.models.em import Capsules, EMRouting, Iteration, ReceptiveFields
+from training.models.em import ActivationTerms, Capsules, EMRouting, Iteration, ReceptiveFields
 from training.models.graph_names import name_in_graph
 
 POSE = 16  # elements: a 4x4 matrix, row by row, or in the ablation a vector
@@ -113,17 +113,20 @@ class MatrixCapsules(nn.Module):
         if torch.compiler.is_compiling() or len(children.poses) <= at_once:
             return self._routed_at_once(children)
         route: Callable[[Capsules], Capsules] = self._routed_at_once
-        if torch.is_grad_enabled():  # votes are not kept for the way back, but made again
-            route = partial(checkpoint, self._routed_at_once, use_reentrant=False)
+        if torch.is_grad_enabled():
+            # Votes are not kept for the way back, but made again. By then, a calibration may have changed
+            # what the activations were made of.
+            same = partial(self._routed_at_once, terms=self.routing.activation_terms())
+            route = partial(checkpoint, same, use_reentrant=False)
         groups = zip(*(part.split(at_once) for part in children), strict=True)
         parts = [route(Capsules(*group)) for group in groups]
         return Capsules(*(torch.cat(all_of) for all_of in zip(*parts, strict=True)))
 
-    def _routed_at_once(self, children: Capsules) -> Capsules:
+    def _routed_at_once(self, children: Capsules, terms: ActivationTerms | None = None) -> Capsules:
         """`forward` with all votes written down."""
         votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
-        parents: Capsules = self.routing(votes, activations, self.fields)
+        parents: Capsules = self.routing(votes, activations, self.fields, terms)
         return parents
 
     def iterations(self, children: Capsules) -> Iterator[Iteration]:

@@ -137,7 +137,9 @@ def read_config(run: Path) -> RunConfig:
     try:
         return from_dict(json.loads(path.read_text()))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        newest = newest_checkpoint(run)
+        remedy = f"; {newest / CONFIG} is a copy" if newest and is_run(newest) else ""
+        raise ValueError(f"{path}: {error}{remedy}") from None
 
 
 def config_at(run: Path, checkpoint: Path) -> RunConfig:
@@ -184,8 +186,9 @@ def changes_of_run(before: RunConfig, now: RunConfig) -> str:
     The batch size counts, as steps are counted in batches, and so does the part that is trained, as Adam's
     moments are of its weights alone.
     """
-    same = now.optimizer.batch_size, now.optimizer.trained_part
-    optimizer = replace(before.optimizer, batch_size=same[0], trained_part=same[1])
+    optimizer = replace(
+        before.optimizer, batch_size=now.optimizer.batch_size, trained_part=now.optimizer.trained_part
+    )
     return changes_of(before, replace(now, optimizer=optimizer, loss=before.loss))
 
 

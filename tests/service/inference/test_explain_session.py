@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from export.contract.manifest import BundleError, read_manifest
 from service.errors import NoExplainGraphError
+from service.inference import loading
 from service.inference.engine import Engine
 from service.inference.loading import check_bundle, load_engine
 from service.inference.providers import EngineOptions
@@ -47,6 +48,18 @@ def test_its_answer_is_the_encoders(bundle, count):
     np.testing.assert_allclose(found["capsules"][:, -1], found["poses"], atol=1e-6)
     for tensor in read_manifest(bundle).graphs["explain"].outputs:
         assert found[tensor.name].shape == (count, *tensor.shape[1:])
+
+
+def test_where_it_cannot_be_opened_the_engine_is_closed(bundle, monkeypatch):
+    def gone(*_):
+        raise FileNotFoundError("encoder.onnx")
+
+    closed = []
+    monkeypatch.setattr(loading, "ExplainSession", gone)
+    monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine))
+    with pytest.raises(FileNotFoundError):
+        load(bundle)
+    assert len(closed) == 1
 
 
 def test_it_is_not_opened_before_it_is_needed(bundle):

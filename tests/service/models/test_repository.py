@@ -14,7 +14,9 @@ from service.errors import (
     OverloadedError,
     UnknownModelError,
 )
-from service.models import scanner
+from service.inference.loading import load_engine
+from service.inference.providers import DeviceError
+from service.models import scanner, version_loader
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
@@ -185,6 +187,34 @@ def test_a_republished_version_is_loaded_anew(tmp_path):
             assert np.abs(after - before).max() > 1e-3
             while old.batcher.answering:
                 await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_what_is_replaced_is_closed_even_if_the_device_fails_at_the_next_version(tmp_path, monkeypatch):
+    def load(path, *others):
+        if path.name == "1":
+            raise DeviceError("memory on the device is not available")
+        return load_engine(path, *others)
+
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version), seed=1)
+        async with opened(tmp_path) as repository:
+            async with repository.use("tiny", 2) as old:
+                pass
+            monkeypatch.setattr(version_loader, "load_engine", load)
+            for version in (1, 2):
+                shutil.rmtree(tmp_path / "tiny" / str(version))
+                write_bundle(tmp_path / "tiny" / str(version), seed=2)
+            with pytest.raises(DeviceError):
+                await repository.scan()
+            async with repository.use("tiny", 2) as new:
+                assert new is not old
+            async with asyncio.timeout(60):
+                while old.batcher.answering:
+                    await asyncio.sleep(0.001)
+            monkeypatch.undo()
 
     run(scenario())
 

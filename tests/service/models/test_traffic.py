@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from service.errors import NotReadyError, NotWritableError, RefusedModelError, UnknownModelError
 from service.models import traffic
 from service.models.repository import Repository
+from service.models.scanner import Bundles
 from service.models.traffic import (
     FILE,
     Traffic,
@@ -442,6 +443,31 @@ def test_of_two_rules_at_a_time_the_later_one_stands(tmp_path):
             await asyncio.gather(*rules)
             assert read_traffic([tmp_path / "tiny"]) == Traffic(pinned=1)
             assert await answering(repository) == 1
+
+    run(scenario())
+
+
+def test_a_rule_that_cannot_hold_is_refused_for_its_reason_though_the_model_is_taken_down_meanwhile(
+    tmp_path, monkeypatch
+):
+    async def scenario() -> None:
+        for version in (1, 2):
+            write_bundle(tmp_path / "tiny" / str(version))
+        replace_file(tmp_path / "tiny" / "1", "samples", b"no archive")  # noticed when it is loaded
+        async with opened(tmp_path, versions_kept=1) as repository:
+            rules = []
+            write_rule = Bundles.set_traffic
+
+            async def set_traffic(bundles, model, rule):
+                rules.append(rule)
+                await write_rule(bundles, model, rule)
+                if len(rules) == 2:  # the rule before is back
+                    await repository.unload(model)
+
+            monkeypatch.setattr(Bundles, "set_traffic", set_traffic)
+            with pytest.raises(RefusedModelError, match="samples"):
+                await repository.set_traffic("tiny", Traffic(pinned=1))
+            assert not repository.loaded()
 
     run(scenario())
 

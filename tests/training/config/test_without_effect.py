@@ -31,6 +31,23 @@ def own(tmp_path, text):
             "model.activation_logit_sd: has no effect with mixing_proportions, which nothing calibrates; "
             "model.calibration_momentum: has no effect",
         ),
+        (
+            f'{CNN}[loss]\nclassification = "spread"\nreconstruction_weight = 0.1',
+            "loss.classification: has no effect on a convolutional network: cross entropy and no decoder; "
+            "loss.reconstruction_weight: has no effect",
+        ),
+        (
+            "[loss]\nspread_margins = [0.2, 0.5]",
+            "loss.spread_margins: has no effect, loss.classification is margin",
+        ),
+        (
+            '[loss]\nclassification = "spread"\nabsent_weight = 0.4',
+            "loss.absent_weight: has no effect, loss.classification is spread",
+        ),
+        (
+            f"{MATRIX}[loss]\nreconstruction_weight = 0.1",
+            "loss.reconstruction_weight: has no effect without a decoder, model.decoder_hidden is empty",
+        ),
         (BRIGHTER, NOT_STANDARDIZED),
         (CONTRASTED, NOT_STANDARDIZED),
         (f"{CNN}{BRIGHTER}", NOT_STANDARDIZED),
@@ -51,6 +68,11 @@ def test_a_preset_with_a_setting_without_effect_is_refused_and_a_run_that_has_it
         f"{CNN}exclusive = false\n[data]\nblank_fraction = 0.1\nscribble_fraction = 0.1",
         f'{CNN}exclusive = false\n[data]\nname = "multimnist"',
         "[data]\nblank_fraction = 0.1",
+        f"{CNN}[loss]\nmargin_weight = 0.5",
+        "[loss]\npresent_margin = 0.8\nreconstruction_weight = 0.1",
+        '[loss]\nclassification = "spread"\nspread_margins = [0.2, 0.5]',
+        f"{MATRIX}[loss]\nreconstruction_weight = 0.0",
+        f"{MATRIX}decoder_hidden = [8]\n[loss]\nreconstruction_weight = 0.1",
         f"{MATRIX}official_routing = true\nmatrix_noise = 0.03",
         f"{MATRIX}mixing_proportions = true",
         f"{MATRIX}{BRIGHTER}",

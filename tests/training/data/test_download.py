@@ -138,8 +138,8 @@ def leave_part(root: Path, content: bytes) -> Path:
 
 
 def stored(root: Path) -> dict[str, bytes]:
-    """Every file of the data set's folder."""
-    return {path.name: path.read_bytes() for path in (root / "mnist").iterdir()}
+    """Every file of the data set's folder, if there is one."""
+    return {path.name: path.read_bytes() for path in (root / "mnist").glob("*")}
 
 
 def test_a_download_leaves_the_file_and_nothing_else(serve, tmp_path):
@@ -338,6 +338,12 @@ def test_when_all_mirrors_fail_the_error_lists_each_with_its_reason(serve, tmp_p
     assert re.search(r"gopher://old/digits\.gz: UnsupportedProtocol", message)
     assert re.search(r"http://host:port/digits\.gz: InvalidURL", message)
     assert "digits.gz" not in stored(tmp_path)
+
+
+def test_where_nothing_arrives_no_folder_is_left(serve, tmp_path):
+    with pytest.raises(DownloadError):
+        download(source(serve(missing)), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_file_that_was_there_outlives_a_failed_download(serve, tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 from tests.support.paths import ROOT
 from training.config import (
@@ -28,6 +29,7 @@ from training.data.images import Images, hold_out
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit import loop
 from training.fit.loop import Limits, Trainer, TrainingDivergedError
+from training.fit.signals import stop_on_signal
 from training.fit.step import TrainStep
 from training.models.build import build
 from training.models.cpu import convolution
@@ -271,6 +273,36 @@ def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
     progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
     assert 2 <= progress.step < 200
     assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
+
+
+def test_a_signal_that_arrives_while_the_handlers_are_set_is_heeded(monkeypatch):
+    set_handler = signal.signal
+
+    def set_and_raise(number, handler):
+        former = set_handler(number, handler)
+        if number == signal.SIGINT and callable(handler) and handler is not former_handler:
+            signal.raise_signal(signal.SIGINT)
+        return former
+
+    former_handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signal, "signal", set_and_raise)
+    with stop_on_signal() as received:
+        assert received == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is former_handler
+
+
+def test_the_bar_counts_images_that_are_there(tmp_path, monkeypatch):
+    bars = []
+
+    class Watched(tqdm):
+        def __init__(self, **options):
+            super().__init__(**options)
+            bars.append(self)
+
+    monkeypatch.setattr("training.fit.loop.tqdm", Watched)
+    larger = replace(CONFIG, optimizer=replace(CONFIG.optimizer, batch_size=1000, epochs=3))
+    Trainer(tmp_path, larger, CPU, Progress()).fit(shown(), shown(4), Limits())
+    assert [(bar.total, bar.n) for bar in bars] == [(3 * len(shown()), 3 * len(shown()))]
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_the_last_good_checkpoint(tmp_path):

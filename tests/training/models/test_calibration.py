@@ -18,6 +18,7 @@ from training.fit.loop import Limits, Trainer
 from training.models import calibration
 from training.models.build import build
 from training.models.calibration import calibrate
+from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 
@@ -146,6 +147,25 @@ def test_activations_come_back_where_all_logits_are_beyond_what_float32_tells_fr
         model(pixels)
     for found in logits(model, pixels):
         assert found.std(dim=0).median().item() == pytest.approx(TARGET, rel=0.2)
+
+
+@pytest.mark.parametrize("change", [{"vector_poses": True}, {}])
+def test_gradients_of_votes_that_are_made_again_are_those_of_what_was_calibrated_then(change, monkeypatch):
+    def gradients():
+        model = network(calibration_momentum=0.5, **change)
+        if not change:
+            monkeypatch.setattr(FusedMatrixCapsules, "can_be_fused", lambda *_: False)
+        before = model.conv_caps[0].routing.inverse_temperatures()
+        capsules = model(pictures(6, seed=1))
+        assert model.conv_caps[0].routing.inverse_temperatures() != before
+        loss = capsules.poses.square().sum() + capsules.activations.sum()
+
+        return torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad])
+
+    expected = gradients()
+    monkeypatch.setattr("training.models.matrix_capsules.VOTES_AT_ONCE", 1)
+    for found, together in zip(gradients(), expected, strict=True):
+        assert (found - together).norm() < 1e-3 * together.norm() + 1e-6
 
 
 def test_only_steps_of_training_move_what_was_calibrated():

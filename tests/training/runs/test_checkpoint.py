@@ -202,6 +202,19 @@ def test_the_configuration_comes_back_from_json(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 5
 
 
+@pytest.mark.parametrize("damaged", ["", '{"sed": 3}'])
+def test_a_damaged_configuration_is_an_error_that_names_its_copy(tmp_path, damaged):
+    checkpoint.write_config(tmp_path, CONFIG)
+    (tmp_path / "config.json").write_text(damaged)
+    with pytest.raises(ValueError, match=r"config\.json: [^;]+(; did you mean seed\?)?$"):
+        checkpoint.read_config(tmp_path)
+    model = CapsNet(CONFIG.model)
+    optimizer = torch.optim.Adam(model.parameters())
+    saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=10), config=CONFIG)
+    with pytest.raises(ValueError, match=rf"config\.json: .*; {saved}/config\.json is a copy$"):
+        checkpoint.read_config(tmp_path)
+
+
 def test_weights_that_are_not_finite_are_a_damage_that_is_named(tmp_path):
     model, optimizer = trained_once(tmp_path)
     saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1))

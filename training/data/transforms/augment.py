@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.data.seeding import RandomChoices
+from training.data.transforms.placement import windows
 
 # N images, B batch, C channels, H rows, W columns
 
@@ -38,7 +39,7 @@ def random_shift(
     padded = _edges_repeated(images, max_shift) if repeat_edges else F.pad(images, (max_shift,) * 4)
     # Where each image's window begins in the padded one; the middle, max_shift, is no shift.
     corners = choices.integers(2 * max_shift + 1, before=(2,))
-    return _windows(padded, corners, images.shape[2], images.shape[3])
+    return windows(padded, corners, images.shape[2], images.shape[3])
 
 
 def random_crop(images: Tensor, size: int, choices: RandomChoices) -> Tensor:
@@ -59,7 +60,7 @@ def random_crop(images: Tensor, size: int, choices: RandomChoices) -> Tensor:
     if height == width == size:
         return images
     top, left = choices.integers(height - size + 1), choices.integers(width - size + 1)
-    return _windows(images, torch.stack([top, left]), size, size)
+    return windows(images, torch.stack([top, left]), size, size)
 
 
 def center_crop(images: Tensor, size: int) -> Tensor:
@@ -91,7 +92,7 @@ def random_flip(images: Tensor, choices: RandomChoices) -> Tensor:
         [B, C, H, W], same dtype and device.
     """
     mirrored = choices.uniform() < 0.5
-    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    return torch.where(per_image(mirrored), images.flip(3), images)
 
 
 def random_brightness_contrast(
@@ -129,7 +130,7 @@ def clamped_brightness(pixels: Tensor, maximum: float, choices: RandomChoices) -
     """
     if maximum == 0:
         return pixels
-    return (pixels + _per_image(_amounts(maximum, choices))).clamp(0, 1)
+    return (pixels + per_image(_amounts(maximum, choices))).clamp(0, 1)
 
 
 def clamped_contrast(pixels: Tensor, minimum: float, maximum: float, choices: RandomChoices) -> Tensor:
@@ -150,7 +151,7 @@ def clamped_contrast(pixels: Tensor, minimum: float, maximum: float, choices: Ra
     if minimum == maximum == 1:
         return pixels
     mean = pixels.mean(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
-    return (mean + _per_image(_factors(minimum, maximum, choices)) * (pixels - mean)).clamp(0, 1)
+    return (mean + per_image(_factors(minimum, maximum, choices)) * (pixels - mean)).clamp(0, 1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -188,20 +189,6 @@ def _edges_repeated(images: Tensor, width: int) -> Tensor:
     return images[:, :, rows][..., columns]
 
 
-def _windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
-    """The part of each image that begins at its row and column, [2, B]: [B, C, height, width]."""
-    batch, channels = images.shape[:2]
-    device = images.device
-    rows = corners[0, :, None] + torch.arange(height, device=device)  # [B, height]
-    columns = corners[1, :, None] + torch.arange(width, device=device)  # [B, width]
-    return images[
-        torch.arange(batch, device=device)[:, None, None, None],
-        torch.arange(channels, device=device)[:, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
-
-
 def _check_crop(images: Tensor, size: int) -> tuple[int, int]:
     """Height and width of the images, if a window of this size fits into them."""
     height, width = images.shape[2:]
@@ -224,6 +211,6 @@ def _factors(minimum: float, maximum: float, choices: RandomChoices) -> Tensor:
     return minimum + (maximum - minimum) * choices.uniform()
 
 
-def _per_image(values: Tensor) -> Tensor:
+def per_image(values: Tensor) -> Tensor:
     """[B] to [B, 1, 1, 1]."""
     return values[:, None, None, None]

@@ -24,14 +24,21 @@ def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
     Raises:
         ValueError: the frame is smaller than the images.
     """
-    batch, channels, height, width = images.shape
+    height, width = images.shape[2:]
     check_frame(images, frame)
-    device = images.device
     padded = F.pad(images, (frame - width,) * 2 + (frame - height,) * 2)
     # Where the frame begins in the padded image: the further down the image is to be, the higher up.
-    rows = frame - height - corners[0, :, None] + torch.arange(frame, device=device)  # [B, frame]
-    columns = frame - width - corners[1, :, None] + torch.arange(frame, device=device)  # [B, frame]
-    return padded[
+    start = torch.stack([frame - height - corners[0], frame - width - corners[1]])
+    return windows(padded, start, frame, frame)
+
+
+def windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
+    """The part of each image that begins at its row and column, [2, B]: [B, C, height, width]."""
+    batch, channels = images.shape[:2]
+    device = images.device
+    rows = corners[0, :, None] + torch.arange(height, device=device)  # [B, height]
+    columns = corners[1, :, None] + torch.arange(width, device=device)  # [B, width]
+    return images[
         torch.arange(batch, device=device)[:, None, None, None],
         torch.arange(channels, device=device)[:, None, None],
         rows[:, None, :, None],

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from training.config.data import WarpConfig
 from training.data.seeding import RandomChoices
 from training.data.transforms.affnist_style import affine_maps, centers
+from training.data.transforms.augment import per_image
 
 ELASTIC_POINTS = 5  # per side: where an elastic deformation is drawn at random; it is smooth between them
 
@@ -62,7 +63,7 @@ def _with_other_strokes(pixels: Tensor, most: float, choices: RandomChoices) -> 
         most: how far on that way, at most; 0 changes nothing.
         choices: source of the amounts.
     """
-    amount = (most * (2 * choices.uniform() - 1))[:, None, None, None]
+    amount = per_image(most * (2 * choices.uniform() - 1))
     wider = F.max_pool2d(pixels, 3, stride=1, padding=1)
     narrower = -F.max_pool2d(-pixels, 3, stride=1, padding=1)
     return pixels + amount.clamp(min=0) * (wider - pixels) - amount.clamp(max=0) * (narrower - pixels)

@@ -35,7 +35,6 @@ result beside these files, or where NUMBA_CACHE_DIR says.
 #     and a_n gets R_n grad_r_n from every parent and iteration.
 # In the last iteration grad_log_a and grad_mean are what comes in; before it, sum_n grad_joint_n and 0.
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,59 +47,28 @@ from training.models.cpu.compiled_calls import as_arrays, in_threads
 from training.models.cpu.em_backward import Gradients, backward
 from training.models.cpu.em_forward import Children, Kept, Parents, Settings, Wiring, forward
 from training.models.cpu.lanes import ELEMENTS, LANES
+from training.models.routing_inputs import RoutingInputs
 
 Array = NDArray[np.float32]
 
 
-def route(
-    poses: Tensor,
-    activations: Tensor,
-    matrices: Tensor,
-    offsets: Tensor,
-    child: Tensor,
-    places: Tensor,
-    counts: Tensor,
-    shares: Tensor,
-    beta_u: Tensor,
-    budget: Tensor,
-    inverse_temperatures: Sequence[float | Tensor],
-    floors: tuple[float, float],
-    density_exponent: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """EM routing of votes that are products of 4x4 poses and 4x4 matrices; all float32 on the CPU.
-
-    Args:
-        poses: of the children, [B, C, 16].
-        activations: of the same, [B, C].
-        matrices: of each pair of child and parent type, [J, N, 16].
-        offsets: added to every parent's votes, without a gradient, [N, 16].
-        child: whom each parent position sees, int64 [P, N].
-        places: where each child is seen, as p * N + n, int64 [C, Q].
-        counts: in how many of these places, int64 [C].
-        shares: the first assignments, [P, N], the same for all parent types.
-        beta_u: cost of a child's element that is not explained, [J].
-        budget: beta_a in nats: what a parent's costs are held against, [J].
-        inverse_temperatures: lambda in each iteration, T of them.
-        floors: of mass and variance.
-        density_exponent: power of the Gaussian's density in the E-step.
-
-    Returns:
-        Means [B, P, J, 16] and log activations [B, P, J] of the parents.
-    """
+def route(inputs: RoutingInputs) -> tuple[Tensor, Tensor]:
+    """EM routing on the CPU: means [B, P, J, 16] and log activations [B, P, J] of the parents."""
     means: Tensor
     log_activations: Tensor
     means, log_activations = _FusedEM.apply(
-        in_lanes(poses),
-        in_lanes(activations),
-        matrices.contiguous(),
-        beta_u,
-        budget,
-        offsets[:, :, None].expand(-1, -1, LANES).contiguous(),
-        Wiring(*as_arrays(child, places, counts, shares)),
-        np.array([float(x) for x in inverse_temperatures], np.float32),
-        Settings(*map(np.float32, (*floors, density_exponent))),
+        in_lanes(inputs.poses),
+        in_lanes(inputs.activations),
+        inputs.matrices.contiguous(),
+        inputs.beta_u,
+        inputs.terms.budget,
+        inputs.offsets[:, :, None].expand(-1, -1, LANES).contiguous(),
+        Wiring(*as_arrays(inputs.child, inputs.places, inputs.counts, inputs.shares)),
+        np.array([float(x) for x in inputs.terms.inverse_temperatures], np.float32),
+        Settings(*map(np.float32, (*inputs.floors, inputs.density_exponent))),
     )
-    return from_lanes(means, len(poses)), from_lanes(log_activations, len(poses))
+    batch = len(inputs.poses)
+    return from_lanes(means, batch), from_lanes(log_activations, batch)
 
 
 def in_lanes(x: Tensor) -> Tensor:

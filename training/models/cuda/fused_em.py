@@ -4,13 +4,12 @@ As array operations EM routing writes its votes to memory and reads them again a
 wait for memory. Here an iteration is two kernels (`em_forward.py`): an M-step for each parent, and an E-step
 for each child. The way back takes three (`em_backward.py`): for each parent, matrix and child. What is kept
 for it are the assignments, a sixteenth of the votes' size, and the parents. The gradients are derived in
-`../cpu/fused_em.py`, and the arguments are those of its `route`. Nothing here waits for the GPU, so that CUDA
+`../cpu/fused_em.py`. Nothing here waits for the GPU, so that CUDA
 graphs can record it.
 """
 
 # letters as in `em_tiles.py`; T iterations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.models.cuda import em_backward, em_forward
+from training.models.routing_inputs import RoutingInputs
 
 EXAMPLES = 32  # in a tile: one in each thread of a warp
 CHILDREN = 8  # in a tile of a program that works on a parent: one in each warp
@@ -26,33 +26,24 @@ ONE_CHILD: dict[str, Any] = {"example_tile": EXAMPLES, "num_warps": 1, "enable_f
 SOME_CHILDREN: dict[str, Any] = {**ONE_CHILD, "child_tile": CHILDREN, "num_warps": CHILDREN}
 
 
-def route(
-    poses: Tensor,
-    activations: Tensor,
-    matrices: Tensor,
-    offsets: Tensor,
-    child: Tensor,
-    places: Tensor,
-    counts: Tensor,
-    shares: Tensor,
-    beta_u: Tensor,
-    budget: Tensor,
-    inverse_temperatures: Sequence[float | Tensor],
-    floors: tuple[float, float],
-    density_exponent: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """EM routing with the arguments and results of `training.models.cpu.fused_em.route`, on a CUDA device."""
-    lambdas = [x if isinstance(x, Tensor) else poses.new_full((), x) for x in inverse_temperatures]
+def route(inputs: RoutingInputs) -> tuple[Tensor, Tensor]:
+    """EM routing on a CUDA device: means [B, P, J, 16] and log activations [B, P, J] of the parents."""
+    poses, terms, (mass_floor, variance_floor) = inputs.poses, inputs.terms, inputs.floors
+    lambdas = [x if isinstance(x, Tensor) else poses.new_full((), x) for x in terms.inverse_temperatures]
     with torch.cuda.device_of(poses):
         means, log_activations = _FusedEM.apply(
             poses.movedim(0, -1).contiguous(),  # [C, 16, B]
-            activations.movedim(0, -1).contiguous(),  # [C, B]
-            matrices.contiguous(),
-            beta_u,
-            budget,
-            (offsets, child, places, counts, shares),
+            inputs.activations.movedim(0, -1).contiguous(),  # [C, B]
+            inputs.matrices.contiguous(),
+            inputs.beta_u,
+            terms.budget,
+            (inputs.offsets, inputs.child, inputs.places, inputs.counts, inputs.shares),
             lambdas,
-            {"mass_floor": floors[0], "variance_floor": floors[1], "eta": density_exponent},
+            {
+                "mass_floor": mass_floor,
+                "variance_floor": variance_floor,
+                "eta": inputs.density_exponent,
+            },
         )
     return means.movedim(-1, 0), log_activations.movedim(-1, 0)
 
