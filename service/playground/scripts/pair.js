@@ -64,6 +64,8 @@ export class Pair {
   /** Show two files of the user, the left view first. */
   async setFiles(files) {
     const own = (this.#own = files.slice(0, 2));
+    const toy = byId("toys").querySelector(":checked");
+    if (toy) toy.checked = false; // it is no longer shown
     const pictures = await Promise.all(own.map((file) => fitted(file, SIDE)));
     if (own !== this.#own) return; // something else was chosen meanwhile
     for (const [index, id] of ["left", "right"].entries()) {

@@ -20,7 +20,7 @@ export async function toBase64(file) {
 }
 
 /**
- * An image file in a square canvas, as large as fits, on white as the network gets it; null if the browser cannot show it.
+ * An image file in a square canvas, as large as fits, on the ground that the network gets; null if the browser cannot show it.
  * Nothing else of the decoded picture is kept.
  */
 export async function fitted(file, side) {
@@ -32,11 +32,27 @@ export async function fitted(file, side) {
   const place = [(side - width) / 2, (side - height) / 2, width, height];
   const canvas = new OffscreenCanvas(side, side);
   const drawing = canvas.getContext("2d");
-  Object.assign(drawing, { fillStyle: "white", imageSmoothingEnabled: scale < 4 });
-  drawing.fillRect(...place);
+  drawing.imageSmoothingEnabled = scale < 4;
   drawing.drawImage(bitmap, ...place);
   bitmap.close();
+  Object.assign(drawing, { fillStyle: groundOf(drawing.getImageData(0, 0, side, side), width * height) });
+  drawing.globalCompositeOperation = "destination-over"; // under the picture
+  drawing.fillRect(...place);
   return canvas;
+}
+
+/**
+ * What transparent pixels lie on, for the network as well: a drawing on the ground that its ink stands out from, any other
+ * picture on the one that it resembles.
+ */
+function groundOf({ data }, pixels) {
+  let [opacity, light] = [0, 0];
+  for (let at = 0; at < data.length; at += 4) {
+    opacity += data[at + 3];
+    light += ((0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2]) * data[at + 3]) / 255;
+  }
+  const isDrawing = opacity / pixels < 127.5;
+  return light >= opacity / 2 !== isDrawing || !opacity ? "white" : "black";
 }
 
 /** How many pixels a picture has: an element reads its header, and decodes nothing before it is drawn. */

@@ -1,6 +1,7 @@
 // Samples for the drawing area: digits as pen strokes, each one a button.
 
 import { element } from "./dom.js";
+import { hush, tell } from "./notices.js";
 import { onScheme } from "./scheme.js";
 import { ink, snapped, unpackStrokes } from "./strokes.js";
 import { ServiceError } from "./transport.js";
@@ -8,6 +9,7 @@ import { ServiceError } from "./transport.js";
 const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
 const SIZE_IN_PAIR = 0.82;
 const SIDE = 72; // pixels of a sample
+const RETRY_MS = 1000;
 const PAIRS = [[3, 8], [1, 7], [2, 5], [0, 4], [6, 9], [8, 1], [5, 0], [4, 3], [9, 2], [7, 6]];
 
 let digits = null;
@@ -62,11 +64,18 @@ async function load() {
   return (await sampleFile("digits.json", "The sample digits cannot be loaded")).json();
 }
 
-/** The response with a file of samples, or an error of this title. */
+/** The response with a file of samples, or an error of this title; asks again until the server is there. */
 export async function sampleFile(name, title) {
-  const answer = await fetch(new URL(`../samples/${name}`, import.meta.url)).catch(() => ({ ok: false, status: 0 }));
-  if (!answer.ok) throw new ServiceError(answer.status, { title });
-  return answer;
+  for (let tries = 1; ; tries++) {
+    const answer = await fetch(new URL(`../samples/${name}`, import.meta.url)).catch(() => null);
+    if (answer && !answer.ok) throw new ServiceError(answer.status, { title });
+    if (answer) {
+      if (tries > 1) hush();
+      return answer;
+    }
+    tell(`${title}. Trying again …`);
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
 }
 
 function moved(strokes, by) {

@@ -67,8 +67,9 @@ async function bodyOf(path, options, kind) {
       await pause(LOST_WAIT_MS, options.signal);
     } else if (answer.status === 401) await keyAfter(key, options);
     else if (answer.status === 503 || answer.status === 429) {
-      if (tries >= BUSY_SAID_AFTER) say("busy");
-      await pause(1000 * (Number(answer.headers.get("Retry-After")) || 1), options.signal);
+      const seconds = Number(answer.headers.get("Retry-After")) || 1;
+      if (tries >= BUSY_SAID_AFTER || seconds > 1) say("busy");
+      await pause(1000 * seconds, options.signal);
     } else {
       say("well");
       if (answer.ok) return answer.body;

@@ -439,8 +439,30 @@ def test_what_fails_at_the_start_is_told(open_page, address):
     expect(page.locator("#notice")).to_contain_text("The models are locked away")
 
 
-def test_toys_that_do_not_come_are_told(open_page, address):
+def test_toys_that_do_not_come_are_told_and_asked_for_again(open_page, address):
     page = open_page(f"{address}/", may_complain=True)
     page.route("**/samples/*.webp", lambda route: route.abort())
     choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#notice")).to_contain_text("The toys cannot be loaded. Trying again")
+    page.unroute("**/samples/*.webp")
+    expect(page.locator("#toys .toy")).to_have_count(5)
+    expect(page.locator("#notice")).to_be_hidden()
+    assert answer(page) == "truck"
+
+
+def test_toys_that_the_service_refuses_are_told(open_page, address):
+    page = open_page(f"{address}/", may_complain=True)
+    page.route("**/samples/*.webp", lambda route: route.fulfill(status=404))
+    choose_model(page, "matrix-capsnet-toys")
     expect(page.locator("#notice")).to_contain_text("The toys cannot be loaded")
+
+
+def test_a_service_that_asks_for_a_longer_wait_is_told_of_at_once(page):
+    def busy(route: Route) -> None:
+        problem = '{"type": "/problems/key-rate", "title": "Too many requests"}'
+        headers = {"Retry-After": "5", "Content-Type": "application/problem+json"}
+        route.fulfill(status=429, headers=headers, body=problem)
+
+    page.route("**/classify*", busy)
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_contain_text("The service is busy", timeout=3000)

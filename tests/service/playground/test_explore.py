@@ -257,6 +257,19 @@ def test_a_picture_without_a_ground_is_shown_on_white_as_the_network_gets_it(ope
     assert sums(page, "#pad") == [255 * 560 * 560] * 4
 
 
+@pytest.mark.parametrize(("ink", "ground"), [(255, 0), (0, 255)])
+def test_a_drawing_without_a_ground_is_shown_on_the_one_that_it_stands_out_from(page, ink, ground):
+    drawn = Image.new("LA", (40, 40), (0, 0))
+    drawn.paste((ink, 255), (18, 8, 22, 32))
+    file = io.BytesIO()
+    drawn.save(file, "PNG")
+    page.set_input_files("#file", {"name": "one.png", "mimeType": "image/png", "buffer": file.getvalue()})
+    assert answer(page) == "1"
+    strokes = 56 * 336  # pixels of the pad, 14 for each of the picture's
+    expected = 560 * 560 * ground + strokes * (ink - ground)
+    assert sums(page, "#pad")[:3] == [expected] * 3
+
+
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)
@@ -395,6 +408,15 @@ def test_an_image_that_is_read_slowly_takes_the_place_of_nothing_newer(page, lat
     page.evaluate("window.goOn()")
     assert picture(page, "#pad") == before
     assert answer(page) == "7"
+
+
+def test_no_toy_is_marked_beside_views_of_ones_own(page):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#best")).to_have_text("truck")
+    page.set_input_files("#file", [given("left.png"), given("right.png")])
+    expect(page.locator("#toys :checked")).to_have_count(0)
+    page.check('#toys input[value="truck"]')
+    expect(page.locator("#best")).to_have_text("truck")
 
 
 @pytest.mark.long
