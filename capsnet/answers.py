@@ -308,9 +308,8 @@ def _answer(body: Any, results: Sequence[R]) -> Answer[R]:
 
 def _classification(filename: str | None, result: Any, shape: Sequence[int] | None) -> Classification:
     classes = result["classes"]
-    poses = _poses(
-        [one["pose"] for one in classes], shape
-    )  # at once: one array per class takes ten times as long
+    # At once: one array per class takes ten times as long.
+    poses = _poses([one["pose"] for one in classes], shape)
     scores = (
         ClassScore(one["label"], one["probability"], pose) for one, pose in zip(classes, poses, strict=True)
     )

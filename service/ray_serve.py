@@ -112,9 +112,8 @@ class Capsnet:
         from service.observability.logs import logging_to_stderr
         from service.settings import check_key_variable, read_settings
 
-        settings = read_settings(**self._overrides).model_copy(
-            update={"metrics_port": None}
-        )  # Ray has the port
+        # Ray has the port.
+        settings = read_settings(**self._overrides).model_copy(update={"metrics_port": None})
         check_key_variable(settings)
         self._open.enter_context(logging_to_stderr(settings.log_format, settings.log_level))
         app = create_app(settings, on_loaded=self._has_loaded, beside=self._starting)

@@ -155,7 +155,7 @@ async function download(path) {
 }
 
 function failed(path, why) {
-  return new Problem(502, "A file of this site cannot be loaded", `${path}: ${why}. Check the connection, then try again.`);
+  return new Problem(502, "A file of this site cannot be loaded", `${path}: ${why.replace(/\.$/, "")}. Check the connection, then try again.`);
 }
 
 /** What was promised; if that failed, it may be tried again. */

@@ -78,9 +78,8 @@ def read_encoder(model: onnx.ModelProto, architecture: CapsNetArchitecture) -> E
     pose, class_pose = architecture.primary_dim, architecture.class_dim
     capsules = len(primary.weight) // pose * rows * columns
     routing = "class_caps.routing"
-    has_bias = (
-        architecture.capsule_bias and f"{routing}.bias" in weights
-    )  # one of zeros is left out at export
+    # One of zeros is left out at export.
+    has_bias = architecture.capsule_bias and f"{routing}.bias" in weights
     return Encoder(
         model=model,
         prologue=_before(model, "conv1"),

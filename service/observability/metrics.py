@@ -57,9 +57,8 @@ class Metrics:
         self.pids: Callable[[], Iterable[int]] = lambda: (os.getpid(),)
         self.process_restarts: Callable[[], Sequence[int]] = lambda: (0, 0)
         self._registry = CollectorRegistry()
-        self._users: Tally[tuple[str, int]] = (
-            Tally()
-        )  # a version that is loaded anew is there twice for a while
+        # A version that is loaded anew is there twice for a while.
+        self._users: Tally[tuple[str, int]] = Tally()
         self._waits = self._histogram(
             "queue_wait_seconds",
             "Time that a request's images waited for their first batch",

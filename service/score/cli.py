@@ -73,9 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error("--version of a model needs a number; without one it must be the only argument")
         print(f"capsnet-score {package_version()}")
         sys.exit(0)
-    logging.basicConfig(
-        format="capsnet-score: %(message)s"
-    )  # warnings, such as versions that cannot be loaded
+    # Warnings, such as versions that cannot be loaded.
+    logging.basicConfig(format="capsnet-score: %(message)s")
     try:
         sys.exit(_run(options))
     except KeyboardInterrupt:
@@ -83,9 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"interrupted; the rows written so far stay{remedy}")
         sys.exit(STOPPED_BY_SIGNAL)
     except BrokenPipeError:  # by `| head`, for example
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that the flush at exit does not fail
+        # So that the flush at exit does not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
     except (ScoreError, SettingsError, OSError) as error:
         say(one_line(error))
@@ -94,7 +92,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if not options.ray:
+        if options.part_size is not None:
+            raise ScoreError("--part-size needs --ray, whose table is a folder of files")
         return score(options)
+    options.part_size = options.part_size or PART_SIZE
     from service.score.ray_run import score_on_ray  # Ray is an extra, and takes seconds to import
 
     return score_on_ray(options)
@@ -172,7 +173,6 @@ def _add_table(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--part-size",
         type=_positive_integer,
-        default=PART_SIZE,
         metavar="N",
         help=f"with --ray: pictures in each file of the table (default: {PART_SIZE})",
     )

@@ -53,8 +53,8 @@ class Sources:
         """The pictures, in the order of the paths.
 
         Raises:
-            ScoreError: a file or folder does not exist, or there is no picture at all; or later, while
-                iterating: a Parquet file lacks a column.
+            ScoreError: a file or folder does not exist, or there is no picture at all, or a column is named
+                without a Parquet file; or later, while iterating: a Parquet file lacks a column.
         """
         listed = self._listed() if self.files_from else ()
         pictures = PictureStream(chain.from_iterable(starmap(self._open, chain(self._named(), listed))))
@@ -91,6 +91,7 @@ class Sources:
     def _named(self) -> Iterable[tuple[Path, None]]:
         """The existing paths of the arguments, as `_open` takes them."""
         found = [expand(argument) for argument in self.paths]
+        self._refuse_columns_of_nothing(chain.from_iterable(found))
         for path in chain.from_iterable(found):  # what can be known now must not end the run hours later
             if _is_file(path, PARQUET_SUFFIXES):
                 from service.score.parquet import check_columns  # pyarrow is an extra
@@ -99,6 +100,13 @@ class Sources:
             elif _is_file(path, TAR_SUFFIXES):
                 check_compression(path)
         return ((path, None) for path in chain.from_iterable(found))
+
+    def _refuse_columns_of_nothing(self, paths: Iterable[Path]) -> None:
+        if self.files_from or any(_is_file(path, PARQUET_SUFFIXES) for path in paths):
+            return
+        for option, given in (("--image-column", self.image_column), ("--id-column", self.id_column)):
+            if given is not None:
+                raise ScoreError(f"{option} is for Parquet files, and no path names one")
 
     def _listed(self) -> Iterator[tuple[Path, str]]:
         """The paths in the list, as `_open` takes them; they need not exist."""

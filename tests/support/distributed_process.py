@@ -74,9 +74,8 @@ def fit(
 
 def main(folder: Path) -> None:
     """Every run that test_distributed.py looks at."""
-    convolution.has_bfloat16_instructions = lambda: (
-        False
-    )  # half a batch would be rounded otherwise than a whole
+    # Half a batch would be rounded otherwise than a whole.
+    convolution.has_bfloat16_instructions = lambda: False
     with together(CPU) as processes:
         fit(folder / "whole", AVERAGED, processes)
         names = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]

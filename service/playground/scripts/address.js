@@ -20,5 +20,6 @@ export function changed(changes) {
 
 /** Change these parts of the address, in place: going back leaves the page. */
 export function keep(changes) {
-  history.replaceState(null, "", changed(changes));
+  const address = changed(changes);
+  if (address !== location.href) history.replaceState(null, "", address);
 }

@@ -1,6 +1,7 @@
 // The page: its views, and what they share.
 
 import { keep, parts } from "./address.js";
+import { canReadPixels } from "./canvases.js";
 import { Chooser } from "./chooser.js";
 import { byId } from "./dom.js";
 import { keepDrops } from "./drops.js";
@@ -45,6 +46,8 @@ addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) 
 await started;
 if (before) await restore(explore, before);
 else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
+if (!canReadPixels())
+  tell("This browser hides the pixels of canvases from pages (fingerprinting protection): what is drawn or turned here gets a wrong answer. Allow this page to read canvases.", { lasts: true });
 explore.onEdit = () => keep({ see: null }); // a reload brings back what is on the screen, or nothing
 byId("capsule").addEventListener("input", explore.onEdit);
 

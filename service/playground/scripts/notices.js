@@ -15,7 +15,7 @@ let isLasting = false; // whether the line stays when something works
 export function watchConnection() {
   for (const name of ["busy", "lost", "slow", "well"]) connection.addEventListener(name, () => enter(name));
   connection.addEventListener("key", ({ detail }) => askForKey(detail.refused));
-  byId("notice-close").addEventListener("click", () => (byId("notice").hidden = true));
+  byId("notice-close").addEventListener("click", close);
   const dialog = byId("key-dialog");
   dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without one
   dialog.addEventListener("close", () => awaitsKey() && !dialog.open && dialog.showModal()); // a second Escape
@@ -33,7 +33,7 @@ function sayUncaught(event, error) {
 /** Show this line until something works; if it lasts, until somebody goes on to something else. */
 export function tell(text, { lasts = false } = {}) {
   isLasting = lasts;
-  byId("notice-text").textContent = text;
+  byId("notice-text").textContent = byId("notice-spoken").textContent = text;
   byId("notice").hidden = false;
 }
 
@@ -44,7 +44,12 @@ export function hush() {
 
 /** Somebody goes on to something else: take the line away, unless it is about the connection. */
 export function dismiss() {
-  if (state === "well") byId("notice").hidden = true;
+  if (state === "well") close();
+}
+
+function close() {
+  byId("notice").hidden = true;
+  byId("notice-spoken").textContent = "";
 }
 
 /** An error of the service as a sentence. */

@@ -37,6 +37,8 @@ export function strokesToFile(strokes, margin) {
   drawing.fillStyle = "white";
   drawing.fillRect(0, 0, SENT_PIXELS, SENT_PIXELS);
   const side = SENT_PIXELS / (1 + 2 * margin);
+  drawing.rect(margin * side, margin * side, side, side);
+  drawing.clip(); // what lies beyond the area is not on the screen either
   ink(drawing, strokes, { left: margin * side, top: margin * side, side, color: "black" });
   return toBmp(canvas);
 }

@@ -27,10 +27,12 @@ async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   // Browsers hide the clipboard from pages of plain HTTP, except from localhost.
   const area = Object.assign(document.createElement("textarea"), { value: text, className: "hidden" });
+  const before = document.activeElement;
   document.body.append(area);
   area.select();
   const isCopied = document.execCommand("copy");
   area.remove();
+  before?.focus();
   return isCopied;
 }
 

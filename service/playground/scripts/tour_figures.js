@@ -27,7 +27,7 @@ export function poseBars(size) {
 /** A slider with a name, and what it stands for; the label that holds it. */
 export function slider(name, { min, max, step = 1, value, unit }, onMove) {
   const input = element("input", { type: "range", min, max, step, value });
-  const said = element("span", { class: "value" });
+  const said = element("span", { class: "value", "aria-hidden": "true" });
   const tell = () => {
     said.textContent = `${Number(input.value) > 0 ? "+" : ""}${input.value.replace("-", "−")}${unit}`;
     input.setAttribute("aria-valuetext", `${input.value}${unit}`);

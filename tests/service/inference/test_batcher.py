@@ -455,9 +455,8 @@ def test_where_two_workers_would_have_small_batches_one_collects_for_both(monkey
             many = await while_held(graph, batcher, images(1), images(2))
             graph.gate.set()
             await asyncio.gather(*many)
-            monkeypatch.setattr(
-                batching, "BATCH_WINDOW_S", 1.0
-            )  # so that a busy machine is not too slow for it
+            # So that a busy machine is not too slow for it.
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)
             first = asyncio.create_task(graph.submit(batcher, images(1)))
             await asyncio.sleep(0.02)
             await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in (2, 3)))
@@ -485,9 +484,8 @@ def test_more_than_sixteen_are_shared_between_workers_though_one_batch_could_hol
             many = await while_held(graph, batcher, *(images(n) for n in range(20)))
             graph.gate.set()
             await asyncio.gather(*many)  # the last batch of these may be small, and is not waited for
-            monkeypatch.setattr(
-                batching, "BATCH_WINDOW_S", 10 * WAIT_S
-            )  # from now on a worker that collects for both is too late
+            # From now on a worker that collects for both is too late.
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
             share = asyncio.gather(*(graph.submit(batcher, images(n)) for n in range(10)))
             await asyncio.wait_for(share, WAIT_S)
 
@@ -519,9 +517,8 @@ def test_requests_that_are_answered_do_not_count_as_running(monkeypatch):
 
 
 def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
-    monkeypatch.setattr(
-        batching, "BATCH_WINDOW_S", 10 * WAIT_S
-    )  # a worker that is not woken outlives the closing
+    # A worker that is not woken outlives the closing.
+    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:

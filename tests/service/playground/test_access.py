@@ -65,6 +65,52 @@ def test_on_a_phone_nothing_is_cut_off_and_a_finger_draws(open_page, address, mo
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+def test_on_a_phone_a_table_of_all_classes_does_not_widen_the_page(open_page, address, tmp_path):
+    page = open_page(f"{address}/", **PHONE)
+    page.wait_for_selector(".sample")
+    page.locator("#tab-score").tap()
+    files = []
+    for index, drawn in enumerate(draw_digits(np.arange(10), np.random.default_rng(1))):
+        files.append(tmp_path / f"{index}_.png")
+        files[-1].write_bytes(to_png(drawn))
+    page.set_input_files("#score-files", files)
+    expect(page.locator("#score-said")).to_contain_text("10 of 10")
+    expect(page.locator("#confusion")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize(("width", "height"), [(844, 390), (640, 400)])
+def test_the_whole_pad_fits_into_a_low_window(open_page, address, width, height):
+    page = open_page(f"{address}/", viewport={"width": width, "height": height})
+    box = page.locator("#pad").bounding_box()
+    assert box["height"] == pytest.approx(box["width"], abs=1)
+    assert 240 <= box["height"] <= height
+
+
+def test_what_the_page_says_is_in_a_region_that_was_there_before(open_page, address, tmp_path):
+    page = open_page(f"{address}/", may_complain=True)
+    spoken = page.locator("#notice-spoken")
+    expect(spoken).to_be_empty()
+    assert spoken.evaluate("part => part.checkVisibility()")
+    (tmp_path / "no.png").write_text("no picture")
+    page.set_input_files("#file", tmp_path / "no.png")
+    expect(spoken).to_contain_text("expected a PNG")
+    page.click("#notice-close")
+    expect(spoken).to_be_empty()
+
+
+def test_a_slider_is_not_named_by_its_value(open_page, address):
+    page = open_page(f"{address}/")
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#azimuth")).to_have_accessible_name("Azimuth")
+    expect(page.locator("#elevation")).to_have_accessible_name("Elevation")
+
+
+def test_who_wants_more_contrast_gets_lines_that_can_be_seen(open_page, address):
+    page = open_page(f"{address}/", contrast="more")
+    assert color(page, ".card", "border-top-color") == "rgb(125, 122, 112)"
+
+
 def test_the_keyboard_alone_draws_moves_a_capsule_and_changes_views(page):
     tab_to(page, "pad")
     for _ in range(8):
@@ -136,7 +182,11 @@ def test_forced_colors_leave_what_is_drawn_with_backgrounds(open_page, address):
         color(page, ".bar.named .fill"),
         color(page, ".threshold"),
     }
+    page.click("#explain summary")
+    expect(page.locator("#explain-steps input")).to_have_count(3)
+    assert color(page, ".explain-side .fill") != field
     assert color(page, ".bar .track", "border-style") == "solid"
+    assert color(page, "#pad", "outline-style") == "solid"
     for chosen, other in (
         (".model:has(:checked)", ".model:not(:has(:checked))"),
         (".bar:has(:checked)", ".bar:not(:has(:checked))"),

@@ -270,6 +270,35 @@ def test_a_drawing_without_a_ground_is_shown_on_the_one_that_it_stands_out_from(
     assert sums(page, "#pad")[:3] == [expected] * 3
 
 
+def test_the_network_sees_no_ink_that_is_not_on_the_pad(page):
+    choose_model(page, "capsnet-multimnist")
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.9 * box["height"])
+    page.mouse.down()
+    for across, down in ((0.8, 0.9), (1.15, 0.9), (1.15, 0.5), (1.15, 0.1)):
+        page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+    page.mouse.up()
+    answer(page)
+    beyond = """canvas => canvas.getContext("2d").getImageData(32, 0, 4, 36).data
+        .reduce((sum, level, at) => sum + (at % 4 < 3 ? level : 0), 0)"""
+    assert page.locator("#seen").evaluate(beyond) == 0
+    assert sum(sums(page, "#seen")[:3]) > 0
+
+
+def test_a_browser_that_hides_what_is_painted_is_told_of(open_page, address):
+    noise = """() => {
+        const { prototype } = OffscreenCanvasRenderingContext2D;
+        const read = prototype.getImageData;
+        prototype.getImageData = function (...place) {
+            const found = read.apply(this, place);
+            found.data[0] ^= 1;
+            return found;
+        };
+    }"""
+    page = open_page(f"{address}/", prepare=lambda page: page.add_init_script(f"({noise})()"))
+    expect(page.locator("#notice")).to_contain_text("hides the pixels of canvases")
+
+
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.click('[aria-label="Sample: 7"]')
     answer(page)

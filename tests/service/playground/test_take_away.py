@@ -396,6 +396,28 @@ def test_a_clipboard_that_refuses_is_told(page):
     expect(page.locator("#copied")).to_have_text("The browser does not let this page copy")
 
 
+def test_a_copy_over_plain_http_leaves_the_focus_where_it_was(open_page, address):
+    hidden = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"
+    page = open_page(f"{address}/", prepare=lambda page: page.add_init_script(hidden))
+    page.locator("#share").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#copied")).not_to_be_empty()
+    expect(page.locator("#share")).to_be_focused()
+
+
+def test_the_address_is_not_written_with_every_move_of_the_pen(open_page, address):
+    page = open_page(f"{address}/")
+    page.wait_for_selector(".sample")
+    page.evaluate("""() => {
+        const write = history.replaceState.bind(history);
+        window.written = 0;
+        history.replaceState = (...given) => { window.written++; write(...given); };
+    }""")
+    draw(page, 3)
+    assert answer(page) == "3"
+    assert page.evaluate("window.written") == 0
+
+
 def test_curl_and_python_decode_a_moved_capsule(copying, tmp_path):
     copying.click('[aria-label="Sample: 5"]')
     answer(copying)

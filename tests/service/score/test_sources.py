@@ -313,6 +313,13 @@ def test_names_of_rows_may_hold_bytes_that_are_no_text(tmp_path, kind):
     ]
 
 
+@pytest.mark.parametrize("option", ["image_column", "id_column"])
+def test_a_column_without_a_parquet_file_is_refused(tmp_path, option):
+    (tmp_path / "7.png").write_bytes(b"0")
+    with pytest.raises(ScoreError, match=f"--{option.replace('_', '-')} is for Parquet files"):
+        found(tmp_path, **{option: "image"})
+
+
 def test_names_of_rows_may_be_categories(tmp_path):
     names = pa.array(["a", "b", None, "a"]).dictionary_encode()
     pq.write_table(pa.table({"key": names, "image": [b"0"] * 4}), tmp_path / "set.parquet")

@@ -26,9 +26,8 @@ def test_what_is_composed_of_a_data_sets_images_is_downloaded_with_it():
     assert sources().keys() <= DATASETS.keys()
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(DATASETS) - {"drawn", "toys", "images"})
-)  # made here, or the user's
+# Made here, or the user's.
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"drawn", "toys", "images"}))
 def test_a_missing_data_set_is_an_error_with_the_command_that_downloads_it(name, tmp_path):
     downloaded = {"cifar10-jpeg": "cifar10", "multimnist": "mnist", "shifted-mnist": "mnist"}.get(name, name)
     with pytest.raises(FileNotFoundError, match=f"capsnet-train download {downloaded}"):

@@ -121,9 +121,8 @@ def test_an_examples_histograms_are_of_the_near_votes_of_its_image(row, found):
     example = row["examples"][0]
     distances, shares = found.distances[:, example["image"]], found.assignments[:, example["image"]]
     within = (shares * (distances <= 0.999 * row["zoom"])).sum(dim=2).numpy()
-    about = (
-        (shares * (distances <= 1.001 * row["zoom"])).sum(dim=2).numpy()
-    )  # rounding moves a vote on the edge
+    # Rounding moves a vote on the edge.
+    about = (shares * (distances <= 1.001 * row["zoom"])).sum(dim=2).numpy()
     counted = np.sum(example["zoomed"], axis=2)
     assert (within - 1e-3 <= counted).all()
     assert (counted <= about + 1e-3).all()
