@@ -130,7 +130,7 @@ def publish(
 
     def write(folder: Path) -> None:
         _write_graphs_and_samples(folder, exported)
-        manifest = _manifest(folder, name, exported, len(versions(out)), remark)
+        manifest = _manifest(folder, name, exported, max(versions(out), default=0), remark)
         (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         add_explain(folder)

@@ -129,7 +129,7 @@ def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
     out = check_publishable(bundle)
     training = manifest.training
     if "earlier_versions" in training:
-        training = training | {"earlier_versions": len(versions(out))}
+        training = training | {"earlier_versions": max(versions(out), default=0)}
     manifest = manifest.model_copy(update={"confidence": confidence, "training": training})
 
     def write(folder: Path) -> None:

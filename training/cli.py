@@ -93,17 +93,14 @@ def _device(name: str) -> "torch.device":
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from training.fit.distributed import own_device, started_by_torchrun, together
-    from training.runs.provenance import program
+    from training.fit.distributed import own_device, together
 
     device = own_device(_device(options.device))
     with together(device) as processes:
         ended = _start_or_go_on(options, device, processes)
     if not ended.finished:
         if processes.first:
-            start = program() if started_by_torchrun() else ["capsnet-train"]
-            command = shlex.join([*start, "fit", "--out", str(options.out), "--resume", *_where(options)])
-            print(f"stopped at step {ended.progress.step}; continue with: {command}")
+            print(f"stopped at step {ended.progress.step}; {_how_to_continue(options)}")
         return STOPPED_BY_SIGNAL if ended.interrupted else 0
     if processes.first:
         print(_finished(options, ended.progress))
@@ -123,6 +120,18 @@ def _start_or_go_on(options: argparse.Namespace, device: "torch.device", process
         config = _configuration(options, run_config.new_or_matching_config)
         copies.agree_on(config)
         return _train(options, config, device, processes, copies=copies)
+
+
+def _how_to_continue(options: argparse.Namespace) -> str:
+    """What continues a run that was stopped."""
+    from training.fit.distributed import started_by_torchrun
+    from training.runs.provenance import machines, program
+
+    if machines() > 1:  # each has options of torchrun that only it knows
+        return "the same command on every machine continues it"
+    start = program() if started_by_torchrun() else ["capsnet-train"]
+    command = shlex.join([*start, "fit", "--out", str(options.out), "--resume", *_where(options)])
+    return f"continue with: {command}"
 
 
 def _where(options: argparse.Namespace) -> list[str]:

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import sys
+from _thread import interrupt_main
+from threading import Timer
 from types import FrameType
 
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
+AGAIN_S = 0.05
 
 
 def leave_quietly_in_imports() -> None:
@@ -15,6 +19,7 @@ def leave_quietly_in_imports() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave_or_interrupt)
+        sys.unraisablehook = _interrupt_again
 
 
 def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
@@ -24,3 +29,12 @@ def _leave_or_interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(STOPPED_BY_SIGNAL)
         caller = caller.f_back
     signal.default_int_handler(number, frame)
+
+
+def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Where an interrupt came while an object was taken down, Python ignores it: let it come once more."""
+    if ignored.exc_type is not KeyboardInterrupt:
+        return sys.__unraisablehook__(ignored)
+    again = Timer(AGAIN_S, interrupt_main)
+    again.daemon = True
+    return again.start()

@@ -205,6 +205,11 @@ def test_what_the_stages_before_were_measured_is_counted(tiny_run, tmp_path):
     of_run = {"config": to_dict(config), "times_measured": 2}
     assert times_measured(tmp_path, replace(config, started_from=of_run)) == 2
     assert times_measured(tmp_path, replace(config, started_from=of_run | {"bundle": "a/1"})) == 3
+    of_one_that_did_not_count = {
+        "config": to_dict(replace(config, started_from={"config": to_dict(config), "bundle": "a/1"})),
+        "bundle": "a/2",
+    }
+    assert times_measured(tmp_path, replace(config, started_from=of_one_that_did_not_count)) == 2
 
 
 def test_a_run_that_was_measured_as_it_finished_has_been_measured_once(tiny_run, tmp_path):
@@ -220,21 +225,21 @@ def test_the_command_publishes_the_next_version_beside_the_first(tiny_run, train
     model = tmp_path / "capsnet-drawn"  # whose name it gets, not that of the folder behind the link
     (tmp_path / "Other Disk").mkdir()
     model.symlink_to("Other Disk")
-    first = shutil.copytree(trained_bundle, model / "1")
+    first = shutil.copytree(trained_bundle, model / "2")  # the one before has been removed
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     measured = times_measured(tiny_run, checkpoint.read_config(tiny_run))
     main(["bundle", str(tiny_run), "--out", str(model), "--remark", "The better of two seeds."])
-    assert f"published {model / '2'}" in capsys.readouterr().out
-    assert (model / "2" / "MODEL_CARD.md").read_text().endswith("\n## Remark\n\nThe better of two seeds.\n")
-    assert "## Remark" not in (model / "1" / "MODEL_CARD.md").read_text()
-    assert read_manifest(model / "2").model == "capsnet-drawn"
-    counted = read_manifest(model / "2").training
-    assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 1)
+    assert f"published {model / '3'}" in capsys.readouterr().out
+    assert (model / "3" / "MODEL_CARD.md").read_text().endswith("\n## Remark\n\nThe better of two seeds.\n")
+    assert "## Remark" not in (model / "2" / "MODEL_CARD.md").read_text()
+    assert read_manifest(model / "3").model == "capsnet-drawn"
+    counted = read_manifest(model / "3").training
+    assert (counted["times_measured"], counted["earlier_versions"]) == (measured, 2)
     assert times_measured(tiny_run, checkpoint.read_config(tiny_run)) == measured + 1
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
-    assert sorted(path.name for path in model.iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in model.iterdir()) == ["2", "3"]
     main(["evaluate", str(model)])
-    assert capsys.readouterr().out.startswith(f"{model / '2'}: test error")
+    assert capsys.readouterr().out.startswith(f"{model / '3'}: test error")
 
 
 @pytest.mark.parametrize(

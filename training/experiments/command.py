@@ -96,10 +96,10 @@ def run_experiment(
         if before and runner.rows() == rows and (before.finished or seed is not None):
             claim = before  # what a part leaves as it was is as finished as it was
         elif seed is None:
-            parts = {*claim.parts, on}
-            finished = on is None or parts == {*sets}
-            measured = () if finished else tuple(one for one in sets if one in parts)
-            claim = replace(claim, finished=finished, parts=measured)
+            measured = [on] if on else _measured(sets, runner.rows())
+            parts = tuple(one for one in sets if one in {*claim.parts, *measured})
+            finished = len(parts) == len(sets)
+            claim = replace(claim, finished=finished, parts=() if finished else parts)
         _write_claim(runner.out, claim)
         return write_report(runner.out)
 
@@ -113,6 +113,12 @@ def _with_form(form: Form) -> str:
 def _sets(plan: Any) -> list[str]:
     """The data sets by which a plan has parts."""
     return [key for key in getattr(plan, "networks", {}) if key in DATASETS]
+
+
+def _measured(sets: list[str], rows: list[Row]) -> list[str]:
+    """The data sets that a plan for all was measured on: some may not have been there."""
+    there = {*map(part_of, data_sets(rows))} if sets else set()
+    return [one for one in sets if one in there]
 
 
 def _part(name: str, plan: Any, data: str) -> Any:

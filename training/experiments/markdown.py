@@ -53,7 +53,7 @@ def origins(rows: Sequence[Row]) -> str:
     facts = {
         "command": _list(f"`{row['command']}`" for row in rows),
         "seeds": _list(str(row["seed"]) for row in networks),
-        "trained for": f"{hours:.2f} hours, {counted(len(networks), 'network')}",
+        "trained for": f"{_time(hours)}, {counted(len(networks), 'network')}",
         "hardware": _list(row["hardware"] for row in networks),
         "source commit": _list(row["source_commit"] for row in networks),
         "resumed": _list(note for row in networks for note in row.get("resumed", ())) or "never",
@@ -62,6 +62,11 @@ def origins(rows: Sequence[Row]) -> str:
     lines = [*(f"- network: {setting}" for setting in settings)]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     return "\n".join(lines) + "\n"
+
+
+def _time(hours: float) -> str:
+    """In hours, or in minutes if it is short."""
+    return f"{hours:.2f} hours" if hours >= 0.1 else f"{60 * hours:.1f} minutes"
 
 
 def _list(values: Iterable[str]) -> str:

@@ -92,8 +92,8 @@ def as_table(found: Inspection) -> str:
             f" {'-':>9}" if value is None else f" {value:9.3f}" for value in (of.entropy, of.mass)
         )
         lines.append(f"{of.layer:<14} {of.iteration or '-':>9}{numbers}")
-    lines += ["", f"{'frozen to means':<25} {'error, %':>9} {'answers changed, %':>19}"]
+    lines += ["", f"{'frozen to means':<27} {'error, %':>9} {'answers changed, %':>19}"]
     for each in found.frozen:
         names = " and ".join(each.layers)
-        lines.append(f"{names:<25} {each.error_percent:9.1f} {each.changed_percent:19.1f}")
+        lines.append(f"{names:<27} {each.error_percent:9.1f} {each.changed_percent:19.1f}")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ in `measured.jsonl`, and the model card says how many there were.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,9 +94,21 @@ def times_measured(run: Path, config: RunConfig) -> int:
 
     Measurements in experiments are not counted.
     """
-    before = config.started_from or {}
-    of_stages = before.get("times_measured", 0) + ("bundle" in before)  # which was measured when published
+    of_stages = _times_of_stages(config.started_from)
     return of_stages + (_times_noted(run) or _measured_as_it_finished(run))
+
+
+def _times_of_stages(origin: dict[str, Any] | None) -> int:
+    """How often the stages before a run were measured; a bundle was when it was published.
+
+    Earlier versions did not count: of what they noted, only the bundles are known.
+    """
+    if origin is None:
+        return 0
+    times = origin.get("times_measured")
+    if times is None:
+        times = _times_of_stages(origin["config"].get("started_from"))
+    return int(times) + ("bundle" in origin)
 
 
 def _times_noted(run: Path) -> int:

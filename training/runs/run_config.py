@@ -201,7 +201,12 @@ def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> No
     if differing:
         held_out = config.data.validation_images
         what = "does not hold out the images that would be held out here" if held_out else "saw other images"
-        raise ValueError(f"{run} {what}: {'; '.join(differing)}")
+        names = "the digest of the pictures' names"
+        others = there[names] and here[names] and there[names] != here[names]
+        remedy = (
+            "; name the folder that it learned from, or train anew without --start-from" if others else ""
+        )
+        raise ValueError(f"{run} {what}: {'; '.join(differing)}{remedy}")
 
 
 def _origin_of_bundle(bundle: Path) -> dict[str, Any]:

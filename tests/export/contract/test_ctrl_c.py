@@ -41,6 +41,25 @@ def test_where_ctrl_c_is_ignored_the_command_runs():
     assert ended.stderr == "capsnet-export: nowhere is not a folder\n"
 
 
+def test_where_python_ignores_the_exception_it_comes_once_more():
+    """As in a weak reference's callback: the command would go on and publish."""
+    code = (
+        "import os, signal, time, weakref\n"
+        "from export.contract.ctrl_c import leave_quietly_in_imports\n"
+        "leave_quietly_in_imports()\n"
+        "class Thing: pass\n"
+        "thing = Thing()\n"
+        "watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "try:\n"
+        "    del thing\n"
+        "    time.sleep(60)\n"
+        "    print('published')\n"
+        "except KeyboardInterrupt: print('removed')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "removed\n", "")
+
+
 def test_elsewhere_ctrl_c_is_an_exception():
     """So that what is half written can be removed."""
     code = (

@@ -95,6 +95,28 @@ def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_pat
     assert not read_claim(runner.out).finished
 
 
+def test_a_set_that_is_not_there_is_a_part_that_is_left(tmp_path, monkeypatch):
+    """Another stood in for it; the report is as that of `--on` the other."""
+
+    def measure(runner, plan):
+        for data in (one for one in plan.networks if one in available):
+            runner.measure({"data": data}, {}, dict)
+
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    runner = runner_in(tmp_path / "out")
+    available = {"toys"}
+    report = run_experiment("norb", runner, "quick")
+    assert "**In part**: everything has been measured on toys, nothing on other data" in report.read_text()
+    claim = read_claim(runner.out)
+    assert (claim.finished, claim.parts) == (False, ("toys",))
+    available = {"toys", "smallnorb"}
+    assert "In part" not in run_experiment("norb", runner, "quick").read_text()
+    assert read_claim(runner.out).finished
+
+
 @pytest.fixture
 def measured_by_name(monkeypatch) -> None:
     """`norb` without networks: a row for each seed and data set."""

@@ -167,7 +167,10 @@ def test_a_killed_agent_is_started_again_and_the_curve_is_the_same(pair, undistu
 
 
 def test_a_machine_that_is_stopped_comes_back_and_both_go_on(pair, undisturbed, tmp_path):
-    for machine in trained(pair, tmp_path, stop_a_machine):
+    machines = trained(pair, tmp_path, stop_a_machine)
+    said = "".join(machine.output() for machine in machines)
+    assert "the same command on every machine continues it" in said
+    for machine in machines:
         assert of_kind("validation", log(machine)) == of_kind("validation", log(undisturbed[0]))
         same(tensors(machine), tensors(undisturbed[0]))
         assert len(resumed(machine)) == 1

@@ -1,6 +1,7 @@
 """What a run may go on with: the configuration that it was trained with, but for its schedule."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -115,3 +116,11 @@ def test_another_run_on_the_same_pictures_holds_out_some_of_each_class(earlier, 
     assert (config.data.held_out, config.data.validation_images) == ("each-class", 2)
     again = new_config(tmp_path / "newer", images=pictures, start_from=stored(tmp_path / "new", config))
     assert torch.equal(held_out(config, tmp_path), held_out(again, tmp_path))
+
+
+def test_a_run_does_not_start_from_one_on_other_pictures(earlier, pictures, tmp_path):
+    (pictures / "more").mkdir()
+    for name in ("1.png", "2.png"):
+        shutil.copy(next(pictures.glob("*/*.png")), pictures / "more" / name)
+    with pytest.raises(ValueError, match="name the folder that it learned from, or train anew"):
+        new_config(tmp_path / "newest", images=pictures, start_from=earlier)
