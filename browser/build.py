@@ -28,6 +28,7 @@ POLICY = "; ".join(
     for kind, sources in (SOURCES | {"worker-src": "'self'"}).items()
     if kind != "frame-ancestors"  # which a page cannot say of itself
 )
+DOCUMENTATION = '<a class="quiet docs" href="../index.html">Documentation</a>'
 SERVER = '<a href="../quickstart.html">the service</a>'
 # In the service's page, each of them once, and what stands there instead.
 REPLACED = {
@@ -38,9 +39,7 @@ REPLACED = {
         '<link rel="stylesheet" href="playground/styles/tour.css">\n'
         '<link rel="stylesheet" href="playground/styles/banner.css">'
     ),
-    '<a class="quiet docs" href="docs">API</a>': (
-        '<a class="quiet docs" href="../index.html">Documentation</a>'
-    ),
+    '<a class="quiet docs" href="docs">API</a>': DOCUMENTATION,
     '<div id="notice"': (
         '<p class="banner">This page computes everything in your browser: nothing leaves your machine. '
         '<span id="banner-progress"></span></p>\n<div id="notice"'
@@ -52,6 +51,7 @@ REPLACED = {
     ),
     '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
 }
+LINKS = {DOCUMENTATION: "", SERVER: "the service"}  # into the site, and what a playground alone has instead
 
 
 class BuildError(RuntimeError):
@@ -102,7 +102,7 @@ def build(models: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         # Whatever fails leaves the older playground as it is.
         built, older = Path(scratch) / "new", Path(scratch) / "older"
-        _write(bundles, runtime, built)
+        _write(bundles, runtime, built, in_site=out == PLAYGROUND.resolve())
         try:
             if out.exists():
                 out.rename(older)  # a volume of its own is refused here, before anything is lost
@@ -114,7 +114,7 @@ def build(models: Path, out: Path) -> None:
                 older.rename(out)
 
 
-def _write(bundles: list[Path], runtime: list[Path], out: Path) -> None:
+def _write(bundles: list[Path], runtime: list[Path], out: Path, in_site: bool) -> None:
     """A whole playground into a folder that does not exist."""
     shutil.copytree(FOLDER, out / "playground", ignore=shutil.ignore_patterns(PAGE))
     shutil.copytree(HERE / "page", out / "playground", dirs_exist_ok=True)
@@ -122,12 +122,16 @@ def _write(bundles: list[Path], runtime: list[Path], out: Path) -> None:
     (out / "engine" / "ort").mkdir()
     for file in runtime:
         shutil.copy(file, out / "engine" / "ort")
-    (out / PAGE).write_text(page_of((FOLDER / PAGE).read_text()))
+    (out / PAGE).write_text(page_of((FOLDER / PAGE).read_text(), in_site))
     write_models(bundles, out / "models")
 
 
-def page_of(page: str) -> str:
+def page_of(page: str, in_site: bool = True) -> str:
     """The service's page for hosts without the service.
+
+    Args:
+        page: the service's.
+        in_site: whether the documentation is beside it, which it links to.
 
     Raises:
         BuildError: something that is replaced is not in it exactly once.
@@ -136,6 +140,9 @@ def page_of(page: str) -> str:
         if page.count(old) != 1:
             raise BuildError(f"{FOLDER / PAGE} has {page.count(old)} times: {old}")
         page = page.replace(old, new)
+    if not in_site:
+        for link, words in LINKS.items():
+            page = page.replace(link, words)
     return page
 
 

@@ -40,15 +40,18 @@ def test_the_page_may_load_nothing_from_elsewhere(site_folder):
 
 
 def test_every_file_that_the_page_names_is_there(site_folder):
-    missing = {
-        fault
-        for fault in faults(site_folder)
-        if "quickstart.html" not in fault and "../index.html" not in fault
-    }
-    assert not missing  # these two are pages of the documentation
+    assert not [*faults(site_folder)]
     for script in site_folder.rglob("*.js"):
         for imported in re.findall(r'from "([^"]+)"', script.read_text()):
             assert (script.parent / imported).is_file(), f"{script.name} imports {imported}"
+
+
+def test_within_the_site_the_page_links_to_its_pages_and_alone_to_none():
+    page = (FOLDER / PAGE).read_text()
+    for link in ('href="../index.html"', 'href="../quickstart.html"'):
+        assert link in page_of(page)
+        assert link not in page_of(page, in_site=False)
+    assert "run the service." in page_of(page, in_site=False)
 
 
 def test_a_page_that_has_changed_is_not_built_in_silence():
