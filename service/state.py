@@ -54,7 +54,15 @@ class Service:
             DeadlineExceededError: it took longer than CAPSNET_DEADLINE_MS.
             ClientDisconnect: the client has hung up.
         """
-        return _Answering(self, request)
+        return _Answering(self, request, self.settings.deadline_ms / 1000)
+
+    def while_connected(self, request: Request) -> "_Answering":
+        """Work on the answer to a request for as long as it takes, or until its client hangs up.
+
+        Raises:
+            ClientDisconnect: the client has hung up.
+        """
+        return _Answering(self, request, None)
 
     def too_late(self, cancelled: BaseException | None = None) -> DeadlineExceededError:
         """The error for a request that has reached its deadline; `cancelled` ended the work on it."""
@@ -76,19 +84,20 @@ class _Answering:
     is there after a few milliseconds.
     """
 
-    def __init__(self, service: Service, request: Request) -> None:
+    def __init__(self, service: Service, request: Request, limit_s: float | None) -> None:
         self._service = service
         self._request = request
+        self._limit_s = limit_s
         self._watcher: asyncio.Task[None] | None = None
         self._error: Exception | None = None  # why the work was cancelled
 
     async def __aenter__(self) -> None:
         loop = asyncio.get_running_loop()
-        limit_s = self._service.settings.deadline_ms / 1000
         worker = asyncio.current_task(loop)
         assert worker, "a request is answered in a task"
         self._worker, self._cancellations = worker, worker.cancelling()
-        self._ends_at = loop.time() + limit_s
+        self._began = loop.time()
+        limit_s = WATCHED_AFTER_S if self._limit_s is None else self._limit_s
         self._timer = loop.call_later(min(WATCHED_AFTER_S, limit_s), self._watch)
 
     async def __aexit__(
@@ -105,7 +114,9 @@ class _Answering:
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._ends_at, lambda: self._give_up(self._service.too_late()))
+        if self._limit_s is not None:
+            ends_at = self._began + self._limit_s
+            self._timer = loop.call_at(ends_at, lambda: self._give_up(self._service.too_late()))
         self._watcher = loop.create_task(self._wait_for_disconnect())
 
     async def _wait_for_disconnect(self) -> None:

@@ -79,7 +79,8 @@ def check_admin_key(headers: Headers, keys: Keys) -> None:
         )
     if not keys.has_admin(headers):
         raise AdminKeyError(
-            "this route requires the admin key, as Authorization: Bearer KEY or X-API-Key: KEY"
+            "this route requires the admin key (CAPSNET_ADMIN_KEY), as Authorization: Bearer KEY or "
+            "X-API-Key: KEY"
         )
 
 

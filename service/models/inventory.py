@@ -223,8 +223,9 @@ class Inventory:
         on_disk = self.bundles.versions[model]
         for version in versions:
             if version not in on_disk:
-                there = ", ".join(map(str, sorted(on_disk)))
-                raise UnknownModelError(f"{model} has no version {version}; available: {there}")
+                there = [str(each) for each, bundle in sorted(on_disk.items()) if not bundle.reason]
+                available = ", ".join(there) or "none"
+                raise UnknownModelError(f"{model} has no version {version}; available: {available}")
             if reason := on_disk[version].reason:
                 raise RefusedModelError(f"{model}/{version}: {reason}")
 

@@ -42,7 +42,7 @@ async def server_ready(service: Service, _: Any, __: Call) -> bytes:
 
 
 async def model_ready(service: Service, asked: Any, _: Call) -> bytes:
-    """Loads a model that loads on first use; false while an inference thread is stuck."""
+    """Loads a model that loads on first use, as long as it takes; false while a thread is stuck."""
     async with use_model(service.models, asked.name, asked.version or None) as model:
         try:
             await model.check_answering()
@@ -58,13 +58,19 @@ async def server_metadata(service: Service, _: Any, __: Call) -> bytes:
 
 async def model_metadata(service: Service, asked: Any, _: Call) -> bytes:
     """Names, shapes and datatypes as in the graph."""
-    async with use_model(service.models, asked.name, asked.version or None) as model:
+    async with (
+        _until_deadline(service),
+        use_model(service.models, asked.name, asked.version or None) as model,
+    ):
         return _bytes(ParseDict(await describe(model, service.models), oip.ModelMetadataResponse()))
 
 
 async def model_config(service: Service, asked: Any, _: Call) -> bytes:
     """Triton's configuration of a model."""
-    async with use_model(service.models, asked.name, asked.version or None) as model:
+    async with (
+        _until_deadline(service),
+        use_model(service.models, asked.name, asked.version or None) as model,
+    ):
         config = {"config": await describe_config(model, service.models, service.settings)}
         return _bytes(ParseDict(config, oip.ModelConfigResponse()))
 

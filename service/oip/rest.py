@@ -116,7 +116,10 @@ async def get_statistics(request: Request) -> Response:
 async def get_config(request: Request) -> Response:
     """The fields of Triton's ModelConfig that say something here; loads a model that loads on first use."""
     service = service_of(request)
-    async with use_model(service.models, **request.path_params) as model:
+    async with (
+        service.while_wanted(request),
+        use_model(service.models, **request.path_params) as model,
+    ):
         return json_response(await describe_config(model, service.models, service.settings))
 
 
@@ -135,7 +138,10 @@ async def get_config(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Names, shapes and datatypes as in the graph; loads a model that loads on first use."""
     service = service_of(request)
-    async with use_model(service.models, **request.path_params) as model:
+    async with (
+        service.while_wanted(request),
+        use_model(service.models, **request.path_params) as model,
+    ):
         return json_response(await describe(model, service.models))
 
 
@@ -152,9 +158,12 @@ async def get_model(request: Request) -> Response:
     openapi_extra=VERSION_IN_PATH,
 )
 async def get_model_ready(request: Request) -> Response:
-    """Loads a model that loads on first use, so that a client can wait for it here."""
+    """Loads a model that loads on first use, so that a client can wait for it here, whatever the deadline."""
     service = service_of(request)
-    async with use_model(service.models, **request.path_params) as model:
+    async with (
+        service.while_connected(request),
+        use_model(service.models, **request.path_params) as model,
+    ):
         await model.check_answering()
         return json_response({"name": model.name, "ready": True})
 

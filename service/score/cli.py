@@ -1,8 +1,8 @@
 """The command line of capsnet-score.
 
 Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 130
-interrupted with Ctrl-C; 141 the reader of stdout has gone. In every case the rows already written stay, and
---resume continues from there.
+interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader of stdout has gone. In every case the rows
+already written stay, and --resume continues from there.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from capsnet import (
     UnreachableError,
 )
 from service.score.query import (
+    VIEWS,
     Batch,
     ChosenModel,
     LoadedPicture,
@@ -37,7 +38,7 @@ KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can
 UNAUTHORIZED = 401
 BUG = 500
 MAX_FAULTS = 100  # bugs in a row: more are not those of single pictures
-PLACE_OF_ONE = re.compile(r"^image 1 of 1 \('picture'\): ")  # the client's name for what has none
+PLACE = re.compile(r"^image ([12]) of ([12]) \('picture'\): ")  # the client's name for what has none
 UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
 
@@ -150,8 +151,8 @@ def _to_picture(picture: LoadedPicture) -> bytes | Pair:
 
 
 def _without_place(reason: str) -> str:
-    """What is wrong with a picture that was sent alone: the service's name and number of it say nothing."""
-    return PLACE_OF_ONE.sub("", reason)
+    """What is wrong with an image that was sent alone: its files' names and numbers only say which view."""
+    return PLACE.sub(lambda place: "" if place[2] == "1" else f"{VIEWS[int(place[1]) - 1]}: ", reason)
 
 
 async def _default_model(client: AsyncClient) -> str:

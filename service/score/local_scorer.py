@@ -23,6 +23,7 @@ from service.inference.providers import DeviceError, EngineOptions
 from service.models.scanner import find_bundles
 from service.models.traffic import Traffic, read_traffic
 from service.score.query import (
+    VIEWS,
     Batch,
     ChosenModel,
     LoadedPicture,
@@ -75,7 +76,8 @@ class LocalScorer:
             facts = self.engine.manifest.preprocessing
             return decode_image(files, facts, self.query.preprocess, self.max_pixels)
         except PictureError as error:
-            return Skipped(picture.name, str(error))
+            view = "" if picture.right is None else f"{VIEWS[error.view]}: "
+            return Skipped(picture.name, f"{view}{error}")
         except Exception as error:  # a bug of ours must not end the run for one picture
             return Skipped(picture.name, f"cannot be processed: {type(error).__name__}: {error}")
 

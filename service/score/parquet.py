@@ -115,6 +115,8 @@ def find_image_column(
             pictures.
     """
     images = _image_column(path, schema, requested)
+    if id_column == images:
+        raise ScoreError(f"{path}: --id-column {images} is the column with the pictures")
     for name in {images, id_column} - {None}:
         if (count := schema.names.count(name)) > 1:
             raise ScoreError(f"{path} has {count} columns {name!r}")
@@ -161,8 +163,8 @@ def _picture(path: Path | str, number: int, cell: pa.Scalar, given: pa.Scalar | 
         content = cell["bytes"]
         inner = _text(cell["path"]) if "path" in cell else None
     name = f"{path}#{number}/{inner}" if inner else f"{path}#{number}"
-    if given is not None and given.is_valid:
-        name = _text(given) or ""
+    if given is not None:
+        name = _text(given) or name
     return Picture(name, partial(_read_cell, content), source=str(path))
 
 

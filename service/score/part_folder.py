@@ -44,6 +44,7 @@ class PartsRecord(BaseModel):
     """What a run was begun with; a resumed run must be the same.
 
     Attributes:
+        run: tells its parts from those of another run in the same folder; "" in records of earlier versions.
         spec: what determines its rows.
         part_size: pictures of a part, as the command said.
         parts: number of parts.
@@ -52,6 +53,7 @@ class PartsRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    run: str = ""
     spec: RunSpec
     part_size: int
     parts: int
@@ -65,10 +67,12 @@ class PartFolder:
     Attributes:
         place: an absolute path, or an address; every process opens it by itself.
         shown: the folder as the command names it.
+        run: of the record, whose parts are meant.
     """
 
     place: str
     shown: str
+    run: str = ""
 
     def has_record(self) -> bool:
         """Whether a run has begun here."""
@@ -121,12 +125,17 @@ class PartFolder:
         return [info.base_name for info in files.get_file_info(FileSelector(path))]
 
     def done(self) -> dict[int, PartFacts]:
-        """The parts that are complete, by their number."""
+        """The parts of the run that are complete, by their number."""
         files, path = open_place(self.place)
         found = [match for name in self.names() if (match := PART.fullmatch(name))]
         with ThreadPoolExecutor(READERS) as readers:  # of an object store, each answer takes a while
-            facts = list(readers.map(lambda match: _facts(files, f"{path}/{match[0]}"), found))
+            facts = list(readers.map(lambda match: _facts(files, f"{path}/{match[0]}", self.run), found))
         return {int(match[1]): one for match, one in zip(found, facts, strict=True) if one is not None}
+
+    def is_taken(self) -> bool:
+        """Whether a command has begun another run here meanwhile."""
+        there = self.record()
+        return there is not None and there.run != self.run
 
     def finish(self) -> None:
         """Remove what killed processes have left, and the folder of the errors if there are none."""
@@ -143,7 +152,11 @@ class PartFolder:
     async def write(
         self, number: int, columns: Columns, outcomes: AsyncIterable[Sequence[Outcome]]
     ) -> PartFacts:
-        """Write a part; whoever writes it again writes the same."""
+        """Write a part; whoever writes it again writes the same.
+
+        Raises:
+            ScoreError: another run has begun here meanwhile.
+        """
         files, path = open_place(self.place)
         aside = f"{path}/{ASIDE}{number:06}.{uuid4().hex}"
         labels: Counter[str] = Counter()
@@ -160,10 +173,17 @@ class PartFolder:
             writer.write_table(make_table(rows, columns))
             facts = PartFacts(dict(labels), len(skipped))
             writer.add_key_value_metadata(
-                {FACTS: json.dumps({"labels": facts.labels, "skipped": facts.skipped})}
+                {FACTS: json.dumps({"run": self.run, "labels": facts.labels, "skipped": facts.skipped})}
             )
+        if self.is_taken():
+            raise ScoreError(f"another command has begun a new run in {self.shown}")
         self._write_errors(files, f"{path}/{ERRORS}/{number:06}.jsonl", skipped)
-        files.move(aside, f"{path}/part-{number:06}.parquet")
+        part = f"{path}/part-{number:06}.parquet"
+        try:
+            files.move(aside, part)
+        except FileNotFoundError:  # another command of this run has tidied up, if it has the part
+            if _facts(files, part, self.run) is None:
+                raise
         return facts
 
     @staticmethod
@@ -183,11 +203,12 @@ def _write(files: FileSystem, path: str, aside: str, content: bytes) -> None:
     files.move(aside, path)
 
 
-def _facts(files: FileSystem, path: str) -> PartFacts | None:
-    """What the part says of itself; None if it is not complete, as after a power failure."""
+def _facts(files: FileSystem, path: str, run: str) -> PartFacts | None:
+    """What the part says of itself; None if it is of another run, or not whole, as after a power failure."""
     try:
         with files.open_input_file(path) as file:
             metadata = pq.read_metadata(file).metadata or {}
-        return PartFacts(**json.loads(metadata[FACTS]))
+        said = {"run": "", **json.loads(metadata[FACTS])}
+        return PartFacts(said["labels"], said["skipped"]) if said["run"] == run else None
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError):
         return None

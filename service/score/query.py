@@ -57,6 +57,9 @@ class ScoredClass(NamedTuple):
     pose: Sequence[float] | None
 
 
+VIEWS = ("left view", "right view")  # of a pair, as reasons name them
+
+
 @dataclass(frozen=True)
 class LoadedPicture:
     """A picture in memory: its name and the bytes of its file, and of the right view's file for a pair."""

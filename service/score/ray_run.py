@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import socket
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from uuid import uuid4
 
 from export.contract.one_line import first_line
 from service.score.output import Existing
@@ -20,6 +22,7 @@ from service.score.picture_stream import check_pairs
 from service.score.query import ChosenModel, ScoreError
 from service.score.run import model_without_loading, query_of, run_spec
 from service.score.run_record import NamesHash, Record, check_same_spec
+from service.score.table import Columns
 from service.score.terminal import count_bar, summarize
 from service.settings import PREFIX, SECRETS, Settings, read_settings
 
@@ -54,6 +57,7 @@ def score_on_ray(options: argparse.Namespace) -> int:
     done: dict[int, PartFacts] = {}
     if previous is not None:
         _check_same(previous, options, shards, folder)
+        folder = replace(folder, run=previous.run)
         done = folder.done()
     before, seconds = _count(done), 0.0
     if previous is None or len(done) < len(shards):
@@ -62,7 +66,7 @@ def score_on_ray(options: argparse.Namespace) -> int:
             job = replace(job, threads=cpus)
             previous, made, seconds = _run(options, job, shards, previous, done, folder)
         done |= made
-    folder.finish()
+    replace(folder, run=previous.run).finish()
     labels = sum((Counter(facts.labels) for facts in done.values()), Counter[str]())
     record = Record(spec=previous.spec, pictures=_count(done), labels=dict(labels), finished=True)
     summarize(record, f"{folder.shown}/{ERRORS}", record.pictures - before, seconds)
@@ -93,11 +97,17 @@ def _run(
     if model.views == 2:
         files = (shard for shard in shards if isinstance(shard, FileShard))
         check_pairs(chain.from_iterable(shard.pictures(None, None) for shard in files))
+    Columns(model.class_names, options.poses).refuse_equal_names("use --local and .jsonl")
     record = previous or PartsRecord(
-        spec=spec, part_size=options.part_size, parts=len(shards), names_sha256=_names_hash(shards)
+        run=uuid4().hex,
+        spec=spec,
+        part_size=options.part_size,
+        parts=len(shards),
+        names_sha256=_names_hash(shards),
     )
     if previous is None:
         folder.begin(record)
+    folder = replace(folder, run=record.run)
     left = {number: shard for number, shard in enumerate(shards) if number not in done}
     pinned = replace(job, query=replace(job.query, model=model.name, version=model.version))
     made: dict[int, PartFacts] = {}
@@ -130,13 +140,18 @@ def _score(
     try:
         for part in parts.iter_rows():
             if part["fault"]:
-                raise ScoreError(f"{part['fault']}; the parts written so far stay, --resume continues")
+                raise ScoreError(_ended(part["fault"], folder))
             yield part["part"], PartFacts(json.loads(part["labels"]), part["skipped"])
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise ScoreError(
-            f"Ray gave up: {reason}; the parts written so far stay, --resume continues"
-        ) from None
+        raise ScoreError(_ended(f"Ray gave up: {reason}", folder)) from None
+
+
+def _ended(fault: str, folder: PartFolder) -> str:
+    """Why a run has ended early, and what stays of it."""
+    if folder.is_taken():
+        return f"another command has begun a new run in {folder.shown}; this one has ended"
+    return f"{fault}; the parts written so far stay, --resume continues"
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -223,6 +238,7 @@ def _cluster() -> Iterator[int]:
         ray.init(log_to_driver=False, logging_level=logging.CRITICAL, runtime_env={"env_vars": settings})
     except (ValueError, RuntimeError, OSError) as error:
         raise ScoreError(f"no Ray cluster can be used: {first_line(error)}") from None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; Ray's handler would dump its stack
     try:
         cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         if max(cpus, default=0) < 1:

@@ -108,7 +108,6 @@ async def _write_part(
     pictures = PictureStream(shard.pictures(job.image_column, job.id_column))
     batches = in_batches(pictures, job.batch, read_settings().max_body_bytes, scorer.model.views)
     columns = Columns(scorer.model.class_names, job.query.poses)
-    columns.refuse_equal_names()
     async with aclosing(in_order(scorer.score, batches, job.concurrency)) as outcomes:
         return await folder.write(number, columns, outcomes)
 

@@ -34,8 +34,11 @@ class Columns:
         """The names of all columns."""
         return ["path", "label", "probability", "confident", "blank", *self.class_names, *self.pose_names]
 
-    def refuse_equal_names(self) -> None:
+    def refuse_equal_names(self, remedy: str = "write .jsonl") -> None:
         """Check that each column has a name of its own, as Parquet needs.
+
+        Args:
+            remedy: for the error.
 
         Raises:
             ScoreError: a class is named like another column.
@@ -43,7 +46,7 @@ class Columns:
         if equal := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ScoreError(
                 f"a class is named {', '.join(equal)}, as another column of the table is, which Parquet does "
-                "not allow: write .jsonl"
+                f"not allow: {remedy}"
             )
 
 

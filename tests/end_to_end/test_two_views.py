@@ -425,15 +425,21 @@ def test_a_zip_archive_of_an_odd_number_of_pictures_is_an_error_before_a_row_is_
     assert captured.out == ""
 
 
-def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(models, tmp_path):
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize(("place", "view"), [(2, "left"), (3, "right")])
+def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(
+    models, client, tmp_path, over_http, place, view
+):
     paths = written_pairs(tmp_path / "pairs", 0, 1, 2)
-    paths[3].write_bytes(b"no picture")
+    paths[place].write_bytes(b"no picture")
     out = tmp_path / "scores.csv"
-    assert score(tmp_path / "pairs", "--local", "--models", models, "--model", "stereo", "--out", out) == 1
+    where = ("--url", client.base_url) if over_http else ("--local", "--models", models)
+    assert score(tmp_path / "pairs", *where, "--model", "stereo", "--out", out) == 1
     for row, expected in zip(rows_of(out), encoded(models, 0, 2)[0], strict=True):
         np.testing.assert_allclose([float(row[name]) for name in CLASSES], expected, atol=1e-6)
     error = json.loads((tmp_path / "scores.csv.errors.jsonl").read_text())
     assert error["path"] == f"{paths[2]}, {paths[3]}"
+    assert error["reason"].startswith(f"{view} view: expected a PNG")
 
 
 def test_a_run_over_pairs_goes_on_where_it_was_cut_off(models, tmp_path):

@@ -289,10 +289,19 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkey
     png = {"files": {"images": large_png()}}
     try:
         with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=300)) as client:
-            answer = client.post("/classify?model=other", **png)
-            assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
-            assert "the model is not loaded yet, which goes on; try again" in answer.json()["detail"]
-            may_go_on.set()
+            for answer in (
+                client.post("/classify?model=other", **png),
+                client.get("/v2/models/other"),
+                client.get("/v2/models/other/config"),
+            ):
+                assert (answer.status_code, answer.json()["type"]) == (504, "/problems/deadline-exceeded")
+                assert "the model is not loaded yet, which goes on; try again" in answer.json()["detail"]
+            with ThreadPoolExecutor() as pool:  # who asks for this waits for as long as it takes
+                ready = pool.submit(client.get, "/v2/models/other/ready")
+                with pytest.raises(TimeoutError):
+                    ready.result(0.5)
+                may_go_on.set()
+                assert ready.result().status_code == 200
             wait_until(lambda: client.post("/classify?model=other", **png).status_code == 200)
     finally:
         may_go_on.set()

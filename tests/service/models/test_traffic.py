@@ -385,10 +385,11 @@ def test_a_rule_that_cannot_hold_is_refused_and_the_one_before_stays(tmp_path):
         async with opened(tmp_path, versions_kept=1) as repository:
             await repository.set_traffic("tiny", Traffic(pinned=1))
             for rule, error, why in (
-                (Traffic(pinned=9), UnknownModelError, "no version 9; available: 1, 2, 3"),
+                (Traffic(pinned=9), UnknownModelError, "no version 9; available: 1, 2, 3$"),
                 (Traffic(canary=9, share=0.1), UnknownModelError, "no version 9"),
                 (Traffic(pinned=2), RefusedModelError, "samples"),
                 (Traffic(pinned=1, canary=2, share=0.1), RefusedModelError, "samples"),
+                (Traffic(pinned=8), UnknownModelError, "no version 8; available: 1, 3$"),
             ):
                 with pytest.raises(error, match=why):
                     await repository.set_traffic("tiny", rule)

@@ -446,10 +446,15 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_says_so(tmp_path, monkey
     settings = settings_for(tmp_path, default_model="tiny", grpc_port=0, deadline_ms=300)
     with live(settings) as service:
         try:
-            code, told = refusal(service.call("ModelInfer", asking(pixels(1), model="other")))
+            refusals = [
+                refusal(service.call("ModelInfer", asking(pixels(1), model="other"))),
+                refusal(service.call("ModelMetadata", oip.ModelMetadataRequest(name="other"))),
+                refusal(service.call("ModelConfig", oip.ModelConfigRequest(name="other"))),
+            ]
         finally:
             may_go_on.set()  # else the service's end waits for the thread that loads
-    assert (code, "the model is not loaded yet" in told) == (Code.DEADLINE_EXCEEDED, True)
+    for code, told in refusals:
+        assert (code, "the model is not loaded yet" in told) == (Code.DEADLINE_EXCEEDED, True)
 
 
 def test_a_message_that_does_not_come_is_given_up(models):

@@ -1,5 +1,6 @@
 """capsnet-score --ray on a cluster of this machine: the rows of --local, whichever process or node dies."""
 
+import argparse
 import json
 import os
 import pickle
@@ -17,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.score import main
-from service.score.part_folder import PartFacts, PartFolder
+from service.score.part_folder import PartFacts, PartFolder, PartsRecord
 from service.score.query import Query
+from service.score.run import run_spec
 from service.score.shard_scorer import Job, choose_model, score_shards
 from service.score.shards import find_shards
 from tests.support.live_service import free_port, wait_until
@@ -28,7 +30,26 @@ from tests.support.tiny_bundle import write_bundle
 PROGRAM = [sys.executable, "-m", "service.score"]
 PICTURES = 60
 PART = 4
+OPTIONS = {
+    "top_k": None,
+    "preprocess": "auto",
+    "poses": False,
+    "min_probability": None,
+    "image_column": None,
+    "id_column": None,
+}
 START_S = 120
+OTHER_SPEC = {
+    "model": "tiny",
+    "version": 1,
+    "digest": "d",
+    "top_k": None,
+    "preprocess": "auto",
+    "poses": True,
+    "format": "parquet",
+    "image_column": None,
+    "id_column": None,
+}
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
@@ -231,6 +252,31 @@ def test_pairs_are_scored_as_local_does_and_an_odd_number_is_an_error(models, cl
     assert not (tmp_path / "odd").exists()
 
 
+def test_what_cannot_be_written_is_refused_before_an_older_table_goes(pictures, cluster, tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1", classes=("0", "label", "2"))
+    out = tmp_path / "scores"
+    PartFolder(str(out), "out").begin(
+        PartsRecord(spec=OTHER_SPEC, part_size=PART, parts=15, names_sha256="0")
+    )
+    (out / "part-000000.parquet").write_bytes(b"of an older run")
+    with started(command(tmp_path / "models", pictures, out, "--overwrite"), cluster) as running:
+        _, told = running.communicate(timeout=START_S)
+    assert running.returncode == 2
+    assert "does not allow: use --local and .jsonl\n" in told
+    assert (out / "part-000000.parquet").exists()
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(models, pictures, cluster, tmp_path):
+    out = tmp_path / "scores"
+    with started(command(models, pictures, out), cluster) as running:
+        wait_until(lambda: len(parts(out)) >= 1, START_S)
+        running.terminate()
+        _, told = running.communicate(timeout=START_S)
+    assert running.returncode == 130, told
+    assert told.rstrip().endswith("interrupted; the rows written so far stay; continue with --resume")
+    assert "SIGTERM" not in told
+
+
 def test_settings_of_the_command_reach_all_processes(models, pictures, cluster, tmp_path):
     arguments = command(models, pictures, tmp_path / "scores")
     with started(arguments, cluster, CAPSNET_MAX_PIXELS="1000000") as running:
@@ -292,6 +338,40 @@ def test_a_part_that_is_written_again_is_the_same_and_takes_old_errors_away(job,
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_errors", "part-000007.parquet"]
 
 
+def test_a_part_of_another_run_in_the_folder_is_not_counted_and_takes_no_place(job, tmp_path):
+    (tmp_path / "1.png").write_bytes(random_png(1))
+    model, shards = choose_model(job), shard_columns(tmp_path / "1.png")
+    former, folder = (PartFolder(str(tmp_path / "out"), "out", run=run) for run in ("former", "present"))
+    spec = run_spec(argparse.Namespace(**OPTIONS), model, "parquet")
+    record = PartsRecord(run="former", spec=spec, part_size=100, parts=8, names_sha256="0")
+    former.begin(record)
+    assert score_shards(shards, job, model, former)["fault"] == [""]
+    assert list(former.done()) == [7]
+    assert folder.done() == {}  # of a process that was slower than --overwrite
+    folder.begin(record.model_copy(update={"run": "present"}))
+    assert score_shards(shards, job, model, former)["fault"] == ["another command has begun a new run in out"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("part*")) == []
+    assert score_shards(shards, job, model, folder)["fault"] == [""]
+    assert list(folder.done()) == [7]
+    folder.finish()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_run.json", "part-000007.parquet"]
+
+
+def test_a_part_that_another_command_of_the_run_has_tidied_up_counts(job, tmp_path, monkeypatch):
+    (tmp_path / "1.png").write_bytes(random_png(1))
+    model, shards = choose_model(job), shard_columns(tmp_path / "1.png")
+    folder = PartFolder(str(tmp_path / "out"), "out", run="the-run")
+    (tmp_path / "out").mkdir()
+    expected = score_shards(shards, job, model, folder)
+
+    def tidy_up(folder: PartFolder) -> bool:
+        folder.finish()
+        return False
+
+    monkeypatch.setattr(PartFolder, "is_taken", tidy_up)  # just before the part gets its name
+    assert score_shards(shards, job, model, folder) == expected
+
+
 # Refused before Ray starts
 
 
@@ -300,9 +380,7 @@ def finished(models, pictures, tmp_path) -> Path:
     """A run that has been begun, as its record says."""
     out = tmp_path / "scores"
     out.mkdir()
-    spec = {"model": "tiny", "version": 1, "digest": "d", "top_k": None, "preprocess": "auto", "poses": True}
-    more = {"format": "parquet", "image_column": None, "id_column": None}
-    record = {"spec": {**spec, **more}, "part_size": PART, "parts": 15, "names_sha256": "0"}
+    record = {"spec": OTHER_SPEC, "part_size": PART, "parts": 15, "names_sha256": "0"}
     (out / "_run.json").write_text(json.dumps(record))
     return out
 

@@ -320,6 +320,17 @@ def test_a_column_without_a_parquet_file_is_refused(tmp_path, option):
         found(tmp_path, **{option: "image"})
 
 
+def test_pictures_are_no_names(tmp_path):
+    path = write_parquet(tmp_path / "set.parquet", image=[b"0"], key=["a"])
+    with pytest.raises(ScoreError, match="--id-column image is the column with the pictures"):
+        found(path, id_column="image")
+
+
+def test_a_row_without_a_name_is_called_by_its_number(tmp_path):
+    path = write_parquet(tmp_path / "set.parquet", image=[b"0"] * 3, key=["a", "", None])
+    assert names_in(path, id_column="key") == ["a", f"{path}#1", f"{path}#2"]
+
+
 def test_names_of_rows_may_be_categories(tmp_path):
     names = pa.array(["a", "b", None, "a"]).dictionary_encode()
     pq.write_table(pa.table({"key": names, "image": [b"0"] * 4}), tmp_path / "set.parquet")
