@@ -75,9 +75,22 @@ def _multiply_adds(node: NodeProto, shapes: dict[str, list[int]]) -> int:
         terms = _product(shapes[node.input[1]][1:])  # weights [out, in, rows, columns]
     elif node.op_type == "MatMul":
         terms = shapes[node.input[0]][-1]
+    elif node.op_type == "Einsum":
+        terms = _summed_over(node, shapes)
     else:
         return 0
     return _product(shapes[node.output[0]]) * terms
+
+
+def _summed_over(node: NodeProto, shapes: dict[str, list[int]]) -> int:
+    """Terms of each number that an Einsum gives: the sizes of the letters that are not in its output."""
+    inputs, output = node.attribute[0].s.decode().replace(" ", "").split("->")
+    sizes = {
+        letter: size
+        for letters, name in zip(inputs.split(","), node.input, strict=True)
+        for letter, size in zip(letters, shapes[name], strict=True)
+    }
+    return _product([size for letter, size in sizes.items() if letter not in output])
 
 
 def _product(sizes: list[int]) -> int:

@@ -22,9 +22,10 @@ import torch
 
 from benchmarks import option_types
 from benchmarks.gpu.timing import PROFILED_RUNS, kernels
-from benchmarks.training.step import batch_of
-from training.config import load_preset
-from training.data.batches import Batch
+from training.config import RunConfig, load_preset
+from training.data.batches import Batch, make_batches
+from training.data.images import Images
+from training.data.seeding import generator_for
 from training.fit.step import TrainStep
 from training.models.build import build
 from training.models.cuda.device import use_full_float32
@@ -59,8 +60,8 @@ class Learner:
         config = load_preset(preset)
         self.batch = batch or config.optimizer.batch_size
         self._device, self._rate = device, config.optimizer.learning_rate
-        self._shown = Batch.of(*batch_of(config, self.batch, device))
         torch.manual_seed(0)
+        self._shown = _a_batch(config, self.batch, device)
         network, decay = build(config.model).to(device), config.optimizer.weight_decay
         self._step = TrainStep(network, config.loss, self._rate, decay, graphs=graphs)
         self.learn(WARM_STEPS)
@@ -79,6 +80,16 @@ class Learner:
             self.learn(SYNCHRONIZED_EVERY if self._device.type == "cuda" else 1)
             steps += SYNCHRONIZED_EVERY if self._device.type == "cuda" else 1
         return spent / steps
+
+
+def _a_batch(config: RunConfig, size: int, device: torch.device) -> Batch:
+    """Noise, as training would show it."""
+    model, spec = config.model, config.data.spec
+    side, channels = spec.image_size or model.image_size, spec.channels or model.image_channels
+    pixels = torch.randint(256, (size, channels, side, side), dtype=torch.uint8)
+    shown = Images(pixels, torch.arange(size) % model.classes)
+    batches = make_batches(config.data, model.classes, shown).to(device)
+    return batches.random(torch.arange(size, device=device), generator_for(0, 0, device))
 
 
 def measure(preset: str, options: argparse.Namespace, *, graphs: bool) -> Row:

@@ -43,6 +43,7 @@ import onnx
 from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
+from benchmarks.machine import processor
 from benchmarks.paths import ROOT
 from export.contract.architecture import CPU_BATCH, stated_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
@@ -283,7 +284,7 @@ def _environment(folder: Path, threads: int) -> dict[str, str]:
 def _heading(options: argparse.Namespace, manifest: Manifest) -> str:
     versions = ", ".join(f"{name} {found}" for name, found in _versions().items())
     return (
-        f"{_processor()}, {options.threads} threads on {usable_cpus()} CPUs, "
+        f"{processor()}, {options.threads} threads on {usable_cpus()} CPUs, "
         f"Python {platform.python_version()}, {versions}; {manifest.model}/{options.bundle.name}, "
         f"{ROUNDS} rounds, {options.seconds:g} s for each contender and size\n"
     )
@@ -300,18 +301,10 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-
-
 def _record(options: argparse.Namespace, manifest: Manifest, report: Report) -> dict[str, Any]:
     return {
         "model": f"{manifest.model}/{options.bundle.name}",
-        "processor": _processor(),
+        "processor": processor(),
         "cpus": usable_cpus(),
         "threads": options.threads,
         "versions": {"python": platform.python_version(), **_versions()},

@@ -19,6 +19,13 @@ DATATYPES = {"FP32": "<f4", "UINT8": "u1"}
 Floats = NDArray[np.float32]
 
 
+def wrk(url: str, clients: int, seconds: int, arguments: Sequence[str]) -> list[str]:
+    """The command that posts for so long, with the arguments of post.lua."""
+    script = str(Path(__file__).with_name("post.lua"))
+    options = ["-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", script]
+    return ["wrk", *options, url, "--", *arguments]
+
+
 def samples(bundle: Path) -> Floats:
     """The pixels of a bundle's samples, [N, H, W, C], 0-1."""
     with np.load(bundle / "samples.npz", allow_pickle=False) as found:

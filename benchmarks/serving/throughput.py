@@ -36,6 +36,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from benchmarks import option_types
+from benchmarks.machine import processor
 from benchmarks.paths import ROOT
 from benchmarks.serving.bodies import (
     posting_pictures,
@@ -43,10 +44,11 @@ from benchmarks.serving.bodies import (
     samples,
     write_pictures,
     write_tensors,
+    wrk,
 )
+from export.contract.manifest import read_manifest
 
-HERE = Path(__file__).resolve().parent
-PEERS = HERE / "peers"
+PEERS = Path(__file__).resolve().parent / "peers"
 SERVICE = "this service"
 BINARY = "this service, binary tensors"
 CLIENTS = (1, 8, 32, 128)
@@ -103,7 +105,14 @@ SERVERS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    facts = read_manifest(options.bundle).preprocessing
+    if (facts.height, facts.width, facts.channels) != (28, 28, 1):
+        parser.error(
+            f"{options.bundle} takes images of {facts.height}x{facts.width}x{facts.channels}; the peers take "
+            "those of MNIST"
+        )
     if not shutil.which("wrk"):
         print("throughput.py: wrk makes the load and is not installed: apt install wrk", file=sys.stderr)
         return 2
@@ -256,11 +265,9 @@ def _of_best_peer(rounds: Sequence[dict[Key, Result]], clients: int, peers: set[
 
 def _load(url: str, clients: int, seconds: int, *arguments: str) -> Result:
     """What wrk measures, after a warm-up that does not count."""
-    command = ["wrk", "-t1", f"-c{clients}", "--timeout", "30s", "-s", str(HERE / "post.lua")]
     for length in (WARM_S, seconds):
-        made = subprocess.run(
-            [*command, f"-d{length}s", url, "--", *arguments], check=True, capture_output=True, text=True
-        )
+        command = wrk(url, clients, length, arguments)
+        made = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return {**found, "images_s": found["requests"] / found["seconds"]}
 
@@ -293,18 +300,10 @@ def _heading(options: argparse.Namespace) -> str:
     names = ("onnxruntime", "fastapi", "uvicorn", "mosec", "litserve")
     versions = ", ".join(f"{name} {version(name)}" for name in names if find_spec(name))
     return (
-        f"{_processor()}, {options.threads} threads, Python {platform.python_version()}, {versions}; "
+        f"{processor()}, {options.threads} threads, Python {platform.python_version()}, {versions}; "
         f"{options.rounds} rounds of {options.seconds} s, "
         f"{options.bundle.parent.name}/{options.bundle.name}\n"
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
 def _parser() -> argparse.ArgumentParser:

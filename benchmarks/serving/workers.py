@@ -32,8 +32,8 @@ from benchmarks.serving.bodies import (
     posting_tensors,
     samples,
     write_tensors,
+    wrk,
 )
-from benchmarks.serving.throughput import HERE
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.tiny_bundle import write_bundle
 
@@ -164,17 +164,8 @@ def what_is_posted(bundle: Path, options: Namespace, folder: Path) -> Posted:
 
 def load(service: LiveProcess, posted: Posted, seconds: int, clients: int) -> None:
     """Let clients post for so long."""
-    command = [
-        "wrk",
-        "-t1",
-        f"-c{clients}",
-        f"-d{seconds}s",
-        "--timeout",
-        "30s",
-        "-s",
-        str(HERE / "post.lua"),
-    ]
-    command += [f"{str(service.client.base_url).rstrip('/')}{posted.path}", "--", *posted.arguments]
+    url = f"{str(service.client.base_url).rstrip('/')}{posted.path}"
+    command = wrk(url, clients, seconds, posted.arguments)
     subprocess.run(command, check=True, capture_output=True)
 
 

@@ -36,7 +36,8 @@ def explain_outputs(manifest: Manifest) -> Shapes:
         and for each convolutional capsule layer, such as `conv_caps.0`, of types x R x R capsules
         conv_caps.0.activations: [T, types, R, R];
         conv_caps.0.distances: the same of the mean distance of its votes, weighted by what is assigned;
-        conv_caps.0.entropy: of the assignments to the layer, as a share of the largest, [T].
+        conv_caps.0.entropy: of the assignments to the layer, as a share of the largest, mean over the
+            children, weighted by their activations, [T].
 
     Of both:
         capsules: poses of the class capsules, [T, J, D];

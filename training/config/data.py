@@ -61,8 +61,8 @@ class DataConfig:
         light: where brightness and contrast are changed. `standardized`: after the network has standardized
             an image, in standard deviations and without clamping (Sec. 5, Hinton et al. 2018). `pixels`:
             before that, clamped to 0 to 1, as earlier versions did; standardizing undoes most of it.
-        validation_images: held out of the training set by a seeded permutation. With 0 no checkpoint is
-            selected: the last weights are the run's result.
+        validation_images: held out of the training set as `held_out` says; with `familiar`, of the test set.
+            With 0 no checkpoint is selected: the last weights are the run's result.
         held_out: what the validation images are chosen from. `images`: the whole training set. `each-class`:
             each class, the same share of it, as for new runs on the user's own pictures. `toys`, for
             `smallnorb` and `toys`: one toy of each category, a fifth of the training set, no image of which

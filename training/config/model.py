@@ -122,7 +122,7 @@ class MatrixCapsNetConfig:
             activations get from a calibration on the first batch, which sets lambda of each layer and what
             its costs are held against; the class capsules keep their lambda. None: no calibration.
         calibration_momentum: how far each batch of training moves what the first one has set, towards logits
-            of that deviation and, for each type, of mean 0; `beta_a` is then not learned. With three
+            of that deviation and, for each type, of mean 0; their `beta_a` is then not learned. With three
             iterations the first layer otherwise learns to be always active. 0: the first batch alone counts.
         density_exponent: power of the Gaussian's density in the E-step: the inverse temperature of
             deterministic annealing EM (Ueda and Nakano 1998). Below 1, assignments are softer and a third

@@ -30,7 +30,8 @@ class Activity:
             in the middle.
         saturated: share of the activations below 0.01 or above 0.99.
         entropy: of the assignments that the M-step begins with, as a share of its maximum, that of a child
-            which gives the same to all parents that it reaches; mean over children. None without routing.
+            which gives the same to all parents that it reaches; mean over children, of equal weight, other
+            than in the explain graph. None without routing.
         mass: assigned to a parent, mean over parents. None without routing.
     """
 

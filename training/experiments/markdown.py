@@ -41,6 +41,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
+def largest(changes: Sequence[float]) -> tuple[int, float]:
+    """The largest change, either way, and which one it is."""
+    return max(enumerate(changes), key=lambda pair: abs(pair[1]))
+
+
 def counts(values: Iterable[int]) -> str:
     """`1,000 or 24,300`: the different ones, rising."""
     return " or ".join(f"{value:,}" for value in sorted(set(values)))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from export.contract.architecture import SQUASH_EPSILON
 from training.models.convolution import Convolution
 from training.models.graph_names import name_in_graph
 
@@ -29,10 +30,10 @@ class Classified(NamedTuple):
     probabilities: Tensor
 
 
-def squash(s: Tensor, eps: float = 1e-7) -> Tensor:
+def squash(s: Tensor) -> Tensor:
     """Shrink s to length |s|^2 / (1 + |s|^2), same direction (Eq. 1); poses lie in the last axis."""
     sq = s.square().sum(dim=-1, keepdim=True)
-    return s * (sq / (1 + sq) / (sq + eps).sqrt())  # eps: sqrt has no gradient at 0
+    return s * (sq / (1 + sq) / (sq + SQUASH_EPSILON).sqrt())  # which has no gradient at 0
 
 
 class RoutingByAgreement(nn.Module):

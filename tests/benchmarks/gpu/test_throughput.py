@@ -17,6 +17,13 @@ from tests.support.paths import ROOT
 from tests.support.tiny_bundle import make_model
 
 
+def test_the_votes_of_matrix_capsules_count():
+    node = helper.make_node("Einsum", ["poses", "w"], ["votes"], equation="bpkirm,kijmc->bpjkirc")
+    matrices = np.zeros((9, 8, 16, 4, 4), np.float32)
+    shapes = {"poses": (None, 36, 9, 8, 4, 4)}, {"votes": (None, 36, 16, 9, 8, 4, 4)}
+    assert multiply_adds_per_image(make_model([node], {"w": matrices}, *shapes)) == 36 * 72 * 16 * 4**3
+
+
 def test_the_papers_network_has_its_multiply_adds():
     model = onnx.load(newest_version(ROOT / "models" / "capsnet-mnist") / "encoder.onnx")
     conv1, primary = 81 * 256 * 20 * 20, 81 * 256 * 256 * 6 * 6

@@ -1,6 +1,5 @@
 """The parts of an encoder are the weights that its model has; what the graph lacks is named."""
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export.contract.architecture import SQUASH_EPSILON, capsnet_architecture
+from export.contract.architecture import capsnet_architecture
 from export.contract.manifest import newest_version, read_manifest
 from export.optimize.encoder import NotOptimizableError, read_encoder
 from export.optimize.half_precision import half_precision
@@ -24,7 +23,6 @@ from tests.support.random_encoders import (
 )
 from training.config import CapsNetConfig, StemConvolution
 from training.models.capsnet import CapsNet
-from training.models.capsules import squash
 
 MODELS = ROOT / "models"
 
@@ -79,10 +77,6 @@ def test_sizes_are_those_of_the_network():
     assert architecture.strides == {"stem.0": 2, "stem.1": 1, "conv1": 1, "primary_caps.conv": 2}
     assert architecture.sizes == {"stem.0": 36, "stem.1": 16, "conv1": 14, "primary_caps.conv": 11}
     assert config.primary_size == (11 - 4) // 2 + 1
-
-
-def test_the_squash_of_the_graphs_is_that_of_the_network():
-    assert inspect.signature(squash).parameters["eps"].default == SQUASH_EPSILON
 
 
 @pytest.mark.parametrize(

@@ -155,24 +155,24 @@ Load = Callable[[], Batches]
 def _measure_gradient(train: Train, load: Load, config: RunConfig) -> Row:
     """Size of the gradients that an untargeted attack begins with, and how many of them are exactly 0.
 
-    With them `pixel_deviation`: the standard deviation of an image's pixels, median over images, by which
-    standardizing divides; of a pair the mean of both views.
+    With them `pixel_deviation`: the standard deviation of an image's pixels, of both views together, by which
+    standardizing divides; median over images.
 
     Margins are widened, as attacks have them, but for `images_without_in_training_percent`: images that have
     no gradient at all by the margins of training.
     """
     images, trained = load(), train(config)
-    climbed = attacks.with_widest_margins(config.loss)
+    widened = attacks.with_widest_margins(config.loss)
     right, without, zeros, sizes, spreads = [], [], [], [], []
     for batch in images.fixed(BATCH[next(trained.model.parameters()).device.type]):
         labels = batch.targets.argmax(dim=1)
-        found = attacks.gradient(trained.model, batch.pixels, labels, climbed).flatten(1)
+        found = attacks.gradient(trained.model, batch.pixels, labels, widened).flatten(1)
         in_training = attacks.gradient(trained.model, batch.pixels, labels, config.loss).flatten(1)
         right.append(answers(trained.model, batch.pixels) == labels)
         without.append((in_training == 0).all(dim=1))
         zeros.append((found == 0).double().mean(dim=1))
         sizes.append(found.double().abs().mean(dim=1))
-        spreads.append(batch.pixels.flatten(2).std(dim=2).mean(dim=1))
+        spreads.append(batch.pixels.flatten(1).std(dim=1))
     size, zero = torch.cat(sizes), torch.cat(zeros)
     return {
         "images": len(size),

@@ -250,10 +250,11 @@ HEADER = (
 )
 TEXT = f"""
 A distance is the Euclidean one, over the 16 elements of a pose, from a vote to the mean that an iteration
-computes; each vote is weighted by the assignments that the mean is computed with, which are equal for all
-classes in the first iteration. The paper shows three images of smallNORB and has no numbers: "at the first
-iteration, votes are distributed equally", in the second "most of the votes are assigned to the detected
-clusters", and "the other capsules only receive scattered votes which are further than {PAPERS_ZOOM}".
+computes; each vote is weighted by its assignment to the class, before it is multiplied by the child's
+activation; in the first iteration these are equal for all classes. The paper shows three images of smallNORB
+and has no numbers: "at the first iteration, votes are distributed equally", in the second "most of the votes
+are assigned to the detected clusters", and "the other capsules only receive scattered votes which are further
+than {PAPERS_ZOOM}".
 Distances scale with a network's poses, so the figure zooms in on the nearer half of the first iteration's.
 Its first row shows the votes of all images at all distances; below are the first images of a truck and of a
 human that are routed right, as in the paper, and one that is not.

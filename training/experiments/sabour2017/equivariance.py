@@ -208,8 +208,9 @@ def explained(changes: Tensor, amounts: Tensor, labels: Tensor, components: int 
         of_class = changes[:, labels == label].double()
         fitted, others = (_standing(of_class[:, start::2], amounts) for start in (0, 1))
         if components is not None and components < changes.shape[-1]:
-            _, _, directions = torch.linalg.svd(fitted[0], full_matrices=False)
-            fitted, others = ((x @ directions[:components].T, y) for x, y in (fitted, others))
+            center = fitted[0].mean(dim=0)
+            _, _, directions = torch.linalg.svd(fitted[0] - center, full_matrices=False)
+            fitted, others = (((x - center) @ directions[:components].T, y) for x, y in (fitted, others))
         errors = others[1] - others[0] @ _ridge(*fitted)
         left += float(errors.square().sum())
         total += float(others[1].square().sum())
@@ -235,11 +236,12 @@ def _deviations(changes: Tensor, features: Tensor, amounts: Tensor, labels: Tens
     """
     slopes = torch.einsum("anf,a->nf", changes, amounts) / amounts.square().sum()
     way = float(amounts[-1] - amounts[0])
-    return [
-        (way * slopes[of].mean(dim=0) / features[len(amounts) // 2][of].std(dim=0).clamp(min=1e-6)).tolist()
-        for label in labels.unique()
-        for of in [labels == label]
-    ]
+    at_rest, found = features[len(amounts) // 2], []
+    for label in labels.unique():
+        of_class = labels == label
+        deviation = at_rest[of_class].std(dim=0).clamp(min=1e-6)
+        found.append((way * slopes[of_class].mean(dim=0) / deviation).tolist())
+    return found
 
 
 def report(rows: list[Row]) -> str:
@@ -311,7 +313,7 @@ over unmoved test images of the digit it changes from one end of the motion to t
 
 
 def _strongest(deviations: list[float]) -> str:
-    dimension, change = max(enumerate(deviations), key=lambda pair: abs(pair[1]))
+    dimension, change = markdown.largest(deviations)
     return f"{dimension} ({change:+.1f})"
 
 

@@ -145,9 +145,9 @@ def report(rows: list[Row]) -> str:
     """For each digit and property the dimension that changes it most."""
     lines = []
     for row in rows:
-        cells = [_strongest(row["effects"][name]) for name in PROPERTIES]
+        cells = [markdown.largest(row["effects"][name]) for name in PROPERTIES]
         lines.append((f"digit {row['digit']}", *(f"{change:+.1f} ({d})" for d, change in cells)))
-    widths = sum(abs(_strongest(row["effects"]["width"])[1]) >= 1 for row in rows)
+    widths = sum(abs(markdown.largest(row["effects"]["width"])[1]) >= 1 for row in rows)
     images = min(row["images"] for row in rows)
     return f"""{markdown.table(("", *PROPERTIES), lines)}
 In brackets the dimension that changes the property most, and before it by how much, on its way from
@@ -170,11 +170,6 @@ def said_of_loss(rows: list[Row]) -> str:
         f"\nThe network is that of the preset {OFFICIAL}, the authors' code's: its loss weighs "
         "reconstructions 20 times as much as the paper's, and first weights and coupling are others.\n"
     )
-
-
-def _strongest(effects: list[float]) -> tuple[int, float]:
-    """The dimension with the largest effect, and the effect."""
-    return max(enumerate(effects), key=lambda pair: abs(pair[1]))
 
 
 def _names(row: Row) -> list[str]:

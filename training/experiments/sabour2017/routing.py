@@ -270,7 +270,7 @@ def _verdict(row: Row) -> str:
 
 def _report_losses(losses: dict[int, Row]) -> str:
     lines = [
-        (_iterations(n), *(f"{_loss_at(row, fraction):.4f}" for fraction in (0.25, 0.5, 1)))
+        (markdown.counted(n, "iteration"), *(f"{_loss_at(row, fraction):.4f}" for fraction in (0.25, 0.5, 1)))
         for n, row in losses.items()
     ]
     row = next(iter(losses.values()))
@@ -290,10 +290,6 @@ def _end(losses: dict[int, Row]) -> str:
         return ""
     few, more = (_loss_at(losses[count], 1) for count in COMPARED)
     return f"Ours ends {abs(more - few):.4f} {'lower' if more < few else 'higher'} with {COMPARED[1]}. "
-
-
-def _iterations(count: int) -> str:
-    return "1 iteration" if count == 1 else f"{count} iterations"
 
 
 def _loss_at(row: Row, fraction: float) -> float:
@@ -342,7 +338,8 @@ def _draw_losses(axis: Any, losses: dict[int, Row]) -> None:
     """Training loss over the steps."""
     colors = {1: figure.OTHER, 3: figure.OURS}
     for iterations, row in losses.items():
-        axis.plot(row["at_step"], row["loss"], color=colors[iterations], label=_iterations(iterations))
+        label = markdown.counted(iterations, "iteration")
+        axis.plot(row["at_step"], row["loss"], color=colors[iterations], label=label)
         axis.set_xlabel(f"steps of {row['batch_size']} images of {row['data']}")
     axis.set_ylabel("training loss")
     if losses:

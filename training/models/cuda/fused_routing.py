@@ -1,9 +1,10 @@
 """Routing by agreement for training on CUDA: predictions are made where they are wanted, and never stored.
 
 The predictions of 128 MNIST images take 94 MB, which routing by array operations reads in every iteration,
-and again for gradients. Here an iteration is one kernel (`routing_kernels.py`), and so is the way back
-through it; one more makes the gradients of the factors of the predictions. Kept for the way back are logits
-and upper capsules of each iteration. Nothing waits for the GPU, so that CUDA graphs can record it.
+and again for gradients. Here an iteration is one Triton kernel (`routing_kernels.py`), whose partial sums
+torch adds and squashes, and so is the way back through it; one more makes the gradients of the factors of the
+predictions. Kept for the way back are logits and upper capsules of each iteration. Nothing waits for the GPU,
+so that CUDA graphs can record it.
 """
 
 # B images, I lower capsules, J upper capsules, E lower pose, D upper pose, T iterations
@@ -27,6 +28,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from export.contract.architecture import SQUASH_EPSILON
 from training.models.capsules import squash
 from training.models.cuda import routing_kernels
 
@@ -34,7 +36,6 @@ IMAGES = 16  # in a tile
 CHUNK = 16  # lower capsules that one program sums over
 WARPS = 4  # of a program; the three kernels took 1.3 times as long with 8, and chunks of 32 (H200)
 SMALLEST_FACTOR = 16  # side of a matrix that Triton multiplies
-SQUASH_EPS = 1e-7  # as in `squash`
 
 
 def route(
@@ -159,7 +160,7 @@ class _FusedRouting(torch.autograd.Function):
 def _through_squash(s: Tensor, grad_v: Tensor) -> Tensor:
     """Gradient by s of v = s f(|s|^2), [B, J, D]: f grad_v + 2 f' (s . grad_v) s."""
     sq = s.square().sum(dim=-1, keepdim=True)
-    per_length = (sq + SQUASH_EPS).rsqrt()
+    per_length = (sq + SQUASH_EPSILON).rsqrt()
     share = sq / (1 + sq)
     slope = per_length / (1 + sq).square() - 0.5 * share * per_length**3
     return share * per_length * grad_v + 2 * slope * (s * grad_v).sum(dim=-1, keepdim=True) * s

@@ -239,18 +239,19 @@ def gradients_of_factors(
     matrix = load_matrix(weight, i, upper, lower_dim, upper_dim, upper_tile, lower_dim_tile, upper_dim_tile)
     grad_matrix = tl.zeros([lower_dim_tile, columns], tl.float32)
     for start in range(0, batch, image_tile):
-        b = start + tl.arange(0, image_tile)[:, None]
+        b = tl.cast(start, tl.int64) + tl.arange(0, image_tile)[:, None]
         there, slots = (b < batch) & (j < upper), (b * lower + i) * upper + j
         grad_u_hat = tl.zeros([image_tile, upper_tile, upper_dim_tile], tl.float32)
         for t in range(iterations):
+            at = tl.cast(t, tl.int64)
             if t == 0:
                 logit = tl.load(first_logits + b * stride_b + i * stride_i + j, mask=there, other=NOWHERE)
             else:
-                logits_of_t = logits + (t - 1) * batch * lower * upper
+                logits_of_t = logits + (at - 1) * batch * lower * upper
                 logit = tl.load(logits_of_t + slots, mask=there, other=NOWHERE)
             c = couple(logit, none_of_the_above)
-            grad_agreement = tl.load(grad_logits + t * batch * lower * upper + slots, mask=there, other=0.0)
-            start_of_t = t * batch * upper * upper_dim
+            grad_agreement = tl.load(grad_logits + at * batch * lower * upper + slots, mask=there, other=0.0)
+            start_of_t = at * batch * upper * upper_dim
             grad_s_tile = load_upper(
                 grad_s + start_of_t, b, batch, upper, upper_dim, upper_tile, upper_dim_tile
             )

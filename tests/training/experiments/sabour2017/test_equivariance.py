@@ -97,6 +97,13 @@ def test_of_many_features_the_strongest_changes_alone_may_be_asked():
     assert equivariance.explained(strong + weak, AMOUNTS, LABELS, components=1) < 0.01
 
 
+def test_a_change_that_is_the_same_for_both_directions_takes_no_component_away():
+    same = torch.tensor([5.0, 0, 0]).expand(len(AMOUNTS), 40, 3)
+    strong = AMOUNTS.square()[:, None, None] * torch.tensor([0, 2.0, 0]).expand(40, 3)
+    weak = changes(torch.tensor([0, 0, 1.0]).expand(40, 3))
+    assert equivariance.explained(same + strong + weak, AMOUNTS, LABELS, components=2) > 0.9
+
+
 def test_a_row_has_curves_that_begin_at_what_the_network_says_of_unmoved_digits(runner, plan):
     capsnet, cnn = runner.rows()
     assert (capsnet["features"], cnn["features"]) == (16, 48)

@@ -91,6 +91,20 @@ def test_the_table_has_the_papers_number_beside_ours(runner):
     assert "| mnist, baseline CNN |  | 0.39 |  |" in text
 
 
+def test_networks_that_were_trained_for_other_numbers_of_steps_are_not_compared():
+    methods = {table1.CNN: 10, "3 iterations": 20, "3 iterations, reconstruction": 20}
+    rows = [
+        {"data": "mnist", "method": method, "seed": 0, "error_percent": 3.0, "images": 9, "wrong": [1]}
+        | {"steps": steps}
+        for method, steps in methods.items()
+    ]
+    compared = table1.report(rows)
+    assert "| mnist, reconstruction, with routing |" in compared
+    assert "| mnist, capsules, not a CNN |" not in compared
+    rows[0]["steps"] = 20
+    assert "| mnist, capsules, not a CNN |" in table1.report(rows)
+
+
 def test_the_figure_has_a_dot_for_every_seed_and_a_line_for_every_number_of_the_paper(tmp_path):
     rows = [
         {"data": data, "method": method, "error_percent": 2.0 + place + seed}

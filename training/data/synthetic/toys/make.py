@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -121,16 +122,16 @@ def _rows(conditions: Conditions, split: Part) -> NDArray[np.int64]:
 
 def sittings(conditions: Conditions) -> list[Sitting]:
     """All that it takes to fill the matrices, split by split."""
-    rows = {split: _rows(conditions, split) for split in SPLITS}
-    return [
-        Sitting(split, category, instance, azimuth, subject, conditions, of_toy[place][:, 0])
-        for split in SPLITS
-        for category in range(len(CLASS_NAMES))
-        for instance in conditions.toys(split)
-        for subject, of_toy in [(toy(category, instance), rows[split][category, instance])]
-        for azimuth in conditions.azimuths
-        for place in [np.ix_(conditions.elevations, [azimuth], conditions.lightings)]
-    ]
+    planned = []
+    for split in SPLITS:
+        rows = _rows(conditions, split)
+        for category, instance in product(range(len(CLASS_NAMES)), conditions.toys(split)):
+            subject, of_toy = toy(category, instance), rows[category, instance]
+            for azimuth in conditions.azimuths:
+                place = np.ix_(conditions.elevations, [azimuth], conditions.lightings)
+                pairs = of_toy[place][:, 0]
+                planned.append(Sitting(split, category, instance, azimuth, subject, conditions, pairs))
+    return planned
 
 
 def _render(planned: list[Sitting], part: Path, processes: int) -> None:

@@ -64,7 +64,7 @@ def hang_lamp(solids: Sequence[Solid], place: Vector, target: Vector, radius: fl
     Args:
         solids: what the toy is made of.
         place: of the lamp, [3].
-        target: the middle of the toy, [3].
+        target: where it points, [3].
         radius: of a ball around it that holds the toy; nothing outside casts a shadow.
         power: the light it gives at distance 1.
     """

@@ -50,7 +50,7 @@ class Toy:
 
     Attributes:
         solids: what it is made of.
-        middle: of the box around it, [3]; cameras and lamps look there.
+        middle: above the middle of the table, half as high as the toy, [3]; cameras and lamps look there.
         radius: of a ball around the middle that holds it.
     """
 
