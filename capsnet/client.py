@@ -59,7 +59,8 @@ class Client(BaseClient[httpx.Client]):
             larger one.
 
     Raises:
-        ValueError: no http or https URL, or a time of 0 or less.
+        ValueError: no http or https URL, a time of 0 or less, or a key that no header can hold or that stands
+            beside a name in the URL.
     """
 
     def classify(

@@ -372,7 +372,7 @@ function centered(large, width, height) {
 function startOf(profile, side) {
   const mass = sum(profile);
   const moment = sum(profile.map((one, place) => one * (place + 0.5)));
-  return round(CENTER * side - moment / mass);
+  return round(round(1000 * (CENTER * side - moment / mass)) / 1000); // of a symmetric digit a half, but for noise
 }
 
 const resized = (plane, width, height, filter) => resize({ ...plane, channels: 1 }, width, height, { filter });

@@ -22,7 +22,7 @@ export function onProgress(listener) {
 
 /** The models as the API lists them, each version with its manifest and the grids of its capsules. */
 export async function models() {
-  listed ??= download("models.json").then(async (answer) => (await answer.json()).models);
+  listed ??= download("models.json", "json").then(({ models }) => models);
   return kept(listed, () => (listed = null));
 }
 
@@ -119,26 +119,23 @@ class Model {
   }
 
   async #downloadGraph(role) {
-    return new Uint8Array(await (await download(`${this.#path}/${role}.onnx`)).arrayBuffer());
+    return new Uint8Array(await download(`${this.#path}/${role}.onnx`, "arrayBuffer"));
   }
 
   async #downloadWeights() {
     const path = `${this.#path}/${WEIGHTS}`;
     const weights = new Uint8Array(this.#bytes);
     const progress = { name: this.name, loaded: 0, total: this.#bytes };
-    const reader = (await download(path)).body.getReader();
-    const read = () =>
-      reader.read().catch((error) => {
-        throw failed(path, error.message);
-      });
+    const reader = (await request(path)).body.getReader();
+    const read = () => reader.read().catch((error) => fail(path, error.message));
     try {
       for (let part = await read(); !part.done; part = await read()) {
-        if (progress.loaded + part.value.length > this.#bytes) throw failed(path, `it has more than ${this.#bytes} bytes`);
+        if (progress.loaded + part.value.length > this.#bytes) fail(path, `it has more than ${this.#bytes} bytes`);
         weights.set(part.value, progress.loaded);
         progress.loaded += part.value.length;
         tell(progress);
       }
-      if (progress.loaded < this.#bytes) throw failed(path, `it ends after ${progress.loaded} of ${this.#bytes} bytes`);
+      if (progress.loaded < this.#bytes) fail(path, `it ends after ${progress.loaded} of ${this.#bytes} bytes`);
     } finally {
       tell({ ...progress, loaded: this.#bytes }); // nothing comes any more
     }
@@ -146,16 +143,20 @@ class Model {
   }
 }
 
-async function download(path) {
-  const answer = await fetch(new URL(path, FOLDER)).catch((error) => {
-    throw failed(path, error.message);
-  });
-  if (!answer.ok) throw failed(path, `the host answers ${answer.status}`);
+/** The body of a file, "json" or "arrayBuffer". */
+async function download(path, kind) {
+  const answer = await request(path);
+  return answer[kind]().catch((error) => fail(path, error.message)); // of a connection that is cut
+}
+
+async function request(path) {
+  const answer = await fetch(new URL(path, FOLDER)).catch((error) => fail(path, error.message));
+  if (!answer.ok) fail(path, `the host answers ${answer.status}`);
   return answer;
 }
 
-function failed(path, why) {
-  return new Problem(502, "A file of this site cannot be loaded", `${path}: ${why.replace(/\.$/, "")}. Check the connection, then try again.`);
+function fail(path, why) {
+  throw new Problem(502, "A file of this site cannot be loaded", `${path}: ${why.replace(/\.$/, "")}. Check the connection, then try again.`);
 }
 
 /** What was promised; if that failed, it may be tried again. */

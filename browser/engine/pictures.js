@@ -6,6 +6,7 @@ import { reduce } from "./resize.js";
 
 const MIN_SIDE_PIXELS = 8; // nothing can be recognized on fewer
 const MAX_PIXELS = 50_000_000;
+const MAX_SIDE_PIXELS = 65_535; // as far as JPEG goes
 const WORKING_SIDE_PIXELS = 1024; // larger pictures are shrunk by a whole factor, the shorter side to no less
 const LONG_SIDE_PIXELS = 4 * WORKING_SIDE_PIXELS;
 const STRIP_PIXELS = 2 ** 20; // taken from the browser at once
@@ -20,7 +21,6 @@ const STRIP_PIXELS = 2 ** 20; // taken from the browser at once
 export async function readPicture(file) {
   const bitmap = await decoded(file);
   try {
-    const { width, height } = bitmap;
     checkSize(bitmap);
     return onAGround(shrunk(bitmap));
   } finally {
@@ -41,6 +41,8 @@ function checkSize({ width, height }) {
   const size = `picture is ${width}x${height}`;
   if (width * height > MAX_PIXELS)
     throw new Problem(413, "The picture has too many pixels", `${size}, ${width * height} pixels; at most ${MAX_PIXELS} are read`);
+  if (Math.max(width, height) > MAX_SIDE_PIXELS)
+    throw new Problem(413, "The picture has too many pixels", `${size}; a side may have at most ${MAX_SIDE_PIXELS} pixels`);
   if (Math.min(width, height) < MIN_SIDE_PIXELS)
     throw new Problem(422, "The picture cannot be read", `${size}; expected at least ${MIN_SIDE_PIXELS}x${MIN_SIDE_PIXELS} pixels`);
 }

@@ -1,5 +1,5 @@
-// Resizing as Pillow does it, to the last bit of 8: the same weights, rounded alike, and between its two passes
-// pixels are whole numbers again. Canvases of browsers resize each in a way of their own.
+// Resizing as Pillow 13 does it, to the last bit of 8: the same weights, rounded alike, its two passes in the same order,
+// and pixels that are whole numbers again between them. Canvases of browsers resize each in a way of their own.
 
 // A plane is {width, height, channels, values}: Uint8Array of 0-255, or Float32Array; row by row.
 
@@ -27,13 +27,14 @@ export function round(value) {
  * @param {number} height
  * @param {{filter?: string, box?: number[]}} [options] the part that is shown: left, top, right, bottom
  */
-export function resize(plane, width, height, { filter = "bilinear", box = [0, 0, plane.width, plane.height] } = {}) {
-  let made = plane;
-  if (width !== made.width || box[0] || box[2] !== made.width)
-    made = pass(made, width, made.height, box[0], box[2], FILTERS[filter], true);
-  if (height !== made.height || box[1] || box[3] !== made.height)
-    made = pass(made, made.width, height, box[1], box[3], FILTERS[filter], false);
-  return made;
+export function resize(plane, width, height, { filter = "bilinear", box: part = [0, 0, plane.width, plane.height] } = {}) {
+  const box = part.map(Math.fround); // as Pillow holds it
+  const across = (made) =>
+    width !== made.width || box[0] || box[2] !== made.width ? pass(made, width, made.height, box[0], box[2], FILTERS[filter], true) : made;
+  const down = (made) =>
+    height !== made.height || box[1] || box[3] !== made.height ? pass(made, made.width, height, box[1], box[3], FILTERS[filter], false) : made;
+  const isDownFirst = plane.height > height && plane.height - height > 2 * (plane.width - width);
+  return isDownFirst ? across(down(plane)) : down(across(plane));
 }
 
 /** Resize a plane of 8 bits, bilinear; one that is much larger is first shrunk by a whole factor, which is faster. */
@@ -92,14 +93,14 @@ function pass({ width, channels, values }, toWidth, toHeight, start, stop, filte
 
 /** For each place, which pixels are added up, and with which factors. */
 function weightsOf(from, to, start, stop, { support, weight }, isBytes) {
-  const scale = (stop - start) / to;
+  const scale = Math.fround(stop - start) / to;
   const stretch = Math.max(scale, 1);
   const reach = support * stretch;
   return Array.from({ length: to }, (_, place) => {
     const center = start + (place + 0.5) * scale;
     const first = Math.max(0, Math.trunc(center - reach + 0.5));
     const end = Math.min(from, Math.trunc(center + reach + 0.5));
-    const raw = Array.from({ length: end - first }, (_, i) => weight((i + first - center + 0.5) / stretch));
+    const raw = Array.from({ length: end - first }, (_, i) => weight((i + first - center + 0.5) * (1 / stretch)));
     const total = raw.reduce((sum, one) => sum + one, 0);
     const factors = raw.map((one) => (isBytes ? Math.trunc((one / total) * FIXED_POINT + Math.sign(one) * 0.5) : one / total));
     return { first, factors };

@@ -300,9 +300,10 @@ def _centered(large: Plane, height: int, width: int) -> Plane:
     frame = np.zeros((OVERSAMPLING * height, OVERSAMPLING * width), np.float32)
     places = []
     for axis, side in enumerate(frame.shape):
-        profile = large.sum(axis=1 - axis)
+        profile = large.sum(axis=1 - axis, dtype=np.float64)
         mass_center = float((profile * (np.arange(len(profile)) + 0.5)).sum() / profile.sum())
-        start = round(CENTER * side - mass_center)
+        # Of a symmetric digit this is a half: without the first rounding, noise would say which way it goes.
+        start = round(round(CENTER * side - mass_center, 3))
         source = slice(max(0, -start), min(len(profile), side - start))
         places.append((slice(source.start + start, source.stop + start), source))
     (rows, source_rows), (columns, source_columns) = places

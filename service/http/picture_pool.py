@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Barrier
 from typing import Any, ParamSpec, TypeVar
 
 from service.errors import OverloadedError, Unfinished
@@ -62,12 +63,30 @@ class _Job:
             self.over.set_result(None)
 
 
+def _start_all(executor: ThreadPoolExecutor, threads: int) -> None:
+    """Let all threads exist: one that cannot be started is told of here, not to a request whose turn is lost.
+
+    Raises:
+        RuntimeError: the system starts no more threads, as at a container's limit.
+    """
+    together = Barrier(threads)
+    try:
+        for _ in range(threads):
+            executor.submit(together.wait)
+    except RuntimeError:
+        together.abort()
+        raise
+
+
 class PicturePool:
     """The threads. All methods belong to the event loop.
 
     Args:
         threads: how many there are.
         max_images: images that may be decoded or wait for it at the same time, see `room_for`.
+
+    Raises:
+        RuntimeError: the system starts no more threads.
 
     Attributes:
         images: those that are being decoded, or wait for it.
@@ -77,6 +96,7 @@ class PicturePool:
         self.images = 0
         self._max_images = max_images
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pictures")
+        _start_all(self._executor, threads)
         self._free = threads
         self._in_line: deque[_Job] = deque()  # no thread works on them
         self._more: deque[_Job] = deque()  # threads work on them, and there is more to do

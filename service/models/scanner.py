@@ -248,7 +248,7 @@ class Bundles:
             bundle = unread
         trace = None if is_foreseen else error
         log.error("refused %s/%d in %s: %s", model, version, bundle.path, reason, exc_info=trace)
-        self._metrics.refused(model, version)
+        self._metrics.refused(model)
         return BundleVersion(bundle.path, bundle.fingerprint, reason)
 
     def is_any_usable(self, unloaded: Set[str]) -> bool:

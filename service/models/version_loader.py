@@ -63,5 +63,5 @@ class VersionLoader:
             return loaded
         await asyncio.to_thread(release_memory, [engine])
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
-        self._metrics.reloaded(model, version)
+        self._metrics.reloaded(model)
         return start_model(model, version, bundle, engine, self._settings, self._metrics)

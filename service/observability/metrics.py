@@ -93,11 +93,11 @@ class Metrics:
             self._restarts.labels(name),
         )
 
-    def reloaded(self, model: str, version: int) -> None:
+    def reloaded(self, model: str) -> None:
         """A version was loaded and takes traffic."""
         self._reloads.labels(model).inc()
 
-    def refused(self, model: str, version: int) -> None:
+    def refused(self, model: str) -> None:
         """A bundle could not be loaded."""
         self._refusals.labels(model).inc()
 

@@ -155,7 +155,9 @@ def _in_path(name: str, description: str) -> dict[str, Any]:
     }
 
 
-NAME_PARAMETER = _in_path("name", "the model's name for its encoder, `<model>-decoder` for its decoder")
+NAME_PARAMETER = _in_path(
+    "name", "the model's name for its encoder, `<model>-decoder` and `<model>-explain` for the other graphs"
+)
 MODEL_IN_PATH: dict[str, Any] = {"parameters": [NAME_PARAMETER]}
 VERSION_IN_PATH: dict[str, Any] = {
     "parameters": [NAME_PARAMETER, _in_path("version", "a positive integer")],

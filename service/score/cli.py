@@ -80,6 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         remedy = "" if options.out == "-" else "; continue with --resume"
         say(f"interrupted; the rows written so far stay{remedy}")
+        if options.ray:
+            os._exit(STOPPED_BY_SIGNAL)  # see `ray_run`
         sys.exit(STOPPED_BY_SIGNAL)
     except BrokenPipeError:  # by `| head`, for example
         # So that the flush at exit does not fail.

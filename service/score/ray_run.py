@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +36,9 @@ try:
     from service.score.shard_scorer import Job, choose_model, score_shards
     from service.score.shards import ADDRESS, FileShard, Shard, find_shards, shown_place
 except ModuleNotFoundError as error:
-    if error.name not in {"ray", "pyarrow", "pandas"}:
+    if error.name not in {"ray", "pyarrow", "pandas", "onnxruntime"}:
         raise
-    raise ScoreError(f"--ray needs {error.name}: pip install -e '.[ray]'") from None
+    raise ScoreError(f"--ray needs {error.name}: pip install -e '.[cpu,ray]'") from None
 
 CONNECT_S = 10
 CPUS = 2  # for each process, whose threads decode and compute
@@ -88,7 +89,10 @@ def _run(
     Returns:
         The run's record, what these parts stand for, and the seconds that they took.
     """
-    model = ray.get(ray.remote(num_cpus=job.threads)(choose_model).remote(job))
+    try:
+        model = ray.get(ray.remote(num_cpus=job.threads)(choose_model).remote(job))
+    except ray.exceptions.RayError as error:
+        raise ScoreError(_gave_up(error)) from None
     if isinstance(model, str):
         raise ScoreError(model)
     spec = run_spec(options, model, "parquet")
@@ -143,8 +147,11 @@ def _score(
                 raise ScoreError(_ended(part["fault"], folder))
             yield part["part"], PartFacts(json.loads(part["labels"]), part["skipped"])
     except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise ScoreError(_ended(f"Ray gave up: {reason}", folder)) from None
+        raise ScoreError(_ended(_gave_up(error), folder)) from None
+
+
+def _gave_up(error: "ray.exceptions.RayError") -> str:
+    return f"Ray gave up: {str(error).strip().splitlines()[-1]}"
 
 
 def _ended(fault: str, folder: PartFolder) -> str:
@@ -156,7 +163,7 @@ def _ended(fault: str, folder: PartFolder) -> str:
 
 def _check_options(options: argparse.Namespace) -> None:
     if not options.paths:
-        raise ScoreError("--ray needs pictures: name files, folders or addresses; lists are for --local")
+        raise ScoreError("--ray needs pictures: name files, folders or addresses; lists do not go with --ray")
     refused = {
         "--local": options.local,
         "--url": options.url,
@@ -245,7 +252,9 @@ def _cluster() -> Iterator[int]:
             raise ScoreError("no node of the Ray cluster has a CPU for tasks")
         yield min(CPUS, int(max(cpus)))
     finally:
-        ray.shutdown()
+        # Not after Ctrl-C: Ray's threads would dump their stacks. `main` ends the process at once.
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            ray.shutdown()
 
 
 def _check_address(address: str) -> None:

@@ -81,6 +81,7 @@ class RowShard:
         end: the row group after the last one.
         first_row: number of the first row in the file.
         rows: number of rows.
+        fault: why the file could not be cut; then it has no row groups, and counts as one row.
     """
 
     place: str
@@ -89,6 +90,7 @@ class RowShard:
     end: int
     first_row: int
     rows: int
+    fault: str = ""
 
     @property
     def row_names(self) -> Iterable[str]:
@@ -97,13 +99,16 @@ class RowShard:
 
     def pictures(self, image_column: str | None, id_column: str | None) -> Iterator[Picture]:
         """The pictures in these columns."""
+        if self.fault:
+            yield unreadable(self.shown, self.fault)
+            return
         files, path = open_place(self.place)
         try:
             with files.open_input_file(path) as file:
                 groups = RowGroups(file, self.first, self.end, self.first_row)
                 yield from in_parquet(self.shown, image_column, id_column, groups)
         except FAULTS as error:
-            yield unreadable(self.shown, f"the Parquet file cannot be read: {error}")
+            yield unreadable(self.shown, _fault(error))
 
 
 Shard = FileShard | RowShard
@@ -275,8 +280,8 @@ def _in_row_groups(
             find_image_column(shown, parquet.schema_arrow, image_column, id_column)
             groups = parquet.metadata
             counts = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
-    except FAULTS:
-        yield RowShard(place, shown, 0, 0, 0, rows=1)
+    except FAULTS as error:
+        yield RowShard(place, shown, 0, 0, 0, rows=1, fault=_fault(error))
         return
     first, first_row, row = 0, 0, 0
     for number, count in enumerate(counts):
@@ -285,6 +290,10 @@ def _in_row_groups(
         if row > first_row and ((row - first_row >= size and row % 2 == 0) or is_last):
             yield RowShard(place, shown, first, number + 1, first_row, row - first_row)
             first, first_row = number + 1, row
+
+
+def _fault(error: Exception) -> str:
+    return f"the Parquet file cannot be read: {error}"
 
 
 def _is_parquet(name: str) -> bool:

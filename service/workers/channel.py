@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, cast
 
-LENGTH = struct.Struct("=I")
+LENGTH = struct.Struct("=Q")
 
 
 class Channel(asyncio.Protocol):

@@ -222,10 +222,9 @@ class _Worker:
                 arguments = (self._model(arguments[0]), *arguments[1:])
             timings = begin_timings()
             value = await self._server.calls[name](*arguments)
-            answer: tuple[object, ...] = ("answer", number, value, timings.parts)
+            self.channel.send(("answer", number, value, timings.parts))
         except Exception as error:  # whatever it is, the worker's request gets it
-            answer = ("error", number, _portable(error))
-        self.channel.send(answer)
+            self.channel.send(("error", number, _portable(error)))
 
     def _model(self, key: int) -> LoadedModel:
         if key not in self._held:  # it was loaded by the engine process before this one

@@ -172,8 +172,8 @@ class RemoteModels(Models):
             raise _no_engine()
         number = next(self._numbers)
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
-        self._channel.send(("call", number, name, arguments))
         try:
+            self._channel.send(("call", number, name, arguments))
             value, parts = await answer
             if parts and (timings := timings_of_request()):
                 timings.add(*parts)  # all processes of a machine have the same monotonic clock

@@ -60,6 +60,9 @@ def begin_child() -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    supervisor = multiprocessing.parent_process()
+    if supervisor and os.getppid() != supervisor.pid:  # it died before this one was to hear of it
+        os._exit(0)
 
 
 @dataclass(eq=False)

@@ -17,8 +17,3 @@ export function element(tag, properties = {}, ...children) {
 export const enable = (button, isEnabled) => button.setAttribute("aria-disabled", String(!isEnabled));
 
 export const isEnabled = (button) => button.getAttribute("aria-disabled") !== "true";
-
-/** A size in the page's pixels and a canvas's own, so that it is sharp on every screen. */
-export function context(canvas) {
-  return canvas.getContext("2d");
-}

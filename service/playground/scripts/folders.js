@@ -15,7 +15,7 @@ async function filesIn(entry) {
   for (;;) {
     const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // 100 at a time
     if (!some.length) break;
-    found.push(...(await Promise.all(some.map(filesIn))).flat());
+    for (const files of await Promise.all(some.map(filesIn))) for (const one of files) found.push(one); // maybe too many to spread
   }
   return found.filter(({ path }) => !isHidden(path));
 }

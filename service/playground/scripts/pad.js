@@ -1,6 +1,6 @@
 // The drawing area: pen strokes by mouse, touch, pen or keys, or one image; with undo.
 
-import { byId, context, enable } from "./dom.js";
+import { byId, enable } from "./dom.js";
 import { fitted } from "./picture.js";
 import { onScheme } from "./scheme.js";
 import { ink, PEN, snapped } from "./strokes.js";
@@ -173,7 +173,7 @@ export class Pad {
   }
 
   #paint() {
-    const [canvas, drawing] = [this.#canvas, context(this.#canvas)];
+    const [canvas, drawing] = [this.#canvas, this.#canvas.getContext("2d")];
     const side = canvas.width;
     const style = getComputedStyle(canvas);
     drawing.clearRect(0, 0, side, side);

@@ -1,7 +1,5 @@
 // Pictures in canvases.
 
-import { context } from "./dom.js";
-
 const MOST_PIXELS = 50_000_000; // that are decoded, 200 MB of them; the service takes no more either, unless it is told to
 
 /** The bitmap of a base64 PNG file. */
@@ -12,12 +10,15 @@ export async function fromBase64(png) {
 /** The bytes of a base64 text. */
 export const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 
-/** The base64 of a file. */
-export async function toBase64(file) {
+/** The base64 text of bytes. */
+export function base64(values) {
   let text = "";
-  for (const byte of new Uint8Array(await file.arrayBuffer())) text += String.fromCharCode(byte);
+  for (const byte of values) text += String.fromCharCode(byte); // maybe too many to spread
   return btoa(text);
 }
+
+/** The base64 text of a file. */
+export const toBase64 = async (file) => base64(new Uint8Array(await file.arrayBuffer()));
 
 /**
  * An image file in a square canvas, as large as fits, on the ground that the network gets; null if the browser cannot show it.
@@ -69,13 +70,14 @@ async function pixelsOf(file) {
 export function show(canvas, bitmap) {
   if (canvas.width !== bitmap.width || canvas.height !== bitmap.height)
     Object.assign(canvas, { width: bitmap.width, height: bitmap.height });
-  context(canvas).clearRect(0, 0, canvas.width, canvas.height);
-  context(canvas).drawImage(bitmap, 0, 0);
+  const drawing = canvas.getContext("2d");
+  drawing.clearRect(0, 0, canvas.width, canvas.height);
+  drawing.drawImage(bitmap, 0, 0);
 }
 
 /** Black again. */
 export function blank(canvas) {
-  context(canvas).clearRect(0, 0, canvas.width, canvas.height);
+  canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
 }
 
 /** A canvas as a PNG file. */

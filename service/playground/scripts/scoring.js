@@ -5,7 +5,8 @@ import { ServiceError } from "./transport.js";
 
 const BATCH = 32; // images in a request
 const AT_ONCE = 2; // requests
-const ABOUT_A_FILE = new Set([0, 413, 415, 422]); // 0: it cannot be read
+const ABOUT_A_FILE = new Set([0, 413, 415, 422]); // statuses; 0: it cannot be read
+const ABOUT_THE_QUERY = new Set(["/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"]); // with such a status
 
 /**
  * Classify items, each of one file or of a pair.
@@ -30,7 +31,7 @@ async function score(batch, model, onOutcome, signal) {
     const answer = await api.classify(batch.flatMap(({ files }) => files), query, signal);
     batch.forEach((item, index) => onOutcome(item, { result: answer.results[index] }));
   } catch (error) {
-    if (!(error instanceof ServiceError) || !ABOUT_A_FILE.has(error.status)) throw error;
+    if (!(error instanceof ServiceError) || !ABOUT_A_FILE.has(error.status) || ABOUT_THE_QUERY.has(error.type)) throw error;
     if (batch.length === 1) return onOutcome(batch[0], { error: error.message });
     const half = Math.ceil(batch.length / 2); // the file that is to blame is in one of the halves
     await score(batch.slice(0, half), model, onOutcome, signal);

@@ -1,7 +1,7 @@
 // A link that brings back what is on the screen: the view, the model, the image and the sliders.
 
 import { changed, parts } from "./address.js";
-import { bytes } from "./picture.js";
+import { base64, bytes } from "./picture.js";
 import { packStrokes, unpackStrokes } from "./strokes.js";
 
 /** The address of the view that is shown, and of what the explore view has. */
@@ -71,8 +71,7 @@ async function half(both, index) {
 }
 
 function pack(value) {
-  const text = String.fromCharCode(...new TextEncoder().encode(JSON.stringify(value)));
-  return btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return base64(new TextEncoder().encode(JSON.stringify(value))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 function unpack(text) {

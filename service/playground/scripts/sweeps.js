@@ -84,9 +84,10 @@ export class Sweeps {
 
   #keep(name, promise) {
     this.#asked.set(name, promise);
+    const isKept = () => this.#asked.get(name) === promise; // it may have made way for others, and been asked for again
     promise.then(
-      (strip) => this.#ready.set(name, strip),
-      () => this.#asked.delete(name),
+      (strip) => isKept() && this.#ready.set(name, strip),
+      () => isKept() && this.#asked.delete(name),
     );
     const oldest = this.#asked.size > KEPT && this.#asked.keys().next().value;
     if (oldest) {

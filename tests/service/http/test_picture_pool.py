@@ -1,6 +1,7 @@
 """Threads for pictures: requests take turns, and a lone one has all of them."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,35 @@ def in_pool(threads: int, use: Callable[[PicturePool], Awaitable[Any]]) -> Any:
 
 def fail(number: int) -> None:
     raise ValueError(f"picture {number}")
+
+
+def test_all_threads_are_there_from_the_beginning():
+    async def use(pool: PicturePool) -> int:
+        before = [thread for thread in threading.enumerate() if thread.name.startswith("pictures")]
+        await pool.run_all([partial(time.sleep, 0.01)] * 9)
+        after = [thread for thread in threading.enumerate() if thread.name.startswith("pictures")]
+        assert before == after
+        return len(before)
+
+    assert in_pool(3, use) == 3
+
+
+def test_a_thread_that_cannot_be_started_is_told_at_once_and_leaves_none_waiting(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        PicturePool(3, 1000)
+    gc.collect()  # of the pool that did not come about: then its threads end
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 class Order:

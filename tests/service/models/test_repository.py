@@ -306,7 +306,7 @@ class FaultyMetrics(Metrics):
         self.has_failed = False
 
     def reloaded(self, model: str, version: int) -> None:
-        super().reloaded(model, version)
+        super().reloaded(model)
         if not self.has_failed:
             self.has_failed = True
             raise ZeroDivisionError("no fault of a bundle's")

@@ -113,6 +113,22 @@ def fail(route: Route) -> None:
     route.fulfill(status=500, headers={"Content-Type": "application/problem+json"}, body=problem)
 
 
+def test_a_model_that_is_refused_is_no_fault_of_the_files(page, files):
+    asked = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route)
+        problem = '{"type": "/problems/refused-model", "title": "The model is refused", "status": 422}'
+        route.fulfill(status=422, headers={"Content-Type": "application/problem+json"}, body=problem)
+
+    page.route("**/classify*", refuse)
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files)
+    said = "capsnet-digits version 1 · 0 of 51 files · 0 doubtful · The model is refused"
+    expect(page.locator("#score-said")).to_have_text(said)
+    assert len(asked) <= 2
+
+
 def test_an_error_of_the_service_ends_the_scoring_and_stays_to_be_read(page, files):
     page.route("**/classify*", fail)
     page.click("#tab-score")

@@ -462,8 +462,10 @@ def test_a_gpu_is_refused(pictures, tmp_path, capsys, monkeypatch):
     assert "--ray runs on processors, but CAPSNET_DEVICE is cuda" in told
 
 
-def test_without_ray_the_extra_is_named(pictures, tmp_path):
+@pytest.mark.parametrize("missing", ["ray", "onnxruntime"])
+def test_without_a_package_the_extras_are_named(pictures, tmp_path, missing):
     arguments = [str(pictures), "--ray", "--out", str(tmp_path / "out")]
-    code = f"import sys; sys.modules['ray'] = None; from service.score import main; main({arguments})"
+    code = f"import sys; sys.modules['{missing}'] = None; from service.score import main; main({arguments})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (2, "capsnet-score: --ray needs ray: pip install -e '.[ray]'\n")
+    assert ran.returncode == 2
+    assert ran.stderr == f"capsnet-score: --ray needs {missing}: pip install -e '.[cpu,ray]'\n"

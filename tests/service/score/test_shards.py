@@ -124,7 +124,17 @@ def test_parquet_files_in_a_folder_count(tmp_path):
 def test_a_file_that_is_no_parquet_is_reported_like_a_picture(tmp_path):
     (tmp_path / "set.parquet").write_bytes(b"nothing of the kind")
     ((picture,),) = [list(shard.pictures(None, None)) for shard in shards(tmp_path / "set.parquet")]
-    with pytest.raises(PictureReadError, match="cannot be read further"):
+    with pytest.raises(PictureReadError, match="the Parquet file cannot be read"):
+        picture.read(LIMIT)
+
+
+def test_a_file_that_could_not_be_cut_is_reported_though_it_can_be_read_later(tmp_path):
+    path = tmp_path / "set.parquet"
+    path.write_bytes(b"half of it, as a share gave it")
+    [shard] = shards(path)
+    write_parquet(path, 3, 3)
+    [picture] = shard.pictures(None, None)
+    with pytest.raises(PictureReadError, match="the Parquet file cannot be read"):
         picture.read(LIMIT)
 
 

@@ -121,6 +121,17 @@ def test_errors_come_as_they_are(engine):
     run(scenario())
 
 
+def test_what_cannot_be_sent_leaves_nothing_that_waits(engine):
+    async def scenario() -> None:
+        async with engine.serving(), engine.worker() as models:
+            for _ in range(2):
+                with pytest.raises(Exception, match="pickle"):
+                    await models.call("run", lambda: None)
+            assert not models._waiting
+
+    run(scenario())
+
+
 def test_a_worker_without_the_newest_table_waits_for_it(engine, tmp_path):
     async def scenario() -> None:
         async with (

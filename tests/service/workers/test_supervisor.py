@@ -9,12 +9,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import SpawnContext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from service.http.keys import Keys
 from service.settings import Settings, SettingsError, read_settings
+from service.workers import supervisor
 from service.workers.supervisor import Supervisor, share_of
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.live_service import wait_until
@@ -325,3 +327,15 @@ def _is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_child_whose_supervisor_has_died_meanwhile_ends(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(supervisor.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    for parent, expected in ((os.getppid(), []), (os.getppid() + 1, [0])):
+        process = SimpleNamespace(pid=parent)
+        monkeypatch.setattr(supervisor.multiprocessing, "parent_process", lambda process=process: process)
+        supervisor.begin_child()
+        assert ended == expected
