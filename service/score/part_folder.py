@@ -133,8 +133,11 @@ class PartFolder:
         return {int(match[1]): one for match, one in zip(found, facts, strict=True) if one is not None}
 
     def is_taken(self) -> bool:
-        """Whether a command has begun another run here meanwhile."""
-        there = self.record()
+        """Whether a command has begun another run here meanwhile, be it one of another version."""
+        try:
+            there = self.record()
+        except ScoreError:
+            return True
         return there is not None and there.run != self.run
 
     def finish(self) -> None:

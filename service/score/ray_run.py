@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -67,7 +67,7 @@ def score_on_ray(options: argparse.Namespace) -> int:
             job = replace(job, threads=cpus)
             previous, made, seconds = _run(options, job, shards, previous, done, folder)
         done |= made
-    replace(folder, run=previous.run).finish()
+    folder.finish()
     labels = sum((Counter(facts.labels) for facts in done.values()), Counter[str]())
     record = Record(spec=previous.spec, pictures=_count(done), labels=dict(labels), finished=True)
     summarize(record, f"{folder.shown}/{ERRORS}", record.pictures - before, seconds)
@@ -156,8 +156,9 @@ def _gave_up(error: "ray.exceptions.RayError") -> str:
 
 def _ended(fault: str, folder: PartFolder) -> str:
     """Why a run has ended early, and what stays of it."""
-    if folder.is_taken():
-        return f"another command has begun a new run in {folder.shown}; this one has ended"
+    with suppress(OSError):  # the folder may be away, which then is the fault
+        if folder.is_taken():
+            return f"another command has begun a new run in {folder.shown}; this one has ended"
     return f"{fault}; the parts written so far stay, --resume continues"
 
 

@@ -28,7 +28,14 @@ from service.score.picture_stream import (
     unreadable,
 )
 from service.score.query import ScoreError
-from service.score.sources import CONTAINER_SUFFIXES, PARQUET_SUFFIXES, expand, list_folder, read_file
+from service.score.sources import (
+    CONTAINER_SUFFIXES,
+    PARQUET_SUFFIXES,
+    expand,
+    list_folder,
+    read_file,
+    refuse_columns_of_nothing,
+)
 
 RECORD = "_run.json"  # in the folder that a run writes
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -127,7 +134,7 @@ def find_shards(
 
     Raises:
         ScoreError: a place does not exist, is an archive, or cannot be read; a Parquet file lacks a column;
-            or there is no picture at all.
+            or there is no picture at all, or a column is named without a Parquet file.
     """
     shards: list[Shard] = []
     # Files that a pattern names one by one are neighbors in a shard, too.
@@ -142,6 +149,8 @@ def find_shards(
                 shards += _in_row_groups(in_place, _join(shown, name), size, image_column, id_column)
     if not any(shard.rows for shard in shards):
         raise ScoreError(f"no picture ({', '.join(sorted(SUFFIXES))}) in {', '.join(arguments)}")
+    if not any(isinstance(shard, RowShard) for shard in shards):
+        refuse_columns_of_nothing(image_column, id_column)
     return shards
 
 

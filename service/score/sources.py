@@ -91,7 +91,10 @@ class Sources:
     def _named(self) -> Iterable[tuple[Path, None]]:
         """The existing paths of the arguments, as `_open` takes them."""
         found = [expand(argument) for argument in self.paths]
-        self._refuse_columns_of_nothing(chain.from_iterable(found))
+        if not self.files_from and not any(
+            _is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)
+        ):
+            refuse_columns_of_nothing(self.image_column, self.id_column)
         for path in chain.from_iterable(found):  # what can be known now must not end the run hours later
             if _is_file(path, PARQUET_SUFFIXES):
                 from service.score.parquet import check_columns  # pyarrow is an extra
@@ -100,13 +103,6 @@ class Sources:
             elif _is_file(path, TAR_SUFFIXES):
                 check_compression(path)
         return ((path, None) for path in chain.from_iterable(found))
-
-    def _refuse_columns_of_nothing(self, paths: Iterable[Path]) -> None:
-        if self.files_from or any(_is_file(path, PARQUET_SUFFIXES) for path in paths):
-            return
-        for option, given in (("--image-column", self.image_column), ("--id-column", self.id_column)):
-            if given is not None:
-                raise ScoreError(f"{option} is for Parquet files, and no path names one")
 
     def _listed(self) -> Iterator[tuple[Path, str]]:
         """The paths in the list, as `_open` takes them; they need not exist."""
@@ -139,6 +135,17 @@ class Sources:
 
             return in_parquet(path, self.image_column, self.id_column)
         return [_file(path, list_name or str(path.parent))]
+
+
+def refuse_columns_of_nothing(image_column: str | None, id_column: str | None) -> None:
+    """Where there is no Parquet file, columns of one are a mistake.
+
+    Raises:
+        ScoreError: one is named.
+    """
+    for option, given in (("--image-column", image_column), ("--id-column", id_column)):
+        if given is not None:
+            raise ScoreError(f"{option} is for Parquet files, and no path names one")
 
 
 def expand(argument: str) -> Sequence[Path]:

@@ -45,7 +45,3 @@ class LossConfig:
         first, last = self.spread_margins
         if last < first:
             raise ValueError(f"spread_margins: they grow, got {first:g} and then {last:g}")
-        if self.present_margin < self.absent_margin:
-            raise ValueError(
-                f"present_margin: {self.present_margin:g} is below absent_margin, {self.absent_margin:g}"
-            )

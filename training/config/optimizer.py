@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from training.config.strict import MAX_COUNT, STRICT, Count
+from training.config.strict import STRICT, Count
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -37,15 +37,15 @@ class OptimizerConfig:
     """
 
     batch_size: Count = 128
-    epochs: Count = 300
+    epochs: int = Field(default=300, ge=1)
     learning_rate: float = Field(default=0.001, gt=0)
     decay_rate: float = Field(default=0.96, gt=0, le=1)
-    decay_steps: Count = 2000
+    decay_steps: int = Field(default=2000, ge=1)
     min_learning_rate: float = Field(default=1e-6, ge=0)
-    warmup_steps: int = Field(default=0, ge=0, le=MAX_COUNT)
-    cooldown_epochs: int = Field(default=0, ge=0, le=MAX_COUNT)
+    warmup_steps: int = Field(default=0, ge=0)
+    cooldown_epochs: int = Field(default=0, ge=0)
     ema_decay: float = Field(default=0.0, ge=0, lt=1)
     stop_at_error_percent: float | None = Field(default=None, ge=0, le=100)
-    patience_epochs: Count | None = None
+    patience_epochs: int | None = Field(default=None, ge=1)
     weight_decay: float = Field(default=0.0, ge=0)
     trained_part: Literal["network", "decoder"] = "network"

@@ -118,7 +118,10 @@ def _fault(error: ErrorDetails) -> str:
     if error["type"] == "union_tag_invalid":
         return f"expected a table whose architecture is one of {error['ctx']['expected_tags']}"
     if error["type"] == "unexpected_keyword_argument":
-        near = get_close_matches(str(error["loc"][-1]), SETTINGS, n=1)
+        name = str(error["loc"][-1])
+        if name in SETTINGS:
+            return "it is not a setting of this table"
+        near = get_close_matches(name, SETTINGS, n=1)
         return f"there is no such setting; did you mean {near[0]}?" if near else "there is no such setting"
     return error["msg"].removeprefix("Value error, ")
 

@@ -7,6 +7,6 @@ from pydantic import ConfigDict, Field
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 MAX_COUNT = 2**31 - 1
-"""Above all that fits into memory; torch's sizes and their products stay within 64 bits."""
+"""Above all that fits into memory; one such size is within torch's 64 bits, products of several are not."""
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]

@@ -18,6 +18,7 @@ LOSS_OF = {  # the classification loss that each is a setting of
     "spread_margins": "spread",
     "spread_schedule": "spread",
 }
+OF_A_CNN = {("classification", "cross-entropy"), ("reconstruction_weight", 0.0)}
 DECODER_OPTIONS = ("reconstruction_weight", "reconstruction_target")
 
 
@@ -28,6 +29,8 @@ def settings_without_effect(config: RunConfig) -> Iterator[str]:
     if isinstance(config.model, MatrixCapsNetConfig):
         yield from _of_routing(config.model)
     yield from _of_loss(config)
+    if config.loss.present_margin < config.loss.absent_margin:
+        yield f"loss.present_margin: below loss.absent_margin, {config.loss.absent_margin:g}"
     data = config.data
     changes = data.max_brightness or data.contrast != (1, 1)
     if changes and data.light == "standardized" and not config.model.standardize_per_image:
@@ -43,7 +46,8 @@ def _of_loss(config: RunConfig) -> Iterator[str]:
     changed = [name for name, default in asdict(LossConfig()).items() if getattr(loss, name) != default]
     for option in changed:
         if isinstance(config.model, CnnConfig):
-            if option != "margin_weight":
+            says_what_is = (option, getattr(loss, option)) in OF_A_CNN
+            if option != "margin_weight" and not says_what_is:
                 yield f"loss.{option}: has no effect on a convolutional network: cross entropy and no decoder"
         elif LOSS_OF.get(option, loss.classification) != loss.classification:
             yield f"loss.{option}: has no effect, loss.classification is {loss.classification}"

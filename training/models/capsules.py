@@ -33,7 +33,7 @@ class Classified(NamedTuple):
 def squash(s: Tensor) -> Tensor:
     """Shrink s to length |s|^2 / (1 + |s|^2), same direction (Eq. 1); poses lie in the last axis."""
     sq = s.square().sum(dim=-1, keepdim=True)
-    return s * (sq / (1 + sq) / (sq + SQUASH_EPSILON).sqrt())  # which has no gradient at 0
+    return s * (sq / (1 + sq) / (sq + SQUASH_EPSILON).sqrt())  # epsilon: sqrt has no gradient at 0
 
 
 class RoutingByAgreement(nn.Module):

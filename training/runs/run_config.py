@@ -15,6 +15,8 @@ from training.runs import checkpoint, from_bundle
 from training.runs.result import times_measured
 from training.runs.weights import refuse_other_weights, with_decoder_of
 
+PICTURES = "the digest of the pictures' names"
+
 
 def new_config(out: Path, **options: Any) -> RunConfig:
     """The configuration of a new run.
@@ -201,11 +203,9 @@ def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> No
     if differing:
         held_out = config.data.validation_images
         what = "does not hold out the images that would be held out here" if held_out else "saw other images"
-        names = "the digest of the pictures' names"
-        others = there[names] and here[names] and there[names] != here[names]
-        remedy = (
-            "; name the folder that it learned from, or train anew without --start-from" if others else ""
-        )
+        remedy = ""
+        if there[PICTURES] and here[PICTURES] and there[PICTURES] != here[PICTURES]:
+            remedy = "; name the folder that it learned from, or train anew without --start-from"
         raise ValueError(f"{run} {what}: {'; '.join(differing)}{remedy}")
 
 
@@ -235,7 +235,7 @@ def _held_out(config: RunConfig) -> dict[str, Any]:
     """What decides which images are held out."""
     return {
         "the data set": config.data.name,
-        "the digest of the pictures' names": config.data.folder_digest,
+        PICTURES: config.data.folder_digest,
         "the seed": config.seed,
         "validation_images": config.data.validation_images,
         "held_out": config.data.held_out,

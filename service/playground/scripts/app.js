@@ -44,10 +44,10 @@ prepareTabs(onShow);
 showTab(parts().get("tab"), onShow);
 addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) && location.reload()); // another link
 await started;
+if (!canReadPixels()) // what a link brings is told after it
+  tell("This browser hides the pixels of canvases from pages (fingerprinting protection): what is drawn or turned here gets a wrong answer. Allow this page to read canvases.", { lasts: true });
 if (before) await restore(explore, before);
 else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
-if (!canReadPixels())
-  tell("This browser hides the pixels of canvases from pages (fingerprinting protection): what is drawn or turned here gets a wrong answer. Allow this page to read canvases.", { lasts: true });
 explore.onEdit = () => keep({ see: null }); // a reload brings back what is on the screen, or nothing
 byId("capsule").addEventListener("input", explore.onEdit);
 

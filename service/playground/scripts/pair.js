@@ -86,12 +86,12 @@ export class Pair {
 
   #choose(toy) {
     this.#toy = toy;
-    byId("toys").querySelector(`[value="${toy}"]`).checked = true;
     this.#turned(true);
   }
 
   #turned(isFinal) {
     this.#own = null;
+    byId("toys").querySelector(`[value="${this.#toy}"]`).checked = true;
     const [column, row] = [Number(byId("azimuth").value), Number(byId("elevation").value)];
     byId("azimuth-value").textContent = `${column * AZIMUTH_STEP}°`;
     byId("elevation-value").textContent = `${ELEVATIONS[row]}°`;
@@ -132,6 +132,5 @@ export class Pair {
 }
 
 async function load(toy) {
-  const answer = await sampleFile(`${toy}.webp`, "The toys cannot be loaded");
-  return createImageBitmap(await answer.blob());
+  return createImageBitmap(await sampleFile(`${toy}.webp`, "The toys cannot be loaded", "blob"));
 }

@@ -61,19 +61,20 @@ function button({ name, strokes }, canvas, onChoose) {
 }
 
 async function load() {
-  return (await sampleFile("digits.json", "The sample digits cannot be loaded")).json();
+  return sampleFile("digits.json", "The sample digits cannot be loaded", "json");
 }
 
-/** The response with a file of samples, or an error of this title; asks again until the server is there. */
-export async function sampleFile(name, title) {
+/** A file of samples, as "json" or "blob", or an error of this title; asks again until the server is there. */
+export async function sampleFile(name, title, kind) {
   for (let tries = 1; ; tries++) {
     const answer = await fetch(new URL(`../samples/${name}`, import.meta.url)).catch(() => null);
     if (answer && !answer.ok) throw new ServiceError(answer.status, { title });
-    if (answer) {
+    const content = await answer?.[kind]().catch(() => null); // of a connection that is cut
+    if (content) {
       if (tries > 1) hush();
-      return answer;
+      return content;
     }
-    tell(`${title}. Trying again …`);
+    if (tries === 1) tell(`${title}. Trying again …`);
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }

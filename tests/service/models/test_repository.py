@@ -305,7 +305,7 @@ class FaultyMetrics(Metrics):
         super().__init__()
         self.has_failed = False
 
-    def reloaded(self, model: str, version: int) -> None:
+    def reloaded(self, model: str) -> None:
         super().reloaded(model)
         if not self.has_failed:
             self.has_failed = True

@@ -444,7 +444,9 @@ def test_no_toy_is_marked_beside_views_of_ones_own(page):
     expect(page.locator("#best")).to_have_text("truck")
     page.set_input_files("#file", [given("left.png"), given("right.png")])
     expect(page.locator("#toys :checked")).to_have_count(0)
-    page.check('#toys input[value="truck"]')
+    page.get_by_label("Azimuth").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#toys :checked")).to_have_value("truck")
     expect(page.locator("#best")).to_have_text("truck")
 
 

@@ -239,14 +239,14 @@ def test_a_preset_may_begin_with_the_mark_that_windows_writes(tmp_path):
             "preset mine: configuration: optimizer.epochz: there is no such setting; did you mean epochs?",
         ),
         ("[modle]\nkernel = 3", "configuration: modle: there is no such setting; did you mean model?"),
+        ("[optimizer]\nrouting_iterations = 3", "routing_iterations: it is not a setting of this table"),
         ("zzzzz = 3", "preset mine: configuration: zzzzz: there is no such setting"),
-        ("[loss]\npresent_margin = 0.05", "loss: present_margin: 0.05 is below absent_margin, 0.1"),
         ("[model]\nconv_channels = 99999999999999999999", "model.conv_channels: Input should be less than"),
         (
             "[model]\nrouting_iterations = 101",
             "model.routing_iterations: Input should be less than or equal to 100",
         ),
-        ("[optimizer]\nepochs = 99999999999999999999", "optimizer.epochs: Input should be less than or"),
+        ("[optimizer]\nbatch_size = 99999999999999999999", "optimizer.batch_size: Input should be less"),
         (
             "[optimizer]\nlearning_rate = 0.01\nmin_learning_rate = 0.1",
             "min_learning_rate 0.1 is above learning_rate",

@@ -36,6 +36,7 @@ def own(tmp_path, text):
             "loss.classification: has no effect on a convolutional network: cross entropy and no decoder; "
             "loss.reconstruction_weight: has no effect",
         ),
+        ("[loss]\npresent_margin = 0.05", "loss.present_margin: below loss.absent_margin, 0.1"),
         (
             "[loss]\nspread_margins = [0.2, 0.5]",
             "loss.spread_margins: has no effect, loss.classification is margin",
@@ -69,6 +70,7 @@ def test_a_preset_with_a_setting_without_effect_is_refused_and_a_run_that_has_it
         f'{CNN}exclusive = false\n[data]\nname = "multimnist"',
         "[data]\nblank_fraction = 0.1",
         f"{CNN}[loss]\nmargin_weight = 0.5",
+        f'{CNN}[loss]\nclassification = "cross-entropy"\nreconstruction_weight = 0.0',
         "[loss]\npresent_margin = 0.8\nreconstruction_weight = 0.1",
         '[loss]\nclassification = "spread"\nspread_margins = [0.2, 0.5]',
         f"{MATRIX}[loss]\nreconstruction_weight = 0.0",
