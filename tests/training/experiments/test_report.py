@@ -97,7 +97,7 @@ def test_the_report_says_how_its_rows_came_about(report, folder, drawn_mnist_roo
     seconds = [checkpoint.read_progress(checkpoint.newest_checkpoint(run)).train_seconds for run in runs]
     assert f"- command: `{command}`\n" in report
     assert f"- seeds: {SEED}\n" in report
-    assert f"- trained for: {sum(seconds) / 3600:.2f} hours, 2 networks\n" in report
+    assert f"- trained for: {sum(seconds) / 60:.1f} minutes, 2 networks\n" in report
     assert f"- hardware: {provenance.hardware(torch.device('cpu'), CapsNetConfig())}\n" in report
     assert f"- source commit: {provenance.source_commit()}\n" in report
 
