@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 
-from service.http.answers import accepts_gzip
+from service.http.accept import accepts_gzip
 from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parent / "swagger_ui"

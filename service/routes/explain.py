@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from export.contract.receptive_fields import Grid
 from service.errors import TooManyPicturesError
-from service.http.answers import VARY, json_response, prefers_png
+from service.http.accept import VARY, prefers_png
+from service.http.answers import json_response
 from service.http.direct_route import DirectRoute
 from service.http.heat_png import heat_strip
 from service.http.openapi import JSON_OR_PNG, PROBLEMS

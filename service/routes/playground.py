@@ -12,7 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from service.http.answers import accepts_gzip
+from service.http.accept import accepts_gzip
 from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parents[1] / "playground"

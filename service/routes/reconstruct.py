@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from export.contract.preprocess import Rule
 from service.errors import InvalidFieldError
-from service.http.answers import VARY, json_response, prefers_png
+from service.http.accept import VARY, prefers_png
+from service.http.answers import json_response
 from service.http.decoding import decode_files
 from service.http.direct_route import DirectRoute
 from service.http.multipart import Upload

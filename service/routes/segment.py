@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from export.contract.confidence import are_blank, reaches, threshold
 from service.errors import InvalidFieldError, TooManyPicturesError
-from service.http.answers import VARY, json_response, prefers_png
+from service.http.accept import VARY, prefers_png
+from service.http.answers import json_response
 from service.http.direct_route import DirectRoute
 from service.http.openapi import JSON_OR_PNG, PROBLEMS
 from service.http.png import brightness, color_of, overlay, to_base64_pngs, to_png_grid

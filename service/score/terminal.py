@@ -19,14 +19,14 @@ def progress_bar(sources: Sources, destination: Destination, done: int, views: i
     """A progress bar on a terminal, unless rows go to the terminal, too; a pair of views counts once."""
     shown = sys.stderr.isatty() and not (destination.out is None and sys.stdout.isatty())
     total = sources.count() // views if shown and sources.are_countable() else None
-    unit = " pictures" if views == 1 else " pairs"
-    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=not shown)
+    return count_bar(total, done, views, shown)
 
 
-def count_bar(total: int, done: int, views: int) -> "tqdm[Any]":
-    """A progress bar of so many pictures or pairs, on a terminal."""
+def count_bar(total: int | None, done: int, views: int, shown: bool = True) -> "tqdm[Any]":
+    """A progress bar of so many pictures or pairs, on a terminal if it is to be shown."""
     unit = " pictures" if views == 1 else " pairs"
-    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty())
+    disable = not (shown and sys.stderr.isatty())
+    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, disable=disable)
 
 
 def report(outcomes: Iterable[Outcome]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from service.http.answers import rates_png_higher
+from service.http.accept import rates_png_higher
 from service.routes.perturbations import sweep_columns, sweep_deltas
 from service.routes.schemas import Sweep
 from tests.support.live_service import live_service, settings_for

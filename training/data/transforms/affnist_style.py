@@ -23,79 +23,71 @@ FRAME_PIXELS = 40
 MAX_ROTATION_DEGREES = 20
 MAX_SHEAR = 0.2
 SCALES = (0.8, 1.2)  # each axis has its own
+SET_SEED = 0  # of the places and maps of images that are measured on
 
 
-def shifted(pixels: Tensor, choices: RandomChoices, frame: int = FRAME_PIXELS) -> Tensor:
-    """Place each image anywhere in a frame, for a training step.
+def shifted(pixels: Tensor, choices: RandomChoices) -> Tensor:
+    """Place each image anywhere in the frame, for a training step.
 
     Args:
         pixels: square images, [B, C, H, H], any dtype.
         choices: source of the places.
-        frame: height and width of the result.
 
     Returns:
-        [B, C, frame, frame], same dtype and device.
+        [B, C, FRAME_PIXELS, FRAME_PIXELS], same dtype and device.
 
     Raises:
         ValueError: the frame is smaller than the images.
     """
-    check_frame(pixels, frame)
-    return place(pixels, random_corners(choices, frame - pixels.shape[2]), frame)
+    check_frame(pixels, FRAME_PIXELS)
+    return place(pixels, random_corners(choices, FRAME_PIXELS - pixels.shape[2]), FRAME_PIXELS)
 
 
-def shifted_set(
-    images: Images, batch: int, seed: int = 0, versions: int = 1, frame: int = FRAME_PIXELS
-) -> Iterator[Images]:
-    """Each image at places of its own, the same ones each time: the expanded MNIST test set of the paper.
+def shifted_set(images: Images, batch: int, versions: int = 1) -> Iterator[Images]:
+    """Each image at places of its own, the same ones each time and everywhere: the paper's expanded test set.
 
     Args:
         images: a test or validation split of square images.
         batch: images at a time; the last of each N may be fewer. The set does not depend on it.
-        seed: of the places, which are the same on every device.
         versions: of each image, one after the other.
-        frame: height and width of the result.
 
     Yields:
-        Images uint8 [B, C, frame, frame] on the device where the set lies.
+        Images uint8 [B, C, FRAME_PIXELS, FRAME_PIXELS] on the device where the set lies.
 
     Raises:
         ValueError: the frame is smaller than the images.
     """
-    check_frame(images.pixels, frame)
+    check_frame(images.pixels, FRAME_PIXELS)
     for version in range(versions):
-        spare = frame - images.pixels.shape[2]
-        choices = RandomChoices(generator_for(seed, version), len(images))
+        spare = FRAME_PIXELS - images.pixels.shape[2]
+        choices = RandomChoices(generator_for(SET_SEED, version), len(images))
         corners = random_corners(choices, spare).to(images.pixels.device)
         for start in range(0, len(images), batch):
             some = slice(start, start + batch)
-            yield Images(place(images.pixels[some], corners[:, some], frame), images.labels[some])
+            yield Images(place(images.pixels[some], corners[:, some], FRAME_PIXELS), images.labels[some])
 
 
-def affnist_style_set(
-    images: Images, batch: int, seed: int = 0, versions: int = 1, frame: int = FRAME_PIXELS
-) -> Iterator[Images]:
-    """Each image under affine maps of its own, the same ones each time.
+def affnist_style_set(images: Images, batch: int, versions: int = 1) -> Iterator[Images]:
+    """Each image under affine maps of its own, the same ones each time; on every device up to rounding.
 
     Args:
         images: a test split, light ink on a ground of 0.
         batch: images at a time; the last of each N may be fewer. The set does not depend on it.
-        seed: of the maps, which are the same on every device; pixels are the same up to rounding.
         versions: of each image, one after the other; affNIST has 32 of each digit.
-        frame: height and width of the result.
 
     Yields:
-        Images uint8 [B, C, frame, frame] on the device where the set lies.
+        Images uint8 [B, C, FRAME_PIXELS, FRAME_PIXELS] on the device where the set lies.
     """
     device = images.pixels.device
     for version in range(versions):
-        generator = generator_for(seed, version)
+        generator = generator_for(SET_SEED, version)
         maps = random_maps(len(images), generator).to(device)
         where = torch.rand(len(images), 2, generator=generator).to(device)
         for start in range(0, len(images), batch):
             some = slice(start, start + batch)
             pixels = images.pixels[some]
-            offsets = offsets_within(pixels, maps[some], where[some], frame)
-            yield Images(transform(pixels, maps[some], offsets, frame), images.labels[some])
+            offsets = offsets_within(pixels, maps[some], where[some], FRAME_PIXELS)
+            yield Images(transform(pixels, maps[some], offsets, FRAME_PIXELS), images.labels[some])
 
 
 def random_maps(count: int, generator: torch.Generator) -> Tensor:
