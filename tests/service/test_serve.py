@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -202,8 +201,9 @@ def test_a_signal_the_moment_it_is_ready_ends_it_quietly(tmp_path, number):
 def test_the_end_of_a_terminal_drains_what_is_under_way(tmp_path):
     write_bundle(tmp_path / "tiny" / "1")
     with upload_under_way(tmp_path) as (process, connection, body):
+        address = connection.getpeername()
         process.send_signal(signal.SIGHUP)
-        time.sleep(0.2)
+        wait_until(lambda: is_closed(address))  # it has heard the signal
         connection.sendall(body)
         assert connection.recv(1000).startswith(b"HTTP/1.1 422")
         assert process.wait(LIMIT_S) == 0
@@ -216,7 +216,9 @@ def test_a_service_that_outlives_its_terminal_serves_on(tmp_path):
         process.send_signal(signal.SIGHUP)
         connection.sendall(body)
         assert connection.recv(1000).startswith(b"HTTP/1.1 422")
-        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        assert not is_closed(connection.getpeername())
 
 
 def test_a_refused_default_keeps_nobody_from_the_other_models_nor_from_its_mended_self(tmp_path):

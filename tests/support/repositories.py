@@ -24,7 +24,8 @@ async def opened(models: Path | str, **changes: object) -> AsyncIterator[Reposit
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
+    """Let it end within the time that a busy machine may need: what it waits for may never come."""
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def loaded(repository: Repository) -> list[str]:

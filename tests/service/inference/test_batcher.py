@@ -416,7 +416,7 @@ def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
         with closing(make_batcher(workers=2, max_batch=2)) as batcher:
             graph = Doubling()
             graph.gate.clear()
-            await asyncio.sleep(0.05)  # both workers sleep now; one that did not would pass all the same
+            await started(lambda: len(batcher._asleep) == 2)
             large = asyncio.create_task(graph.submit(batcher, images(1, 2, 3, 4)))
             await started(lambda: len(graph.exclusive) == 2)  # nothing is submitted that could wake the other
             graph.gate.set()

@@ -121,7 +121,8 @@ def test_a_resumed_run_leaves_out_what_the_whole_one_left_out(tmp_path):
     cnn = CnnConfig("cnn", classes=3, blocks=(Block(2, 5, pooled=True),), hidden=(8,), dropout=0.5)
     config = replace(CONFIG, model=cnn)
     fit(tmp_path / "whole", config)
-    fit(tmp_path / "parts", config, limits=Limits(max_minutes=1e-9))
+    _, finished = fit(tmp_path / "parts", config, limits=Limits(max_minutes=1e-9))
+    assert not finished
     fit(tmp_path / "parts", config)
     assert_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
 
@@ -241,7 +242,7 @@ def test_a_run_killed_at_a_random_step_resumes_to_the_bit(tmp_path):
     process.kill()
     process.wait()
     stopped_at = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "killed")).step
-    assert stopped_at < 40 * 5, "the run ended before it was killed"
+    assert stopped_at < 40 * 5, f"the run ended before it was killed at {killed_at}"
     _, finished = fit(tmp_path / "killed", config)
     assert finished
     assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
