@@ -189,7 +189,7 @@ def describe_models(
     """The models that a bundle makes, each after those that it needs.
 
     Args:
-        bundle: without a decoder it makes one model, the encoder.
+        bundle: without a decoder it makes neither mask, decoder nor ensemble.
         ensemble_version: the version that the ensemble runs.
         device: where encoder, decoder and explain graph run.
         max_batch: images in one run, at most.

@@ -87,7 +87,7 @@ ensemble_scheduling {{
 
 def shared_part(config: str) -> str:
     """The part that every version of a model has in common: its name, inputs and outputs."""
-    return config.partition("max_batch_size")[0]
+    return config.partition("\nmax_batch_size: ")[0] + "\n"
 
 
 def _interface(name: str, runs_on: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:

@@ -263,7 +263,8 @@ class Settings(BaseSettings):
         named = [proxy.strip() for proxy in proxies.split(",")] if proxies else []
         for proxy in named:
             try:
-                _ = proxy == "*" or ip_network(proxy)
+                if proxy != "*":
+                    ip_network(proxy)
             except ValueError:
                 raise ValueError(f"{proxy!r} is no address, such as 10.0.0.1 or 10.0.0.0/8") from None
         return "*" if "*" in named else proxies  # Uvicorn knows * only where it stands alone

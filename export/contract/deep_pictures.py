@@ -48,7 +48,7 @@ class Levels:
         """Numbers [...] as levels, float32 in 0 to 255."""
         shown = np.where(is_no_data(numbers, self.no_data, self.beyond), self.fill, numbers)
         span = (self.white - self.black) or 1.0  # a flat picture has none
-        return np.asarray((shown - self.black) / span * 255, np.float32)  # in float64, as `shown` is
+        return np.asarray((shown - self.black) / span * 255, np.float32)
 
 
 def find_levels(strips: Iterable[Numbers], kind: str, declared_no_data: float | None) -> Levels:

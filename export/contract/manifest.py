@@ -124,7 +124,7 @@ class Preprocessing(_Fact):
 
     @model_validator(mode="after")
     def _treats_both_views_alike(self) -> Self:
-        if self.views == 2 and (self.polarity, self.placement == "digit") != ("any", False):
+        if self.views == 2 and (self.polarity != "any" or self.placement == "digit"):
             raise ValueError(
                 "the two views of a pair need polarity any, and placement fit or centre-crop; got "
                 f"{self.polarity} and {self.placement}"

@@ -111,6 +111,7 @@ class Batcher:
         self._workers = [_Worker(number, threading.Condition(self._lock)) for number in range(workers)]
         # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
         self._asleep: list[_Worker] = []
+        self._cannot_start = False
         self._shared_at = -math.inf  # time.monotonic() when there was last work for more than one worker
         for worker in self._workers:
             self._start(worker)
@@ -171,8 +172,8 @@ class Batcher:
 
     @property
     def given_up(self) -> bool:
-        """The threads have died more often than they are restarted."""
-        return len(self._deaths) > RESTARTS
+        """The threads have died more often than they are restarted, or one cannot be."""
+        return self._cannot_start or len(self._deaths) > RESTARTS
 
     def close(self) -> None:
         """Finish the current runs, refuse what still waits, end the threads. Blocks; may be called twice.
@@ -243,8 +244,9 @@ class Batcher:
 
     def _start(self, worker: _Worker) -> None:
         name = f"inference-{self._name}-{worker.number}"
-        worker.thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
-        worker.thread.start()
+        thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
+        thread.start()
+        worker.thread = thread
 
     def _work(self, worker: _Worker) -> None:
         """Run batches until closed; if the thread dies, nobody is left waiting for it."""
@@ -277,7 +279,18 @@ class Batcher:
             log.critical("the inference threads of %s keep dying; this one is left dead", self._name)
         elif not self._closed:
             self._metrics.restarted()
+            self._start_again(worker)
+
+    def _start_again(self, worker: _Worker) -> None:
+        try:
             self._start(worker)
+        except RuntimeError as error:  # the system starts no more threads
+            log.critical("no inference thread of %s can be started: %s", self._name, error)
+            with self._lock:
+                self._cannot_start = True
+                left = self._clear()
+            for job in left:
+                job.fail(self._died())
 
     def _take_batch(self, worker: _Worker) -> GraphQueue | None:
         """Wait for work and take a batch of it; returns the batch's queue, None once closed."""

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.contract.manifest import Manifest
-from service.inference.arena import shrink_arena
 from service.inference.explain_session import ExplainSession
 from service.inference.gpu_session import GpuSession
 from service.inference.providers import UsedDevice
@@ -83,16 +81,8 @@ class Engine:
             raise RuntimeError(f"{self.manifest.model} has no explain graph")
         return self.explainer.run(pixels)
 
-    def release_memory(self) -> None:
-        """Free the scratch memory that engines on the CPU share. Blocks, for a run of one image."""
-        for session in (self.decoder, *self.encoder.all):  # the decoder's takes less
-            if isinstance(session, ort.InferenceSession):
-                shrink_arena(session)
-                return
-
     def close(self) -> None:
-        """Free the sessions, after the last call of `encode` and `decode`. Blocks like `release_memory`."""
-        self.release_memory()
+        """Free the sessions, after the last call of `encode` and `decode`. Blocks."""
         for session in (*self.encoder.all, self.decoder):
             if isinstance(session, GpuSession):
                 session.close()

@@ -98,7 +98,8 @@ def _of_agreement(outputs: Mapping[str, Floats], *, has_none: bool) -> dict[str,
     its part in the length, positive if it agrees. The coupling coefficients alone say little: in a trained
     network they are nearly alike, and the primary capsules of an empty background are active, too.
     """
-    couplings, agreements, activities = (outputs[n] for n in ("couplings", "agreements", "activities"))
+    couplings, agreements = outputs["couplings"], outputs["agreements"]
+    activities = np.maximum(outputs["activities"], SMALLEST)  # weights, of which one is above 0
     lengths = np.maximum(outputs["activations"], SMALLEST)[..., None, None, None]
     return {
         "entropy": _entropy(couplings, activities, has_none=has_none),

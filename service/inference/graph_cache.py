@@ -107,7 +107,7 @@ def _can_write(plans: Path) -> bool:
         plans.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(plans, os.W_OK)
+    return os.access(plans, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _mark_used(folder: Path) -> None:

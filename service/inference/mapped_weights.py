@@ -25,7 +25,7 @@ def map_weights(file: Path) -> Weights:
     Raises:
         BundleError: it is not a graph.
         OSError: a file cannot be read.
-        ValueError: the file is shorter than the graph says.
+        TypeError, ValueError: the file is shorter than the graph says, or empty.
     """
     mapped = cache(lambda name: np.memmap(file.parent / name, np.uint8, "r"))
     weights = {}

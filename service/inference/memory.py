@@ -2,21 +2,15 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
 
-from service.inference.engine import Engine
+from service.inference.arena import shrink_arena
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
-def release_memory(engines: Sequence[Engine]) -> None:
-    """Return the memory that batches, pictures and loading have used; takes a run of one image. Blocks.
-
-    Args:
-        engines: the loaded ones.
-    """
-    for engine in engines[:1]:  # those on a CPU share their arena
-        engine.release_memory()
+def release_memory() -> None:
+    """Return the memory that batches, pictures and loading have used. Blocks for milliseconds."""
+    shrink_arena()
     trim_heap()
 
 

@@ -70,7 +70,7 @@ async def release_memory_after_work(repository: Repository, every_s: float = REL
         await asyncio.sleep(every_s)
         if repository.work_done != work_seen:
             work_seen = repository.work_done
-            await asyncio.to_thread(release_memory, [model.engine for model in repository.loaded()])
+            await asyncio.to_thread(release_memory)
 
 
 @restart_on_error

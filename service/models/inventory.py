@@ -65,7 +65,7 @@ class Inventory:
             ModelRequiredError: several models are served and none is named.
             UnknownModelError: no such model is served.
         """
-        if not self.is_any_usable() and not self._remembered.unloaded:
+        if not self.is_any_usable() and not (self._remembered.unloaded & self.bundles.versions.keys()):
             raise self.not_ready()
         name = self.default() if model is None else model
         if not self.is_scanned and name not in self.bundles.versions:  # it may still be found
@@ -89,7 +89,7 @@ class Inventory:
         return next(iter(self.bundles.versions)) if is_only_one else None
 
     def names(self) -> list[str]:
-        """Every model that is loaded or on disk.
+        """Every model that is on disk.
 
         Raises:
             NotReadyError: the first scan has not finished.

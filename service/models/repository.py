@@ -248,7 +248,7 @@ class Repository:
         await self._update(model)
         if model not in self._loaded:  # it was taken down meanwhile; the rule holds once it is loaded again
             return
-        if missing := set(named) - self._loaded.get(model, {}).keys():
+        if missing := set(named) - self._loaded[model].keys():
             # Asked now, as the model may be taken down while this waits.
             reason = self._inventory.why_not(model, missing.pop())
             await self._bundles.set_traffic(model, before)

@@ -233,9 +233,10 @@ class Bundles:
 
         A folder that was away for a moment is the same when it is back, and would stay refused.
         """
-        if await asyncio.to_thread(_fingerprint, bundle.path) != bundle.fingerprint:
-            bundle = replace(bundle, fingerprint=())
-        self.versions.setdefault(model, {})[version] = self._refused(model, version, bundle, error)
+        async with self._scanning[model]:  # a scan under way would write over it
+            if await asyncio.to_thread(_fingerprint, bundle.path) != bundle.fingerprint:
+                bundle = replace(bundle, fingerprint=())
+            self.versions.setdefault(model, {})[version] = self._refused(model, version, bundle, error)
 
     def _refused(self, model: str, version: int, bundle: BundleVersion, error: Exception) -> BundleVersion:
         is_foreseen = isinstance(error, BundleError | OSError)

@@ -4,12 +4,12 @@ The rule of a model is `traffic.json` in its folder, beside its versions: whoeve
 it, and the administrator's route does. So it outlives the service, and all services on a volume follow it.
 """
 
-import os
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -140,9 +140,11 @@ def loading_order(rule: Rule | None, versions: Iterable[int]) -> list[int]:
     """Newest first, but a pinned version before them, so that it answers first, and a canary after them."""
 
     def place(version: int) -> tuple[int, int]:
-        if not isinstance(rule, Traffic):
+        if isinstance(rule, Traffic) and version == rule.pinned:
             return 0, -version
-        return (version == rule.canary) - (version == rule.pinned), -version
+        if isinstance(rule, Traffic) and version == rule.canary:
+            return 2, -version
+        return 1, -version
 
     return sorted(versions, key=place)
 
@@ -200,7 +202,7 @@ def write_traffic(folders: list[Path], rule: Rule | None) -> None:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")  # other services on the volume may write, too
     try:
         aside.write_text(text)
         aside.replace(path)

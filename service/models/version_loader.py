@@ -61,7 +61,7 @@ class VersionLoader:
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
             await self._bundles.refuse(model, version, bundle, error)
             return loaded
-        await asyncio.to_thread(release_memory, [engine])
+        await asyncio.to_thread(release_memory)
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
         self._metrics.reloaded(model)
         return start_model(model, version, bundle, engine, self._settings, self._metrics)

@@ -49,8 +49,8 @@ def sweep_columns(sweep: Sweep) -> int:
 
 def sweep_deltas(sweep: Sweep) -> list[float]:
     """The deltas, counted in decimals so that -0.25 to 0.25 by 0.05 has 0 exactly in the middle."""
-    start, step = Decimal(repr(sweep.start)), Decimal(repr(sweep.step))
-    exact = (start + column * step for column in range(sweep_columns(sweep)))
+    start, stop, step = (Decimal(repr(number)) for number in (sweep.start, sweep.stop, sweep.step))
+    exact = (min(start + column * step, stop) for column in range(sweep_columns(sweep)))
     return [float(round(delta, DELTA_DIGITS)) + 0.0 for delta in exact]  # + 0.0: no minus zero
 
 

@@ -23,6 +23,7 @@ from tritonclient.grpc.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInst
 from export.cli import main
 from export.contract.manifest import BundleError, newest_version, read_manifest
 from export.triton import mask_graph, read_bundle, write_repository
+from export.triton_config import shared_part
 from service.inference.loading import load_engine
 from service.inference.providers import TOLERANCE, EngineOptions
 from service.models.interface import one_hot
@@ -127,6 +128,17 @@ def test_the_largest_batch_is_that_of_every_model(bundle: Path, tmp_path: Path):
     assert [config.max_batch_size for config in configs] == [24] * 4
     sizes = [list(c.dynamic_batching.preferred_batch_size) for c in configs if c.backend]
     assert sizes == [[24]] * 3
+
+
+def test_a_model_may_be_called_like_a_field_of_its_configuration(bundle: Path, tmp_path: Path):
+    named = shutil.copytree(bundle, tmp_path / "models" / "max_batch_size-a" / "1")
+    rewrite_manifest(named, model="max_batch_size-a")
+    write_repository(named, tmp_path / "repository", "cpu", 32)
+    [config] = (tmp_path / "repository").glob("max_batch_size-a/config.pbtxt")
+    parsed = text_format.Parse(config.read_text(), ModelConfig())
+    assert (parsed.name, len(parsed.input), len(parsed.output)) == ("max_batch_size-a", 1, 2)
+    shared = text_format.Parse(shared_part(config.read_text()), ModelConfig())
+    assert (shared.name, len(shared.input), len(shared.output)) == ("max_batch_size-a", 1, 2)
 
 
 def test_names_and_dims_are_those_of_the_graphs(repository: Path):

@@ -2,19 +2,16 @@
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
-import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from export.optimize.choice import cpu_options
-from service.inference.arena import share_arena, shrink_arena
-from service.inference.loading import load_engine
-from service.inference.providers import EngineOptions
+from service.inference.arena import IDENTITY, share_arena, shrink_arena
 from tests.service.inference.test_memory import needs_glibc, resident_bytes
-from tests.support.tiny_bundle import make_model, write_bundle
+from tests.support.tiny_bundle import make_model
 
 WIDE = 2**16  # numbers of scratch for an image
 IMAGES = 256
@@ -47,7 +44,7 @@ def given_back_bytes() -> int:
     session = wide_session()
     session.run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
     before = resident_bytes()
-    shrink_arena(session)
+    shrink_arena()
     return before - resident_bytes()
 
 
@@ -60,21 +57,12 @@ def test_sessions_use_the_same_scratch_memory_one_after_the_other():
     for session in sessions[1:]:
         session.run(None, {"pixels": pixels})
     assert resident_bytes() - before < SCRATCH_BYTES
-    shrink_arena(sessions[0])
+    shrink_arena()
 
 
-@needs_glibc
-@pytest.mark.parametrize("decoder", [True, False])
-def test_an_engine_gives_back_what_any_other_has_used(tmp_path: Path, decoder):
-    bundle = write_bundle(tmp_path / "tiny" / "1", decoder=decoder)
-    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-        assert alone.submit(given_back_by_engine_bytes, bundle).result() > 0.9 * SCRATCH_BYTES
-
-
-def given_back_by_engine_bytes(bundle: Path) -> int:
-    """What the process has less after a large batch of another session, once an engine gives it back."""
-    engine = load_engine(bundle, "tiny", EngineOptions("cpu", 8, bundle.parent.parent / "cache"))
-    wide_session().run(None, {"pixels": np.ones((IMAGES, 1), np.float32)})
-    before = resident_bytes()
-    engine.release_memory()
-    return before - resident_bytes()
+def test_the_graph_that_shrinks_is_what_it_says():
+    of_one = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", of_one[:1], of_one[1:])
+    assert onnx.load_from_string(IDENTITY) == helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )

@@ -581,6 +581,28 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
     asyncio.run(scenario())
 
 
+def test_a_thread_that_cannot_be_started_again_is_told_to_everyone(monkeypatch):
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            tasks = await while_held(graph, batcher, images(DEADLY), images(1))
+
+            def refuse(_: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            graph.gate.set()
+            _, *others = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(outcome, OverloadedError) for outcome in others)
+            await started(lambda: batcher.given_up)
+            with pytest.raises(OverloadedError, match="died"):
+                await graph.submit(batcher, images(2))
+            assert not batcher.answering
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
 def test_the_metrics_are_told_every_wait_and_every_batch():
     async def scenario() -> None:
         noted = Noted()

@@ -57,6 +57,13 @@ def test_entropy_is_1_where_all_classes_are_alike_and_0_where_there_is_one(manif
     np.testing.assert_allclose(found.entropy, expected, atol=1e-6)
 
 
+def test_where_no_capsule_is_active_all_count_alike(manifest):
+    outputs = agreement_outputs(shares(1))
+    found = explanation(outputs | {"activities": np.zeros_like(outputs["activities"])}, manifest)
+    expected = outputs["agreements"].mean(axis=(2, 3, 4))
+    np.testing.assert_allclose(found.logit_change, expected, rtol=1e-3, atol=1e-6)
+
+
 def test_entropy_counts_active_capsules_more(manifest):
     couplings = np.full((T, J, K, R, R), 1 / J)
     couplings[:, :, 0] = np.array([1, 0, 0])[:, None, None]  # those of the first type have decided

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from service.inference.engine import Engine
+from service.inference.memory import release_memory
+from service.models import background
 from service.models.background import (
     release_memory_after_work,
     restart_on_error,
@@ -22,25 +22,19 @@ from tests.support.tiny_bundle import write_bundle
 OFTEN_S = 0.02
 
 
-class Watched(Engine):
-    """An engine that counts how often it gives back."""
-
-    def release_memory(self) -> None:
-        super().release_memory()
-        returns.append(self)
-
-
-returns: list[Engine] = []
-
-
-def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: Path):
+def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: Path, monkeypatch):
     write_bundle(tmp_path / "tiny" / "1")
+    returns = []
+
+    def counted() -> None:
+        release_memory()
+        returns.append(True)
+
+    monkeypatch.setattr(background, "release_memory", counted)
 
     async def scenario() -> None:
         repository = Repository(settings_for(tmp_path), Metrics())
         await repository.scan()
-        (served,) = repository.loaded()
-        served.engine = Watched(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
         keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
         for _ in range(2):
             returns.clear()
@@ -57,25 +51,23 @@ def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: P
     asyncio.run(scenario())
 
 
-class Failing(Engine):
-    """An engine that gives back at the second call."""
+def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(
+    tmp_path: Path, caplog, monkeypatch
+):
+    write_bundle(tmp_path / "tiny" / "1")
+    returns = []
 
-    def release_memory(self) -> None:
-        returns.append(self)
+    def failing_at_first() -> None:
+        returns.append(True)
         if len(returns) == 1:
             raise RuntimeError("not this time")
-        super().release_memory()
+        release_memory()
 
-
-def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp_path: Path, caplog):
-    write_bundle(tmp_path / "tiny" / "1")
+    monkeypatch.setattr(background, "release_memory", failing_at_first)
 
     async def scenario() -> None:
         repository = Repository(settings_for(tmp_path), Metrics())
         await repository.scan()
-        (served,) = repository.loaded()
-        served.engine = Failing(**{one.name: getattr(served.engine, one.name) for one in fields(Engine)})
-        returns.clear()
         keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
         async with repository.use("tiny", None):
             pass

@@ -93,6 +93,20 @@ def test_a_model_taken_down_stays_down_until_it_is_loaded_again(tmp_path):
     run(scenario())
 
 
+def test_a_model_that_is_taken_down_and_then_gone_is_not_one_of_several(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            await repository.unload("tiny")
+            shutil.rmtree(tmp_path / "tiny")
+            await repository.scan()
+            with pytest.raises(NotReadyError, match="no bundle"):
+                async with repository.use(None, None):
+                    pass
+
+    run(scenario())
+
+
 def test_a_model_taken_down_while_another_is_being_loaded_stays_down(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "first" / "1")

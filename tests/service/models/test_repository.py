@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from service.errors import (
     ModelRequiredError,
@@ -21,7 +22,7 @@ from service.models.repository import Repository
 from service.observability.metrics import Metrics
 from tests.support.live_service import settings_for
 from tests.support.repositories import inference_threads, loaded, opened, run, states, usable
-from tests.support.tiny_bundle import SIDE, write_bundle
+from tests.support.tiny_bundle import CLASSES, SIDE, encoder_model, write_bundle
 
 
 def test_the_newest_versions_are_loaded_and_the_newest_answers(tmp_path):
@@ -187,6 +188,42 @@ def test_a_republished_version_is_loaded_anew(tmp_path):
             assert np.abs(after - before).max() > 1e-3
             while old.batcher.answering:
                 await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_a_bundle_that_fails_at_a_black_image_keeps_none_from_the_others(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    black = encoder_model(np.random.default_rng(0), len(CLASSES), 4)
+    place = [node.op_type for node in black.graph.node].index("Tanh")
+    black.graph.node[place].input[0] = "dimmed"
+    for node in reversed(
+        [
+            helper.make_node("ReduceMax", ["pixels"], ["light"], keepdims=0),
+            helper.make_node("Mul", ["light", "many"], ["more"]),
+            helper.make_node("Min", ["more", "one"], ["lit"]),
+            helper.make_node("Sub", ["one", "lit"], ["dark"]),
+            helper.make_node("Mul", ["dark", "many"], ["far"]),
+            helper.make_node("Cast", ["far"], ["index"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["only", "index"], ["factor"]),  # there is no place but 0
+            helper.make_node("Mul", ["raw", "factor"], ["dimmed"]),
+        ]
+    ):
+        black.graph.node.insert(place, node)
+    for name, values in {
+        "many": np.float32(1000),
+        "one": np.float32(1),
+        "only": np.ones(1, np.float32),
+    }.items():
+        black.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+    write_bundle(tmp_path / "other" / "1", decoder=False, encoder=black)
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as repository:
+            for name in ("other", "tiny"):
+                async with repository.use(name, None):
+                    pass
+            assert loaded(repository) == ["other/1", "tiny/1"]
 
     run(scenario())
 

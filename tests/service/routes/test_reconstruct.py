@@ -150,6 +150,8 @@ def test_a_model_without_a_decoder_says_so(client):
 
 
 def test_the_papers_sweep_has_eleven_clean_deltas_and_zero_in_the_middle():
+    past_the_stop = Sweep(start=0, stop=1e6, step=333333.33333333337)
+    assert sweep_deltas(past_the_stop)[-1] == 1e6  # all that a delta may be
     deltas = sweep_deltas(Sweep(start=-0.25, stop=0.25, step=0.05))
     assert deltas == [-0.25, -0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.25]
     assert str(deltas[5]) == "0.0"
