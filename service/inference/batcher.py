@@ -244,9 +244,12 @@ class Batcher:
 
     def _start(self, worker: _Worker) -> None:
         name = f"inference-{self._name}-{worker.number}"
-        thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
-        thread.start()
-        worker.thread = thread
+        worker.thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
+        try:
+            worker.thread.start()
+        except RuntimeError:  # the system starts no more threads; none is to be waited for
+            worker.thread = None
+            raise
 
     def _work(self, worker: _Worker) -> None:
         """Run batches until closed; if the thread dies, nobody is left waiting for it."""
@@ -284,7 +287,7 @@ class Batcher:
     def _start_again(self, worker: _Worker) -> None:
         try:
             self._start(worker)
-        except RuntimeError as error:  # the system starts no more threads
+        except RuntimeError as error:
             log.critical("no inference thread of %s can be started: %s", self._name, error)
             with self._lock:
                 self._cannot_start = True
