@@ -11,7 +11,7 @@ from service.models.index_entry import SERVABLE, IndexEntry, State
 from service.models.loaded_model import LoadedModel
 from service.models.remembered import Remembered
 from service.models.scanner import Bundles
-from service.models.traffic import Rule, UnreadableTraffic, choose, choose_for_many, is_named, pinned_by
+from service.models.traffic import Rule, UnreadableTraffic, choose_for_many, find, is_named, pinned_by
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,9 @@ class Inventory:
     def find(self, model: str | None, version: int | None) -> LoadedModel | None:
         """The loaded version that a request means, None where there is none."""
         name = self.default() if model is None else model
-        if name is None or not (versions := self.loaded.get(name)):
-            return None
-        chosen = choose(self.active_traffic.get(name), versions) if version is None else version
-        return None if chosen is None else versions.get(chosen)
+        return (
+            None if name is None else find(self.active_traffic.get(name), self.loaded.get(name, {}), version)
+        )
 
     def name_of(self, model: str | None) -> str:
         """The name of the model that a request means, loaded or not.

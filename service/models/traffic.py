@@ -5,14 +5,15 @@ it, and the administrator's route does. So it outlives the service, and all serv
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+V = TypeVar("V")
 FILE = "traffic.json"
 LARGEST_VERSION = 999_999_999  # see `export.contract.manifest.VERSION`
 
@@ -105,6 +106,12 @@ def choose(
         return rule.pinned if rule.pinned in loaded else None
     others = [version for version in loaded if version != rule.canary]
     return max(others or loaded, default=None)
+
+
+def find(rule: Rule | None, versions: Mapping[int, V], version: int | None) -> V | None:
+    """Of the versions that serve, the one that a request means, by its number or the rule; None if none."""
+    chosen = choose(rule, versions) if version is None else version
+    return None if chosen is None else versions.get(chosen)
 
 
 def choose_for_many(rule: Rule | None, loaded: Collection[int]) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from export.contract.manifest import Manifest
-from service.models.traffic import Rule, choose
+from service.models.traffic import Rule, find
 
 
 class Facts(NamedTuple):
@@ -46,10 +46,7 @@ class Table:
     def find(self, model: str | None, version: int | None) -> Facts | None:
         """The version that a request means, None where it is not loaded."""
         name = self.default if model is None else model
-        if name is None or not (versions := self.versions.get(name)):
-            return None
-        chosen = choose(self.traffic.get(name), versions) if version is None else version
-        return None if chosen is None else versions.get(chosen)
+        return None if name is None else find(self.traffic.get(name), self.versions.get(name, {}), version)
 
     def keys(self) -> set[int]:
         """Of all versions."""
