@@ -90,6 +90,7 @@ export class Pair {
   }
 
   #turned(isFinal) {
+    if (!this.#strips.size) return; // they may not be there yet
     this.#own = null;
     byId("toys").querySelector(`[value="${this.#toy}"]`).checked = true;
     const [column, row] = [Number(byId("azimuth").value), Number(byId("elevation").value)];

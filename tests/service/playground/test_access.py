@@ -1,5 +1,7 @@
 """The page for everybody: on a phone, with the keyboard alone, with a screen reader, light and dark."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
@@ -25,6 +27,15 @@ def tab_to(page: Page, name: str, key: str = "Tab") -> None:
     pytest.fail(f"Tab does not lead to {name}")
 
 
+def digit_files(folder: Path, count: int) -> list[Path]:
+    """The digits from 0 on, each with its label in its name."""
+    files = []
+    for index, drawn in enumerate(draw_digits(np.arange(count), np.random.default_rng(1))):
+        files.append(folder / f"{index}_.png")
+        files[-1].write_bytes(to_png(drawn))
+    return files
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page, address, scheme, tmp_path):
     page = open_page(f"{address}/", color_scheme=scheme, reduced_motion="reduce")
@@ -42,11 +53,7 @@ def test_axe_finds_nothing_serious(open_page, address, scheme, tmp_path):
     assert not serious_findings(page), "toys"
     choose_model(page, "capsnet-mnist")
     page.click("#tab-score")
-    files = []
-    for index, drawn in enumerate(draw_digits(np.arange(4), np.random.default_rng(1))):
-        files.append(tmp_path / f"{index}_.png")
-        files[-1].write_bytes(to_png(drawn))
-    page.set_input_files("#score-files", files)
+    page.set_input_files("#score-files", digit_files(tmp_path, 4))
     expect(page.locator("#score-said")).to_contain_text("4 of 4")
     assert not serious_findings(page), "scores"
 
@@ -69,11 +76,7 @@ def test_on_a_phone_a_table_of_all_classes_does_not_widen_the_page(open_page, ad
     page = open_page(f"{address}/", **PHONE)
     page.wait_for_selector(".sample")
     page.locator("#tab-score").tap()
-    files = []
-    for index, drawn in enumerate(draw_digits(np.arange(10), np.random.default_rng(1))):
-        files.append(tmp_path / f"{index}_.png")
-        files[-1].write_bytes(to_png(drawn))
-    page.set_input_files("#score-files", files)
+    page.set_input_files("#score-files", digit_files(tmp_path, 10))
     expect(page.locator("#score-said")).to_contain_text("10 of 10")
     expect(page.locator("#confusion")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
