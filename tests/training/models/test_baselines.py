@@ -13,7 +13,7 @@ from training.loss.losses import sigmoid_loss, softmax_loss
 from training.models.baselines import BaselineCnn
 from training.models.capsnet import CapsNet
 
-PRESETS = ("mnist-cnn", "multimnist-cnn", "affnist-cnn")
+PRESETS = ("mnist-cnn", "multimnist-cnn", "affnist-cnn", "affnist-small-cnn")
 
 
 def parameters(preset: str) -> int:
@@ -60,6 +60,11 @@ def test_the_affnist_network_has_as_many_parameters_as_capsnet_to_one_percent():
     found, capsnet = parameters("affnist-cnn"), parameters("affnist")
     assert (found, capsnet) == (13_484_826, 13_475_648)
     assert abs(found / capsnet - 1) < 0.01
+
+
+def test_the_small_affnist_network_has_as_many_parameters_as_the_small_capsnet_to_one_percent():
+    found, capsnet = parameters("affnist-small-cnn"), parameters("affnist-small")
+    assert (found, capsnet) == (6_527_370, 6_534_592)
 
 
 def test_the_affnist_network_pools_and_drops_out():

@@ -18,7 +18,6 @@ from training.data.readers.files import MissingDataError
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import evaluate_transformed
 from training.experiments import figure, markdown
-from training.experiments.medium import shortened
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, networks_of
 
@@ -67,28 +66,20 @@ FULL = Plan(
     versions=PAPERS_VERSIONS,
     affnist_stride=1,
 )
-MEDIUM_EPOCHS = 30
-MEDIUM_EMA_DECAY = 0.999  # per step: over about two epochs, so that no chance of a single step stops a run
-
-
-def _medium(config: RunConfig) -> RunConfig:
-    """Fewer epochs, and an average of the weights."""
-    short = shortened(config, MEDIUM_EPOCHS)
-    return replace(short, optimizer=replace(short.optimizer, ema_decay=MEDIUM_EMA_DECAY))
-
-
-MEDIUM = replace(
-    FULL,
-    networks={method: _medium(config) for method, config in FULL.networks.items()},
+MEDIUM = Plan(
+    {CAPSNET: load_preset("affnist-small"), CNN: load_preset("affnist-small-cnn")},
+    seeds=(0, 1, 2),
     versions=4,
     affnist_stride=7,  # every image of a digit has its turn: they come by 32
 )
+_SCHEDULE = MEDIUM.networks[CAPSNET].optimizer
 MEDIUM_FORM = (
-    "**Medium form**: the networks of the full form, stopped at the same error, but after "
-    f"{MEDIUM_EPOCHS} epochs at the latest; over the last half of these the rate falls linearly to 0. What "
-    "is validated, stopped and measured is an exponential moving average of the weights, with a decay of "
-    f"{MEDIUM_EMA_DECAY} per step. It is measured on {MEDIUM.versions} versions of each test digit instead "
-    f"of {FULL.versions}, and on every {MEDIUM.affnist_stride}th image of affNIST where it is there."
+    "**Medium form**: networks with half the channels of the full form's, and half the types of primary "
+    f"capsules, stopped at the same error, but after {_SCHEDULE.epochs} epochs at the latest; over the last "
+    f"{_SCHEDULE.cooldown_epochs} of these the rate falls linearly to 0. What is validated, stopped and "
+    "measured is an exponential moving average of the weights, with a decay of "
+    f"{_SCHEDULE.ema_decay} per step. It is measured on {MEDIUM.versions} versions of each test digit "
+    f"instead of {FULL.versions}, and on every {MEDIUM.affnist_stride}th image of affNIST where it is there."
 )
 QUICK = Plan(
     {

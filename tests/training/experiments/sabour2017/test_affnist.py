@@ -146,13 +146,22 @@ def test_in_the_papers_form_that_is_the_papers_error_on_shifted_digits():
         assert allowed == pytest.approx(100 - affnist.PAPER[SHIFTED, method], abs=0.011)
 
 
-def test_the_medium_form_measures_the_papers_networks_on_fewer_images():
-    for method, config in affnist.MEDIUM.networks.items():
-        full = affnist.FULL.networks[method]
-        changed = {"epochs": 30, "cooldown_epochs": 15, "ema_decay": 0.999}
-        assert config == replace(full, optimizer=replace(full.optimizer, **changed))
+def test_the_medium_form_has_networks_of_half_the_width_and_one_schedule():
+    capsnet, cnn = affnist.MEDIUM.networks[CAPSNET], affnist.MEDIUM.networks[CNN]
+    full, full_cnn = affnist.FULL.networks[CAPSNET], affnist.FULL.networks[CNN]
+    half = {"conv_channels": full.model.conv_channels // 2, "primary_types": full.model.primary_types // 2}
+    assert capsnet.model == replace(full.model, **half)
+    blocks = tuple(replace(block, channels=block.channels // 2) for block in full_cnn.model.blocks)
+    assert replace(cnn.model, hidden=full_cnn.model.hidden) == replace(full_cnn.model, blocks=blocks)
+    assert capsnet.data == cnn.data == full.data
+    assert cnn.optimizer == replace(capsnet.optimizer, warmup_steps=0)
+    assert capsnet.optimizer.stop_at_error_percent == full.optimizer.stop_at_error_percent
+
+
+def test_the_medium_form_measures_on_fewer_images_and_says_how_it_trains():
     assert affnist.MEDIUM.seeds == affnist.FULL.seeds
     assert affnist.MEDIUM.affnist_stride % 2, "32 versions of a digit follow each other"
+    assert "after 24 epochs at the latest; over the last 12 of these" in affnist.MEDIUM_FORM
     assert "an exponential moving average of the weights, with a decay of 0.999" in affnist.MEDIUM_FORM
     assert "measured on 4 versions of each test digit instead of 32" in affnist.MEDIUM_FORM
 
