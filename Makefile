@@ -20,7 +20,7 @@ help: ## print this list
 serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, without torch
 	@exec $(VENV)/bin/capsnet-serve
 
-test: $(VENV)/.dev ## run ruff, mypy, import-linter, the build of the site, and all tests
+test: $(VENV)/.dev ## run ruff, mypy, import-linter, the build of the site, and the tests, but for those that take long
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy

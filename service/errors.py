@@ -18,7 +18,7 @@ The `type` of a problem is stable; programs may rely on it. Each class says when
 | 431    | /problems/head-too-large (see service.http.connections; with Connection: close)                   |
 | 500    | /problems/internal-error                                                                     |
 | 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)                    |
-| 504    | /problems/deadline-exceeded                                                                  |
+| 504    | /problems/deadline-exceeded (with Retry-After)                                               |
 """
 
 from collections.abc import Iterable, Mapping

@@ -250,8 +250,8 @@ def _experiment(command: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="medium",
-        help="hours of a CPU (table1 and affnist: about 20), for table1, affnist, norb-ablation and attack: "
-        "the networks of the full form, trained for fewer epochs",
+        help="hours of a CPU (table1: about 20), for table1, affnist, norb-ablation and attack: the networks "
+        "of the full form, trained for fewer epochs; of affnist, networks of half the width",
     )
     command.add_argument(
         "--on",

@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 Form = Literal["full", "medium", "quick"]
-"""`full` is the paper's, `medium` hours of a CPU with the paper's networks, `quick` minutes of one."""
+"""`full` is the paper's, `medium` hours of a CPU (see each MEDIUM_FORM), `quick` minutes of one."""
 
 FORMS: tuple[Form, ...] = get_args(Form)
 

@@ -1,3 +1,6 @@
+from itertools import product
+
+import numpy as np
 import pytest
 
 from training.experiments.paired import compare
@@ -12,12 +15,19 @@ def test_many_errors_that_one_way_alone_makes_are_no_chance():
     found = compare([range(100)], [range(90, 110)])
     assert (found.before, found.after) == (100, 20)
     assert found.fewer_percent == pytest.approx(80)
-    assert found.p == 1e-4, "none of the permutations is as far from none"
+    assert found.p < 1e-4
 
 
 def test_p_is_that_of_a_coin_if_each_image_differs_once():
     found = compare([[*range(8)]], [[100, 101]])
-    assert found.p == pytest.approx(2 * (1 + 10 + 45) / 2**10, abs=0.015)
+    assert found.p == pytest.approx(2 * (1 + 10 + 45) / 2**10)
+
+
+def test_p_counts_every_exchange_of_images_that_differ_by_more_than_one():
+    before, after = [[1, 2, 3], [1, 2], [1]], [[4, 5], [4], []]  # differences of 3, 2, 1, -2 and -1
+    signs = np.array(list(product([-1, 1], repeat=5)))
+    as_large = np.abs(signs @ [3, 2, 1, 2, 1]) >= 3
+    assert compare(before, after).p == pytest.approx(as_large.mean())
 
 
 def test_seeds_of_an_image_are_exchanged_together():

@@ -69,7 +69,7 @@ def _gradient_table(gradients: dict[str, Row]) -> str:
                 f"{row['images_without_percent']:.2f}",
                 f"{row['images_without_in_training_percent']:.2f}",
                 f"{row['mean_size']:.2g}",
-                f"{row['median_size']:.2g}",
+                f"{row['median_size']:#.2g}",
             )
             for method, row in gradients.items()
         ],

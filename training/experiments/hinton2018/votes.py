@@ -243,8 +243,8 @@ HEADER = (
     "iteration",
     "votes assigned to the right class, %",
     "to each wrong one, %",
-    "near the right one, %",
-    "near each wrong one, %",
+    "of all: to the right one and near it, %",
+    "to each wrong one and near it, %",
     "probability of the right class, %",
     "of each wrong one, %",
 )

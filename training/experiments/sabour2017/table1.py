@@ -40,8 +40,8 @@ COMPARED = {
 }
 PAIRED = (
     "\nErrors are summed over seeds. p is the probability of such a difference if each test image were as "
-    "hard for both, by a permutation test that exchanges the two for random images, with all seeds of an "
-    "image together. It says what other images would give, not what other seeds would. Networks that were "
+    "hard for both, by a permutation test over all ways to exchange the two, with all seeds of an image "
+    "together. It says what other images would give, not what other seeds would. Networks that were "
     "not trained for as many steps are not compared."
 )
 
@@ -139,7 +139,7 @@ def _comparisons(rows: list[Row]) -> str:
                 continue
             found = compare([before[seed] for seed in seeds], [after[seed] for seed in seeds])
             errors, fewer = f"{found.before:,} to {found.after:,}", _percent(found.fewer_percent)
-            lines.append((f"{data}, {what}", errors, fewer, f"{found.p:.4f}", f"{len(seeds)}"))
+            lines.append((f"{data}, {what}", errors, fewer, f"{found.p:.2g}", f"{len(seeds)}"))
     if not lines:
         return ""
     return f"\n{markdown.table(('what helps', 'errors', 'fewer', 'p', 'seeds'), lines)}{PAIRED}\n"
