@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,12 +37,13 @@ class Sweep:
         """The field `sweep` of /reconstruct.
 
         Raises:
+            TypeError: a dimension is no integer.
             ValueError: one of the numbers is NaN or infinite.
         """
         deltas = {name: _finite(name, getattr(self, name)) for name in ("start", "stop", "step")}
         if self.dimensions is None:
             return deltas
-        return {"dimensions": [int(dimension) for dimension in self.dimensions], **deltas}
+        return {"dimensions": [index(dimension) for dimension in self.dimensions], **deltas}
 
 
 class Decoding(NamedTuple):
@@ -74,6 +76,7 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
     """The body: a form with the file of a picture, or JSON with a pose.
 
     Raises:
+        TypeError: a dimension is no integer.
         ValueError: neither an image nor a pose, or both; or a number is NaN or infinite.
     """
     image, pose, label, perturbations, sweep = decoding
@@ -81,7 +84,7 @@ def _reconstruction(decoding: Decoding) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if perturbations is not None:
         changes["perturbations"] = [
-            {"dimension": int(dimension), "delta": _finite(f"delta of dimension {dimension}", delta)}
+            {"dimension": index(dimension), "delta": _finite(f"delta of dimension {dimension}", delta)}
             for dimension, delta in perturbations.items()
         ]
     if sweep is not None:

@@ -28,7 +28,8 @@ FLOAT = np.dtype("<f4")
 DATATYPES: dict[str, np.dtype[Any]] = {"FP32": FLOAT, "UINT8": np.dtype(np.uint8)}  # of inputs
 UINT8_MAX = 255
 # A value takes about ten times as many bytes in memory as in JSON.
-MAX_JSON_VALUES = 2**20
+MAX_JSON_VALUES = 2**20  # and as many lists, of which each takes 72 bytes
+MAX_JSON_NAMES = 2**18  # an object of one name takes 230 bytes
 MAX_AXES = 8
 ALIGNMENT = 16  # bytes, as of allocated memory
 NO_STRUCTURE = bytes(set(range(256)) - set(b"{}:"))
@@ -144,12 +145,15 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     """The JSON object of a body, and the bytes behind it.
 
     Raises:
-        WireError: there is no JSON object of that length, it has too many values, or an object has a name
-            twice.
+        WireError: there is no JSON object of that length, it has too many values or names, or an object has a
+            name twice.
     """
     length = len(body) if header_length is None else _length(header_length, len(body))
     whole = memoryview(body)
-    values = 1 + body.count(b",", 0, length)  # at most
+    values = 1 + max(body.count(sign, 0, length) for sign in (b",", b"[", b"{"))  # at most
+    names = body.count(b":", 0, length)  # at most
+    if names > MAX_JSON_NAMES:
+        raise WireError(f"the JSON may have {MAX_JSON_NAMES} names, got {names}")
     if values > MAX_JSON_VALUES:
         raise WireError(
             f"the JSON may list {MAX_JSON_VALUES} values, got {values}; send tensors as binary data "

@@ -18,6 +18,7 @@ PREFIX = "CAPSNET_"
 MAX_PIXELS = 178_000_000  # Pillow refuses pictures of more than 178,956,970 itself
 MAX_WORKERS = 64
 DAY_MS = 24 * 3600 * 1000  # nobody waits longer; the system's own waits end at 2**31 ms
+MAX_GRPC_BODY_BYTES = 2**31 - 1  # gRPC keeps it in a signed number of 32 bits
 MANY = 1_000_000  # Triton's clients hold the model's configuration in numbers of 32 bits
 PORTS = ("port", "grpc_port", "metrics_port")
 WORKERS = re.compile(r"[1-9][0-9]?")
@@ -87,7 +88,7 @@ class Settings(BaseSettings):
         queue_images: maximum images that wait for their run, per version, and maximum pictures that wait for
             decoding; beyond that, requests get 503.
         deadline_ms: how long a request may take before it gets 504, in milliseconds; at most a day.
-        max_body_bytes: largest request body, in bytes.
+        max_body_bytes: largest request body, in bytes; with `grpc_port` less than 2 GiB.
         uploads_bytes: largest sum of the bodies of all current requests, in bytes; beyond that, requests
             get 503. Bodies of more than 1 MiB leave a quarter of it to smaller ones.
         receive_ms: how long a body may take to arrive after the request's headers before it gets 408 and
@@ -249,6 +250,13 @@ class Settings(BaseSettings):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 variable = f"CAPSNET_{name.upper()}"
                 raise ValueError(f"{variable} and {variable}_FILE are both set: set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _grpc_can_take_such_a_body(self) -> Self:
+        if self.grpc_port is not None and self.max_body_bytes > MAX_GRPC_BODY_BYTES:
+            limit = f"CAPSNET_MAX_BODY_BYTES is at most {MAX_GRPC_BODY_BYTES}"
+            raise ValueError(f"with CAPSNET_GRPC_PORT, {limit}")
         return self
 
     @field_validator("key_rate", "key_concurrency")

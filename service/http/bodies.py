@@ -95,7 +95,8 @@ def parse_json(text: str | bytes, place: str) -> Any:
         MalformedBodyError: it is not.
         InvalidFieldError: it lists more values than any request needs.
     """
-    values = 1 + (text.count(",") if isinstance(text, str) else text.count(b","))  # at most
+    raw = text.encode() if isinstance(text, str) else text
+    values = 1 + max(raw.count(sign) for sign in (b",", b"[", b"{"))  # at most
     if values > JSON_VALUES:
         raise InvalidFieldError(f"{place} may list {JSON_VALUES} values, got {values}")
     try:

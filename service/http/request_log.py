@@ -63,7 +63,7 @@ class RequestLog:
         except Exception:
             if exchange.status and not exchange.is_over:  # half an answer: the server closes the connection
                 raise
-            log.exception("a request failed", {"id": request_id.decode(), "path": scope["path"][:PATH_SHOWN]})
+            log.exception("a request failed", {"id": request_id.decode(), "path": shown_path(scope["path"])})
             if not exchange.status:
                 await errors.internal_error()(scope, receive, exchange.send)
         finally:
@@ -163,6 +163,11 @@ def expects_continue(headers: Headers) -> bool:
     return any(one.strip().lower() == b"100-continue" for value in expected for one in value.split(b","))
 
 
+def shown_path(path: str) -> str:
+    """A path as log lines show it: it may be long, and anybody chooses it."""
+    return path if len(path) <= PATH_SHOWN else f"{path[:PATH_SHOWN]}..."
+
+
 def _template(scope: Scope) -> str:
     """`/models/{name}`; "other" where no route matched, or the request was refused before."""
     return getattr(scope.get("route"), "path", "other")
@@ -177,7 +182,7 @@ def _log(scope: Scope, exchange: _Exchange, status: int, seconds: float, noted: 
     fields = {
         "id": exchange.request_id.decode(),
         "method": scope["method"],
-        "path": path if len(path) <= PATH_SHOWN else f"{path[:PATH_SHOWN]}...",
+        "path": shown_path(path),
         "status": status,
         "duration_ms": round(seconds * 1000, 3),
         "bytes_in": exchange.bytes_in,

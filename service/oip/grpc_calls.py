@@ -17,7 +17,7 @@ import grpc
 from service.errors import OUR_FAULT, ServiceError
 from service.http.auth import check_admin_key, check_key
 from service.http.keys import Headers
-from service.http.request_log import CLIENT_CLOSED_REQUEST, given_id
+from service.http.request_log import CLIENT_CLOSED_REQUEST, given_id, shown_path
 from service.observability.timings import Timings, begin_timings
 from service.oip.grpc_arrival import Arrivals
 from service.oip.grpc_messages import parse_message
@@ -70,6 +70,7 @@ class Call:
     """A call under way.
 
     Attributes:
+        path: of its method as the client named it, cut to what a log line shows.
         headers: its metadata.
         client: the address and port that it comes from, as gRPC names them.
         noted: facts for its log line, such as `model`.
@@ -77,7 +78,7 @@ class Call:
         timings: of its parts.
     """
 
-    method: str
+    path: str
     headers: Headers
     request_id: str
     client: str
@@ -122,16 +123,18 @@ class Calls:
         self.may_end = asyncio.Event()
         self.may_end.set()
 
-    async def answer(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
+    async def answer(
+        self, method: Method, path: str, messages: AsyncIterator[bytes], context: Context
+    ) -> bytes:
         """The bytes of the answer; an error ends the call with its code and text."""
         self._begun += 1
-        call = _begin(method, context)
+        call = _begin(path, context)
         try:
             answer = await self._answer_when_it_may_end(method, call, messages)
         except ServiceError as error:
             await _refuse(call, context, error)
         except Exception:
-            log.exception("a call failed", {"id": call.request_id, "path": PATH + call.method})
+            log.exception("a call failed", {"id": call.request_id, "path": call.path})
             await _refuse(call, context, InternalError(OUR_FAULT))
         else:
             call.status, call.bytes_out = 200, len(answer)
@@ -188,21 +191,24 @@ class Calls:
         call.timings.end("receive")
         call.bytes_in = len(body)
         with bodies.holding(call.bytes_in, call.bytes_in):
-            return await method.answer(service, await self._parse(method, body), call)
+            message = await self._parse(method, body)
+            del body
+            return await method.answer(service, message, call)
 
     async def _parse(self, method: Method, body: bytes) -> Any:
         if len(body) <= INLINE_BYTES:
             return parse_message(method.request, body)
-        return await self._service.pool.run(parse_message, method.request, body)
+        with self._service.pool.room_for(1):
+            return await self._service.pool.run(parse_message, method.request, body)
 
 
-def _begin(method: Method, context: Context) -> Call:
+def _begin(path: str, context: Context) -> Call:
     metadata = context.invocation_metadata() or ()
     headers = [
         (key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata
     ]
     request_id = given_id(headers) or secrets.token_hex(12).encode()
-    return Call(method.name, headers, request_id.decode(), context.peer())
+    return Call(shown_path(path), headers, request_id.decode(), context.peer())
 
 
 async def _refuse(call: Call, context: Context, error: ServiceError) -> NoReturn:
@@ -228,7 +234,7 @@ def _log(method: Method, call: Call, context: Context, seconds: float) -> None:
     fields = {
         "id": call.request_id,
         "method": "gRPC",
-        "path": PATH + call.method,
+        "path": call.path,
         "status": call.status,
         "duration_ms": round(seconds * 1000, 3),
         "bytes_in": call.bytes_in,

@@ -9,9 +9,15 @@ from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2 as oip
 
 from capsnet.wire_format import Arrays, InferRequest, WireError
-from service.errors import InferenceStoppedError, MalformedBodyError, NotReadyError
+from service.errors import (
+    InferenceStoppedError,
+    MalformedBodyError,
+    NotReadyError,
+    RefusedModelError,
+    UnknownModelError,
+)
 from service.oip import repository
-from service.oip.grpc_calls import INLINE_BYTES, Call, Method, UnknownMethodError
+from service.oip.grpc_calls import INLINE_BYTES, PATH, Call, Method, UnknownMethodError
 from service.oip.grpc_tensors import NO_SHARED_MEMORY, read_infer_request, write_infer_response
 from service.oip.model_config import describe_config
 from service.oip.models import OipModel, check_request, describe, describe_server, use_model, wanted_outputs
@@ -42,13 +48,13 @@ async def server_ready(service: Service, _: Any, __: Call) -> bytes:
 
 
 async def model_ready(service: Service, asked: Any, _: Call) -> bytes:
-    """Loads a model that loads on first use, as long as it takes; false while a thread is stuck."""
-    async with use_model(service.models, asked.name, asked.version or None) as model:
-        try:
+    """Loads a model that loads on first use, as long as it takes; false where the route under /v2 refuses."""
+    try:
+        async with use_model(service.models, asked.name, asked.version or None) as model:
             await model.check_answering()
-        except NotReadyError:
-            return _bytes(oip.ModelReadyResponse(ready=False))
-        return _bytes(oip.ModelReadyResponse(ready=True))
+    except (UnknownModelError, RefusedModelError, NotReadyError):
+        return _bytes(oip.ModelReadyResponse(ready=False))
+    return _bytes(oip.ModelReadyResponse(ready=True))
 
 
 async def server_metadata(service: Service, _: Any, __: Call) -> bytes:
@@ -105,7 +111,7 @@ async def model_infer(service: Service, message: Any, call: Call) -> bytes:
         _until_deadline(service),
         use_model(service.models, message.model_name, message.model_version or None) as model,
     ):
-        asked, inputs = await _read(service, message, model)
+        asked, inputs = await _read(service, message, model, call.bytes_in)
         call.timings.end("parse")
         images = len(next(iter(inputs.values())))
         call.noted.update(model=f"{model.name}/{model.loaded.version}", images=images)
@@ -114,7 +120,7 @@ async def model_infer(service: Service, message: Any, call: Call) -> bytes:
 
 async def no_such_method(_: Service, __: Any, call: Call) -> bytes:
     """The error for any other name."""
-    raise UnknownMethodError(f"there is no method {call.method}")
+    raise UnknownMethodError(f"there is no method {call.path.removeprefix(PATH)}")
 
 
 async def no_streams(_: Service, __: Any, ___: Call) -> bytes:
@@ -172,8 +178,8 @@ async def _until_deadline(service: Service) -> AsyncIterator[None]:
         raise service.too_late(error.__cause__) from None
 
 
-async def _read(service: Service, message: Any, model: OipModel) -> tuple[InferRequest, Arrays]:
-    """The request of a message, and its inputs, checked; a large one is read on a thread.
+async def _read(service: Service, message: Any, model: OipModel, size: int) -> tuple[InferRequest, Arrays]:
+    """The request of a message of this size, and its inputs, checked; a large one is read on a thread.
 
     Raises:
         ServiceError: the request is invalid, or the service is overloaded.
@@ -186,7 +192,7 @@ async def _read(service: Service, message: Any, model: OipModel) -> tuple[InferR
             raise MalformedBodyError(str(error)) from None
         return asked, check_request(model, asked, service.settings.queue_images)
 
-    if message.ByteSize() <= (INLINE_BYTES if message.raw_input_contents else INLINE_TYPED_BYTES):
+    if size <= (INLINE_BYTES if message.raw_input_contents else INLINE_TYPED_BYTES):
         return read()
     with service.pool.room_for(1):
         return await service.pool.run(read)

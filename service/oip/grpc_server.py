@@ -8,13 +8,12 @@ would keep the client from being used beside the service.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import grpc
 
-from service.oip.grpc_calls import PATH, Calls, Method
+from service.oip.grpc_calls import PATH, Calls
 from service.oip.grpc_methods import METHODS, UNKNOWN
 from service.settings import Settings
 from service.state import Service
@@ -86,15 +85,12 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no type
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._handlers = {PATH + method.name: self._handler(method) for method in METHODS}
+        self._methods = {PATH + method.name: method for method in METHODS}
 
     def service(self, details: Any) -> Any:
         """The handler of a call."""
-        found = self._handlers.get(details.method)
-        return found or self._handler(replace(UNKNOWN, name=details.method.removeprefix(PATH)))
-
-    def _handler(self, method: Method) -> Any:
-        return grpc.stream_unary_rpc_method_handler(partial(self._calls.answer, method))
+        method = self._methods.get(details.method, UNKNOWN)
+        return grpc.stream_unary_rpc_method_handler(partial(self._calls.answer, method, details.method))
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ async def statistics(models: Models, name: str = "", version: str = "") -> dict[
     Args:
         models: what is loaded.
         name: as in a path of the protocol; "" for every graph.
-        version: "" for all that are loaded.
+        version: "" for all that are loaded; as in Triton, it counts only beside a name.
 
     Raises:
         UnknownModelError: no such model or version, or it has no such graph.
@@ -27,8 +27,8 @@ async def statistics(models: Models, name: str = "", version: str = "") -> dict[
         graphs = [one for one in of_model if one.role == role]
         if of_model and not graphs:
             raise no_such_graph(name, of_model[0].model, of_model[0].version, role)
-    chosen = [one for one in graphs if version in ("", str(one.version))]
-    if version and not chosen:
+    chosen = [one for one in graphs if not (name and version) or str(one.version) == version]
+    if name and version and not chosen:
         listed = ", ".join(str(one.version) for one in graphs) or "none"
         raise UnknownModelError(f"{name} has no loaded version {shown(version)}; available: {listed}")
     return {"model_stats": [_describe(one) for one in chosen]}

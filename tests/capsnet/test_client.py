@@ -432,6 +432,12 @@ def test_numbers_that_json_has_not_are_refused_by_name(client, asked, message):
         client.reconstruct(**asked)
 
 
+@pytest.mark.parametrize("asked", [{"sweep": Sweep(dimensions=[1.7])}, {"perturbations": {1.9: 0.2, 1: 0.5}}])
+def test_a_dimension_that_is_no_integer_is_refused_and_not_cut(client, asked):
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        client.reconstruct(random_png(), **asked)
+
+
 def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
     of_file, of_array = (client.reconstruct(one, label="2") for one in (random_png(), random_levels()))
     assert of_file.label == of_array.label == "2"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from capsnet.wire_format import (
+    MAX_JSON_NAMES,
     MAX_JSON_VALUES,
     InferRequest,
     RequestedOutput,
@@ -291,16 +292,29 @@ def test_values_behind_a_header_of_any_length_are_aligned_for_kernels(odd: int) 
     assert read.inputs["x"].tolist() == [1, 2]
 
 
+def nested(depth: int, times: int) -> bytes:
+    """So many lists in lists, with commas between every `depth` alone."""
+    return b",".join([b"[" * depth + b"]" * depth] * times)
+
+
 def test_our_own_binary_messages_are_read_without_a_copy() -> None:
     message = write_request({"pixels": pixels()})
     read = read_request(message.body, str(message.header_length)).inputs["pixels"]
     assert np.shares_memory(read, np.frombuffer(message.body, np.uint8))
 
 
-def test_json_lists_no_more_values_than_memory_allows() -> None:
-    body = b"[" + b"0," * MAX_JSON_VALUES + b"0]"
+@pytest.mark.parametrize(
+    "value", [b"0," * MAX_JSON_VALUES + b"0", nested(512, 2100), b"{}," * MAX_JSON_VALUES + b"0"]
+)
+def test_json_lists_no_more_values_than_memory_allows(value: bytes) -> None:
     with pytest.raises(WireError, match="binary data"):
-        read_request(body, None)
+        read_request(b'{"id": [' + value + b"]}", None)
+
+
+def test_json_has_no_more_names_than_memory_allows() -> None:
+    names = b",".join(b'"%d":0' % number for number in range(MAX_JSON_NAMES))
+    with pytest.raises(WireError, match="may have 262144 names, got 262145"):
+        read_request(b'{"id": {' + names + b"}}", None)
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b'{"inputs": [NaN]}', b"\xff\xfe"])

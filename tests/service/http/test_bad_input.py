@@ -259,6 +259,7 @@ def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
         ({"label": 1}, "label"),
         ({"pose": [0.1]}, "4 numbers"),
         ({"pose": [0.1] * 100_000}, "32768 values"),
+        ({"pose": [[[[[]] * 3]]] * 10_000}, "32768 values"),
         ({"pose": [0.1] * 5000}, "4096"),
         ({"pose": [0.1], "sweep": {"step": 1e-6}}, "4 numbers"),
         ({"perturbations": [{}] * 5000}, "perturbations[0]"),

@@ -114,6 +114,28 @@ def asking(array: np.ndarray | None = None, model: str = "tiny", **fields: Any) 
     return message
 
 
+def with_parameters(count: int) -> bytes:
+    """A message of a few KiB whose one input has many empty parameters."""
+    of_input = b"".join(b"\x22\x05\x0a\x03%03x" % number for number in range(count))
+    return oip.ModelInferRequest(model_name="tiny").SerializeToString() + in_field(5, of_input)
+
+
+def with_texts(count: int) -> bytes:
+    """The same with many empty texts as its values."""
+    of_input = in_field(5, in_field(8, b"") * count)
+    return oip.ModelInferRequest(model_name="tiny").SerializeToString() + in_field(5, of_input)
+
+
+def in_field(number: int, value: bytes) -> bytes:
+    """A field of protobuf whose value is text or a message."""
+    size = len(value)
+    varint = b""
+    while size > 127:
+        varint += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([number << 3 | 2]) + varint + bytes([size]) + value
+
+
 def refusal(call: grpc.Call) -> tuple[Code, str]:
     """The code and text with which a call ends."""
     with pytest.raises(grpc.RpcError) as caught:
@@ -135,7 +157,13 @@ def test_without_a_model_the_server_is_live_and_not_ready(tmp_path):
     with live(settings_for(tmp_path, grpc_port=0)) as service:
         assert service.client.is_server_live()
         assert not service.client.is_server_ready()
-        assert refusal(service.call("ModelReady", oip.ModelReadyRequest(name="tiny")))[0] == Code.UNAVAILABLE
+        assert not service.client.is_model_ready("tiny")
+
+
+@pytest.mark.parametrize("model", ["none", "bare-decoder"])
+def test_a_model_that_there_is_not_is_not_ready(service, model):
+    assert service.client.is_model_ready("bare")
+    assert not service.client.is_model_ready(model)
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-decoder", "tiny-explain", "bare"])
@@ -153,6 +181,12 @@ def test_the_server_lists_the_extensions_that_it_has(service):
     metadata = service.client.get_server_metadata()
     assert metadata.name == "capsnet"
     assert list(metadata.extensions) == ["classification", "model_configuration", "statistics"]
+
+
+def test_a_version_without_a_name_asks_for_the_statistics_of_all(service):
+    found = oip.ModelStatisticsRequest(version="7")
+    answer = oip.ModelStatisticsResponse.FromString(service.call("ModelStatistics", found).result())
+    assert len(answer.model_stats) == len(service.client.get_inference_statistics("").model_stats)
 
 
 def test_statistics_are_those_of_the_rest_route(service):
@@ -365,6 +399,8 @@ def test_a_compressed_message_does_not_grow_over_the_limit(service):
         (b"\x0b\x0c", Code.INVALID_ARGUMENT, "no wire type 3"),
         (b"\x0a\x01\xff", Code.INVALID_ARGUMENT, "no ModelInferRequest"),
         (b"\x2a\x00" * 2000, Code.RESOURCE_EXHAUSTED, "may list 1024 tensors"),
+        (with_parameters(2000), Code.RESOURCE_EXHAUSTED, "may list 1024 tensors"),
+        (with_texts(2000), Code.RESOURCE_EXHAUSTED, "may list 1024 tensors"),
     ],
 )
 def test_bytes_that_are_no_request_are_told_so(service, content, code, text):
@@ -633,6 +669,17 @@ def test_a_refused_call_is_logged_with_its_problem_and_a_made_up_method_counts_a
     wait_until(lambda: any(new_id in str(record.args) for record in caplog.records))
     (line,) = [record.args for record in caplog.records if new_id in str(record.args)]
     assert (line["status"], line["problem"]) == (405, "/problems/method-not-allowed")
+    assert line["path"] == f"{PATH}Made/Up"
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", "/" + 50_000 * "x"])
+def test_the_log_has_the_path_that_was_called_but_not_all_of_a_long_one(service, path, caplog):
+    call = service.channel.unary_unary(path).future(b"")
+    refusal(call)
+    new_id = dict(call.trailing_metadata())["x-request-id"]
+    wait_until(lambda: any(new_id in str(record.args) for record in caplog.records))
+    (line,) = [record.args for record in caplog.records if new_id in str(record.args)]
+    assert line["path"] == (path if len(path) < 200 else f"{path[:200]}...")
 
 
 def test_a_fault_of_ours_is_internal_and_tells_nothing(service, monkeypatch, caplog):
