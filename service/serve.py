@@ -126,9 +126,11 @@ def serve_requests(settings: "Settings", place: "Place", supervisor: "Connection
         keys: those that open the service.
     """
     from service.observability.logs import logging_to_stderr
+    from service.observability.request_metrics import count_as_worker
     from service.workers.supervisor import begin_child
 
     begin_child()
+    count_as_worker(place.worker)
     place.engine_listener.close()
     with logging_to_stderr(settings.log_format, settings.log_level):
         leave_at_signals(is_logging=True)

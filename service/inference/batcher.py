@@ -86,6 +86,9 @@ class Batcher:
         queue_images: maximum images that wait, in all queues together.
         deadline_ms: how long a submission may take, in milliseconds.
         metrics: of the model version, told waits and batches.
+
+    Raises:
+        RuntimeError: the system has no more threads.
     """
 
     def __init__(
@@ -113,8 +116,12 @@ class Batcher:
         self._asleep: list[_Worker] = []
         self._cannot_start = False
         self._shared_at = -math.inf  # time.monotonic() when there was last work for more than one worker
-        for worker in self._workers:
-            self._start(worker)
+        try:
+            for worker in self._workers:
+                self._start(worker)
+        except RuntimeError:
+            self.close()
+            raise
 
     def add_graph(
         self, run: Run, large_batch_above: int | None = None, max_batch: int | None = None

@@ -82,15 +82,18 @@ async def measure_again(
     The process that does it is killed when this is cancelled.
 
     Raises:
-        OSError: no process can be started.
+        OSError: no process can be started, or it failed; says why.
         TimeoutError: it took longer than DERIVE_S.
     """
     command = _derive_command(folder, threads, architecture, encoder, again=True)
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        *command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
-        await asyncio.wait_for(process.communicate(encoder + decoder), DERIVE_S)
+        _, said = await asyncio.wait_for(process.communicate(encoder + decoder), DERIVE_S)
+        if process.returncode:
+            *_, why = [f"exit status {process.returncode}", *said.decode(errors="replace").splitlines()]
+            raise OSError(why)
     finally:
         if process.returncode is None:
             process.kill()

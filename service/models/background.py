@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from service.errors import InferenceStoppedError
-from service.inference.memory import release_memory
 from service.models.repository import Repository
 
 RELEASE_EVERY_S = 20.0
@@ -58,19 +57,22 @@ def restart_on_error(
 
 
 @restart_on_error
-async def release_memory_after_work(repository: Repository, every_s: float = RELEASE_EVERY_S) -> None:
+async def release_after_work(
+    work_done: Callable[[], int], release: Callable[[], None], every_s: float = RELEASE_EVERY_S
+) -> None:
     """Return unused memory to the system every few seconds, if there was work meanwhile. Never ends.
 
     Args:
-        repository: what is loaded.
+        work_done: how many pieces of work there have been so far.
+        release: returns the memory; blocks.
         every_s: seconds between two times.
     """
     work_seen = 0
     while True:
         await asyncio.sleep(every_s)
-        if repository.work_done != work_seen:
-            work_seen = repository.work_done
-            await asyncio.to_thread(release_memory)
+        if (done := work_done()) != work_seen:
+            work_seen = done
+            await asyncio.to_thread(release)
 
 
 @restart_on_error

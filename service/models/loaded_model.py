@@ -118,16 +118,25 @@ class LoadedModel(ServedModel):
 def start_model(
     model: str, version: int, bundle: BundleVersion, engine: Engine, settings: Settings, metrics: Metrics
 ) -> LoadedModel:
-    """Give a loaded engine its inference threads, and each of its graphs a queue."""
+    """Give a loaded engine its inference threads, and each of its graphs a queue.
+
+    Raises:
+        RuntimeError: the system has no more threads.
+    """
     on_cpu = settings.max_batch or CPU_BATCH[engine.manifest.architecture]  # where the explain graph runs
-    batcher = Batcher(
-        f"{model}/{version}",
-        workers=engine.workers,
-        max_batch=engine.decoder_max_batch,
-        queue_images=settings.queue_images,
-        deadline_ms=settings.deadline_ms,
-        metrics=metrics.model(model, version),
-    )
+    of_version = metrics.model(model, version)
+    try:
+        batcher = Batcher(
+            f"{model}/{version}",
+            workers=engine.workers,
+            max_batch=engine.decoder_max_batch,
+            queue_images=settings.queue_images,
+            deadline_ms=settings.deadline_ms,
+            metrics=of_version,
+        )
+    except RuntimeError:
+        metrics.forget(model, version)
+        raise
     return LoadedModel(
         model,
         version,

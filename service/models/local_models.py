@@ -8,10 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from service.errors import NotReadyError
+from service.inference.memory import release_memory
 from service.inference.providers import DeviceError
 from service.models.background import (
     load_and_watch,
-    release_memory_after_work,
+    release_after_work,
     stop_when_inference_is_dead,
 )
 from service.models.gauges import ModelGauges
@@ -112,7 +113,7 @@ async def run_models(
     tasks = [
         asyncio.create_task(load_and_watch(repository, on_loaded)),
         asyncio.create_task(remeasure_graphs(repository)),
-        asyncio.create_task(release_memory_after_work(repository)),
+        asyncio.create_task(release_after_work(lambda: repository.work_done, release_memory)),
     ]
     if on_stopped:
         tasks.append(asyncio.create_task(stop_when_inference_is_dead(repository, on_stopped)))

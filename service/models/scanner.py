@@ -162,6 +162,7 @@ class Bundles:
         self, model: str, paths: Mapping[int, Path], *, again: bool, named: Collection[int]
     ) -> None:
         """Note a model's rule and its bundles; those that are to be served and have changed are hashed."""
+        self._metrics.found(model)
         await self._read_traffic(model)
         rule = self.traffic.get(model)
         known, now = self.versions.get(model, {}), dict[int, BundleVersion]()

@@ -62,6 +62,12 @@ class VersionLoader:
             await self._bundles.refuse(model, version, bundle, error)
             return loaded
         await asyncio.to_thread(release_memory)
+        try:
+            started = start_model(model, version, bundle, engine, self._settings, self._metrics)
+        except RuntimeError as error:
+            await asyncio.to_thread(engine.close)
+            await self._bundles.refuse(model, version, bundle, error)
+            return loaded
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
         self._metrics.reloaded(model)
-        return start_model(model, version, bundle, engine, self._settings, self._metrics)
+        return started

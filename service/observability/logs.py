@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import select
 import sys
 import threading
 import traceback
@@ -143,7 +144,16 @@ class _Writer(QueueListener):
         left, self._lines = self._lines, bytearray()
         with suppress(OSError, MemoryError):  # there is nobody to report it to, or no memory to do it with
             while left:
-                del left[: os.write(self._descriptor, left)]
+                _write_some(self._descriptor, left)
+
+
+def _write_some(descriptor: int, left: bytearray) -> None:
+    """Write the first lines: as many as no other process of the service can write into, or one long one."""
+    end = left.rfind(b"\n", 0, select.PIPE_BUF) + 1 or left.find(b"\n") + 1
+    try:
+        del left[: os.write(descriptor, left[:end])]
+    except BlockingIOError:  # whoever shares the open file may have made it so
+        select.select([], [descriptor], [])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ WAIT_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
 )
-BATCH_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCH_IMAGES = tuple(2**power for power in range(13))  # to the largest CAPSNET_MAX_BATCH
 
 # A second series beside every counter and histogram with its start time; the library's switch is global.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the rest of it is typed
@@ -81,10 +81,8 @@ class Metrics:
         self._registry.register(collector)
 
     def model(self, name: str, version: int) -> ModelMetrics:
-        """The metrics of a version; call it at each load of the version, and `dropped` at the end of each."""
+        """The metrics of a version; call it at each load, and `dropped` or `forget` at the end of each."""
         self._users[name, version] += 1
-        for events in (self._reloads, self._refusals, self._drops):
-            events.labels(name)  # 0 from the start: a rate cannot see the event that starts a series
         labels = (name, version)
         return ModelMetrics(
             self._waits.labels(*labels),
@@ -92,6 +90,11 @@ class Metrics:
             self._batches.labels(*labels),
             self._restarts.labels(name),
         )
+
+    def found(self, model: str) -> None:
+        """There are bundles of it. From now its counts are 0: a rate misses what begins a series."""
+        for events in (self._reloads, self._refusals, self._drops):
+            events.labels(model)
 
     def reloaded(self, model: str) -> None:
         """A version was loaded and takes traffic."""
@@ -102,8 +105,12 @@ class Metrics:
         self._refusals.labels(model).inc()
 
     def dropped(self, model: str, version: int) -> None:
-        """A version was taken down; its series end, or each publication would leave some for ever."""
+        """A version that took traffic was taken down; see `forget`."""
         self._drops.labels(model).inc()
+        self.forget(model, version)
+
+    def forget(self, model: str, version: int) -> None:
+        """A version is not loaded any more; its series end, or each publication would leave some for ever."""
         self._users[model, version] -= 1
         if self._users[model, version] <= 0:
             del self._users[model, version]

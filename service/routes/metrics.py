@@ -1,5 +1,6 @@
 """/metrics: what Prometheus scrapes."""
 
+import asyncio
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
@@ -23,7 +24,8 @@ async def get_metrics(request: Request) -> Response:
     of_models = b""
     with suppress(NotReadyError):  # while the engine process starts, requests are counted all the same
         of_models = await service.models.metrics()
-    return Response(service.metrics.scrape() + of_models, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    of_requests = await asyncio.to_thread(service.metrics.scrape)
+    return Response(of_requests + of_models, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 answer_head(routes)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from service.errors import NotReadyError, Unfinished
 from service.inference.memory import trim_heap
-from service.models.background import RELEASE_EVERY_S
+from service.models.background import release_after_work
 from service.models.index_entry import IndexEntry
 from service.models.interface import LoadedGraph, Models, ServedModel, Serving
 from service.models.traffic import Traffic
@@ -168,7 +168,7 @@ class RemoteModels(Models):
             NotReadyError: it is not there, or died meanwhile.
             Exception: whatever it raised.
         """
-        if self._channel is None:
+        if self._channel is None or self._table is None:  # connected, but it may not have begun
             raise _no_engine()
         number = next(self._numbers)
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
@@ -227,7 +227,7 @@ class RemoteModels(Models):
 
     async def _newest(self) -> Table:
         while self._table is None or self._is_old(self._table):
-            if self._channel is None or self._table is None:
+            if self._table is None:
                 raise _no_engine()
             self._is_current.clear()
             await self._is_current.wait()
@@ -278,7 +278,8 @@ class RemoteModels(Models):
 async def reach_models(address: EngineAddress) -> AsyncIterator[RemoteModels]:
     """The models of an engine process, once it has loaded them."""
     models = RemoteModels(address)
-    tasks = [asyncio.create_task(models.run()), asyncio.create_task(trim_heap_after_work(models))]
+    trimming = release_after_work(lambda: models.work_done, trim_heap)
+    tasks = [asyncio.create_task(models.run()), asyncio.create_task(trimming)]
     try:
         await models.first_table()
         yield models
@@ -286,16 +287,6 @@ async def reach_models(address: EngineAddress) -> AsyncIterator[RemoteModels]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def trim_heap_after_work(models: RemoteModels) -> None:
-    """Return the memory of pictures to the system every few seconds, if there were any. Never ends."""
-    work_seen = 0
-    while True:
-        await asyncio.sleep(RELEASE_EVERY_S)
-        if models.work_done != work_seen:
-            work_seen = models.work_done
-            await asyncio.to_thread(trim_heap)
 
 
 class _RemoteModel(ServedModel):

@@ -1,14 +1,13 @@
 """A number that every process of a service sees at once: a file that all of them have mapped."""
 
 import mmap
-import struct
 from pathlib import Path
 
-NUMBER = struct.Struct("=Q")
+BYTES = 8
 
 
 class SharedNumber:
-    """One process writes it; the others read it without asking that one.
+    """One process writes it; the others read it without asking that one, and see no number but those written.
 
     Args:
         path: a file of 8 bytes, see `make`.
@@ -16,19 +15,18 @@ class SharedNumber:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), NUMBER.size)
+            self._shared = memoryview(mmap.mmap(file.fileno(), BYTES)).cast("Q")
 
     @staticmethod
     def make(path: Path) -> None:
         """Write the file; the number is 0."""
-        path.write_bytes(bytes(NUMBER.size))
+        path.write_bytes(bytes(BYTES))
 
     @property
     def value(self) -> int:
         """0 before the first writing."""
-        number: int = NUMBER.unpack_from(self._shared)[0]
-        return number
+        return self._shared[0]
 
     @value.setter
     def value(self, number: int) -> None:
-        NUMBER.pack_into(self._shared, 0, number)
+        self._shared[0] = number

@@ -172,7 +172,13 @@ class Supervisor:
                 with suppress(ProcessLookupError):
                     os.kill(child.process.pid, number)
 
-    def _note_signal(self, *_: object) -> None:
+    def _note_signal(self, number: int, _: object) -> None:
+        """Somebody who presses Ctrl-C again waits for nothing."""
+        if self._is_told_to_stop and number == signal.SIGINT:
+            for child in self._children:
+                if child.process.pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(child.process.pid, signal.SIGKILL)
         self._is_told_to_stop = True
 
     def _start_missing(self) -> None:

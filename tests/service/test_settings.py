@@ -92,6 +92,7 @@ def test_numbers_that_the_system_cannot_wait_for_or_clients_cannot_hold_are_refu
 
 def test_a_body_may_be_as_large_as_grpc_can_count_only_where_there_is_grpc(monkeypatch):
     monkeypatch.setenv("CAPSNET_MAX_BODY_BYTES", str(2**31))
+    monkeypatch.setenv("CAPSNET_UPLOADS_BYTES", str(2**32))
     read_settings()
     monkeypatch.setenv("CAPSNET_GRPC_PORT", "0")
     with pytest.raises(SettingsError, match="CAPSNET_MAX_BODY_BYTES is at most 2147483647"):

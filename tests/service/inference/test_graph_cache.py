@@ -21,7 +21,7 @@ from export.optimize.choice import MAX_ERROR
 from export.optimize.derive import derive
 from export.optimize.plan import FILE, PLAIN, plan_key, read_plan
 from export.to_onnx import trace_encoder
-from service.inference.graph_cache import SMALLEST_BYTES, UNUSED_DAYS, cached_graphs
+from service.inference.graph_cache import SMALLEST_BYTES, UNUSED_DAYS, cached_graphs, measure_again
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
 from service.models.remeasuring import remeasure_graphs
@@ -168,6 +168,12 @@ def test_a_plan_that_was_measured_under_load_is_measured_again_in_an_idle_minute
     rewrite_plan(folder, waited=MUCH)
     asyncio.run(scenario())
     assert read_plan(folder).waited < MUCH
+
+
+def test_a_measurement_that_fails_says_why(encoder, tmp_path):
+    measuring = measure_again(tmp_path / "plan", (1, 1), architecture_of(CapsNetConfig()), b"no graph", b"")
+    with pytest.raises(OSError, match="Error"):
+        asyncio.run(measuring)
 
 
 def test_only_the_graphs_in_use_are_kept(encoder, cache):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from service.inference.memory import release_memory
-from service.models import background
 from service.models.background import (
-    release_memory_after_work,
+    release_after_work,
     restart_on_error,
     stop_when_inference_is_dead,
 )
@@ -22,7 +21,7 @@ from tests.support.tiny_bundle import write_bundle
 OFTEN_S = 0.02
 
 
-def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: Path, monkeypatch):
+def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: Path):
     write_bundle(tmp_path / "tiny" / "1")
     returns = []
 
@@ -30,12 +29,10 @@ def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: P
         release_memory()
         returns.append(True)
 
-    monkeypatch.setattr(background, "release_memory", counted)
-
     async def scenario() -> None:
         repository = Repository(settings_for(tmp_path), Metrics())
         await repository.scan()
-        keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
+        keeping = asyncio.create_task(release_after_work(lambda: repository.work_done, counted, OFTEN_S))
         for _ in range(2):
             returns.clear()
             async with repository.use("tiny", None):
@@ -51,9 +48,7 @@ def test_memory_is_given_back_after_work_and_not_while_there_is_none(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(
-    tmp_path: Path, caplog, monkeypatch
-):
+def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(tmp_path: Path, caplog):
     write_bundle(tmp_path / "tiny" / "1")
     returns = []
 
@@ -63,12 +58,12 @@ def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(
             raise RuntimeError("not this time")
         release_memory()
 
-    monkeypatch.setattr(background, "release_memory", failing_at_first)
-
     async def scenario() -> None:
         repository = Repository(settings_for(tmp_path), Metrics())
         await repository.scan()
-        keeping = asyncio.create_task(release_memory_after_work(repository, OFTEN_S))
+        keeping = asyncio.create_task(
+            release_after_work(lambda: repository.work_done, failing_at_first, OFTEN_S)
+        )
         async with repository.use("tiny", None):
             pass
         async with asyncio.timeout(60):
@@ -80,10 +75,10 @@ def test_memory_is_given_back_after_a_failure_to_which_the_log_has_the_cause(
 
     with caplog.at_level(logging.ERROR, "service.models.background"):
         asyncio.run(scenario())
-    assert "release_memory_after_work failed" in caplog.text
+    assert "release_after_work failed" in caplog.text
     assert "RuntimeError: not this time" in caplog.text
 
 
-@pytest.mark.parametrize("work", [release_memory_after_work, stop_when_inference_is_dead, remeasure_graphs])
+@pytest.mark.parametrize("work", [release_after_work, stop_when_inference_is_dead, remeasure_graphs])
 def test_everything_that_is_done_for_ever_goes_on_after_a_failure(work):
     assert work.__code__ is restart_on_error(work).__code__

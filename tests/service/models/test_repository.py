@@ -376,6 +376,37 @@ def test_a_fault_of_ours_ends_neither_the_first_look_nor_the_later_ones(tmp_path
     assert any(record.exc_info for record in caplog.records)  # with the place where it happened
 
 
+def test_a_model_without_its_threads_is_refused_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    started = []
+
+    def start(thread: threading.Thread, start=threading.Thread.start) -> None:
+        if thread.name.startswith("inference-tiny/1"):
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        before = inference_threads()
+        metrics = Metrics()
+        repository = Repository(settings_for(tmp_path, threads=2), metrics)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            await repository.scan()
+            await repository.scan()  # looks at a refused version no more
+        assert len(started) == 1
+        assert inference_threads() == before
+        assert "can't start new thread" in repository._bundles.refusal("tiny")
+        assert 'capsnet_reloads_total{model="tiny"} 0.0' in metrics.scrape().decode()
+        assert "capsnet_compute_seconds_count{" not in metrics.scrape().decode()
+        await repository.load("tiny")
+        assert loaded(repository)
+        await repository.close()
+
+    run(scenario())
+
+
 def test_closing_leaves_no_thread_behind(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")

@@ -5,9 +5,11 @@ import logging
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
@@ -160,6 +162,41 @@ def test_a_reader_that_stalls_costs_lines_and_nobody_waits_for_it():
             logger.info("one of many")
         lost = next(line for line in iter(reader.readline, "") if "were lost" in line)
         assert f"{more} lines were lost" in lost
+
+
+def test_what_is_written_at_once_is_whole_lines_that_no_other_process_writes_into(tmp_path, monkeypatch):
+    written = []
+
+    def write(descriptor: int, lines: bytes, write=os.write) -> int:
+        written.append(bytes(lines))
+        return write(descriptor, lines)
+
+    monkeypatch.setattr(logs.os, "write", write)
+    path = tmp_path / "log"
+    with path.open("wb") as file, logger_to(file.fileno()) as logger:
+        for number in range(500):
+            logger.info("%d %s", number, "x" * (5000 if number == 250 else 100))
+    assert len(path.read_bytes().splitlines()) == 500
+    assert len(written) > 20
+    assert all(lines.endswith(b"\n") for lines in written)
+    long = [lines for lines in written if len(lines) > select.PIPE_BUF]
+    assert [lines.count(b"\n") for lines in long] == [1]
+
+
+def test_a_reader_that_made_the_pipe_non_blocking_loses_no_line():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    found = []
+    with os.fdopen(reading) as reader:
+        counting = threading.Thread(target=lambda: found.extend(reader))
+        with os.fdopen(writing, "w"), logger_to(writing) as logger:
+            for number in range(3000):
+                logger.info("%d", number)
+            wait_until(logger.handlers[0].queue.empty)
+            counting.start()
+            logger.info("the last")
+        counting.join(60)
+    assert [json.loads(line)["message"] for line in found] == [*map(str, range(3000)), "the last"]
 
 
 def test_a_reader_that_went_away_disturbs_nobody():

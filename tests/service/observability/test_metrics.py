@@ -16,8 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.inference.batcher import Batcher
 from service.models.gauges import ModelGauges
+from service.models.scanner import Bundles
 from service.observability.metrics import Metrics
-from service.observability.request_metrics import MAX_LABELS, RequestMetrics
+from service.observability.process_totals import ProcessTotals
+from service.observability.request_metrics import FOLDER, MAX_LABELS, RequestMetrics
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import write_bundle
 
@@ -141,6 +143,52 @@ def test_the_process_tells_its_memory_and_its_time(client):
     text = client.get("/metrics").text
     assert value(text, "process_resident_memory_bytes") > 10 * 2**20
     assert value(text, "process_cpu_seconds_total") > 0
+
+
+def test_processor_time_is_not_lost_with_a_process_that_ends():
+    def seconds() -> float:
+        [metric] = [one for one in totals.collect() if one.name == "process_cpu_seconds"]
+        return metric.samples[0].value
+
+    totals = ProcessTotals(lambda: [os.getpid()])
+    before = seconds()
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    assert seconds() - before >= 0.45
+
+
+def test_a_worker_that_replaces_another_goes_on_with_its_counts_in_the_same_files(tmp_path):
+    code = (
+        "import os\n"
+        "from service.observability.request_metrics import RequestMetrics, count_as_worker\n"
+        "count_as_worker(0)\n"
+        "metrics = RequestMetrics()\n"
+        "metrics.answered('/classify', 200, 0.1)\n"
+        "os.write(1, metrics.scrape())\n"
+        "os._exit(9)\n"
+    )
+    for count in (1, 2):
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {FOLDER: str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert value(ended.stdout, "capsnet_requests_total", route="/classify", status="200") == count
+        assert len(list(tmp_path.glob("*.db"))) == 2
+
+
+def test_the_counts_of_a_model_are_there_before_its_first_bundle_is_refused(tmp_path, monkeypatch):
+    bundle = write_bundle(tmp_path / "broken" / "1")
+    (bundle / "samples.npz").write_bytes(b"")
+    seen = []
+
+    def refused(metrics: Metrics, model: str) -> None:
+        seen.append(value(metrics.scrape().decode(), "capsnet_refusals_total", model=model))
+
+    monkeypatch.setattr(Metrics, "refused", refused)
+    asyncio.run(Bundles(settings_for(tmp_path), Metrics()).scan())
+    assert seen == [0]
 
 
 def test_every_metric_is_described_and_counts_in_base_units(client):

@@ -1,6 +1,7 @@
 """What a worker knows of the models in the engine process: both ends here, in one event loop."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,6 +85,19 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def test_what_has_not_begun_to_answer_is_starting_and_nobody_waits_for_it(engine):
+    async def scenario() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(engine.address.socket))
+            listener.listen()  # as the supervisor's, while there is no engine process
+            async with engine.worker_of_two() as models:
+                await until(lambda: models._channel is not None)
+                with pytest.raises(NotReadyError, match="is starting"):
+                    await models.ready()
+
+    run(scenario())
 
 
 def test_answers_are_those_of_the_engine_process(engine):

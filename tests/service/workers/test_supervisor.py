@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -262,6 +263,28 @@ def test_a_drain_under_load_loses_no_request(tmp_path, number):
         for client in clients:
             client.join(LIMIT_S)
         assert faults == []
+
+
+def test_a_second_interrupt_waits_for_no_client(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with (
+        live_process(tmp_path / "models", tmp_path / "log", workers=2, deadline_ms=600_000) as service,
+        socket.create_connection(service.address) as stalled,
+    ):
+        stalled.sendall(b"POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n1")
+        wait_until(lambda: len(answering(service, 20)) == 2)
+        service.running.send_signal(signal.SIGINT)
+        wait_until(lambda: not is_accepting(service))
+        service.running.send_signal(signal.SIGINT)
+        service.running.wait(LIMIT_S)
+
+
+def is_accepting(service: LiveProcess) -> bool:
+    try:
+        socket.create_connection(service.address).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_processes_that_cannot_start_end_the_service(tmp_path):
