@@ -118,7 +118,7 @@ def _start_or_go_on(options: argparse.Namespace, device: "torch.device", process
         return _train(options, config, device, processes, new=not options.resume)
     with held_copies(options.out, processes, FORMER_WORKER_S) as copies:
         config = _configuration(options, run_config.new_or_matching_config)
-        copies.agree_on(config)
+        config = copies.agree_on(config)
         return _train(options, config, device, processes, copies=copies)
 
 
@@ -176,9 +176,11 @@ def _train(
     from training.data.run_images import training_batches
     from training.fit.loop import Limits
     from training.fit.session import training_session
+    from training.runs.checkpoint import newest_checkpoint
     from training.runs.run_config import initial_weights
 
-    first = initial_weights(config, options.start_from) if options.start_from else None
+    begins = options.start_from is not None and newest_checkpoint(options.out) is None
+    first = initial_weights(config, options.start_from) if begins else None
     train, validation = training_batches(config, data_root(options.data))
     none_named = not (options.preset or options.images or options.resume)
     if none_named and device.type == "cpu" and processes.count == 1:

@@ -1,5 +1,7 @@
 """Matrix capsules, from a run to a bundle; none of the networks is trained."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from export import parity
 from export.bundle import publish
 from export.cli import main
 from export.contract.architecture import capsnet_architecture
-from export.contract.manifest import newest_version, read_manifest
+from export.contract.manifest import newest_version, read_manifest, sha256_of
 from export.evaluate import evaluate_bundle
 from export.graph import EncoderGraph
 from export.optimize.half_precision import HalfPrecisionError, halved
@@ -292,6 +294,37 @@ def test_a_bundle_is_read_back_as_the_network_that_its_graph_is(bundle, data, tm
     )
     np.testing.assert_allclose(probabilities, expected.activations.numpy(), atol=1e-4)
     np.testing.assert_allclose(poses, expected.poses.numpy(), atol=1e-4)
+
+
+def with_renamed_values(bundle: Path, folder: Path, before: str, now: str) -> Path:
+    """A copy of a bundle, in whose encoder all values of this name have another one."""
+    copy = shutil.copytree(bundle, folder / "renamed")
+    model = onnx.load(bundle / "encoder.onnx")
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [name.replace(before, now) for name in names]
+    for tensor in model.graph.initializer:
+        tensor.name = tensor.name.replace(before, now)
+    for value in model.graph.output:
+        value.name = value.name.replace(before, now)
+    onnx.save(model, copy / "encoder.onnx")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["graphs"]["encoder"]["sha256"] = sha256_of(copy / "encoder.onnx")
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def test_the_tenth_iteration_of_a_bundle_is_not_taken_for_the_first(bundle, tmp_path):
+    config = replace(TINY, decoder_hidden=())
+    of_ten = with_renamed_values(bundle, tmp_path, "log_activations_2", "log_activations_10")
+    found, expected = (read_encoder(each, config).state_dict() for each in (of_ten, bundle))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_bundle_without_what_activations_are_computed_with_says_what_helps(bundle, tmp_path):
+    without = with_renamed_values(bundle, tmp_path, "log_activations_1", "another_value")
+    with pytest.raises(ValueError, match="its graph does not hold all weights: inspect its run"):
+        read_encoder(without, replace(TINY, decoder_hidden=()))
 
 
 def test_a_bundle_is_inspected_as_its_run_is(bundle, data):

@@ -149,6 +149,21 @@ def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run,
     assert first["classification_loss"] < 0.2, "random weights begin near 0.8"
 
 
+def test_a_run_goes_on_by_its_own_command_once_what_it_started_from_is_gone(tmp_path, monkeypatch):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    narrow = replace(load_preset("drawn"), model=TINY)
+    monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: narrow)
+    first, run = stored_run(tmp_path / "first"), tmp_path / "second"
+    arguments = ["fit", "--preset", "drawn", "--start-from", first, "--out", run, "--max-minutes", "1e-9"]
+    assert status(*arguments) == 0
+    origin = checkpoint.read_config(run).started_from
+    shutil.rmtree(first)
+    assert status(*arguments) == 0
+    assert checkpoint.read_progress(checkpoint.newest_checkpoint(run)).step == 2
+    assert checkpoint.read_config(run).started_from == origin
+
+
 def test_a_decoder_alone_begins_with_the_best_weights_of_a_run(tiny_run, tmp_path, monkeypatch, capsys):
     preset = load_preset("drawn")
     alone = replace(preset, optimizer=replace(preset.optimizer, trained_part="decoder"))

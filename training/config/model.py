@@ -108,7 +108,8 @@ class MatrixCapsNetConfig:
         routing_iterations: of EM routing.
         coordinate_addition: add their places to the votes for the class capsules.
         vector_poses: poses are vectors of 16, transformed by 16x16 matrices, not 4x4 by 4x4 (Table 1).
-        mixing_proportions: activations are shares of what is assigned to the parents, not Eq. 2 (Sec. 5).
+        mixing_proportions: activations are shares of what is assigned to the parents, not Eq. 2 (Sec. 5);
+            they need two iterations.
         official_routing: as the official code has it where that is not the paper: a tenth of a mean stays
             from one iteration to the next, costs beside beta_a count double, other first values of matrices
             and betas, coordinates are added to the first two elements of a vote. Not taken over: its
@@ -156,6 +157,8 @@ class MatrixCapsNetConfig:
     def __post_init__(self) -> None:
         if self.official_routing and self.mixing_proportions:
             raise ValueError("mixing_proportions: official_routing has activations by Eq. 2")
+        if self.mixing_proportions and self.routing_iterations == 1:
+            raise ValueError("mixing_proportions: in one iteration of routing all are equal; take 2 or more")
         if self.calibration_momentum and self.activation_logit_sd is None:
             raise ValueError("calibration_momentum: there is no activation_logit_sd to move towards")
 

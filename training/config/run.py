@@ -75,10 +75,11 @@ class RunConfig:
         return self
 
     @model_validator(mode="after")
-    def _refuse_cross_entropy_of_images_without_an_object(self) -> Self:
+    def _refuse_a_loss_of_the_object_where_there_may_be_none(self) -> Self:
+        loss = self.loss.classification
         for option in ("blank_fraction", "scribble_fraction"):
-            if self.loss.classification == "cross-entropy" and getattr(self.data, option):
-                raise ValueError(f"data.{option}: of an image without an object there is no cross-entropy")
+            if loss != "margin" and getattr(self.data, option):
+                raise ValueError(f"data.{option}: of an image without an object there is no {loss} loss")
         return self
 
 

@@ -64,7 +64,7 @@ SVHN_SOURCE = Source(
 AFFNIST_SOURCE = Source(
     name="affnist",
     mirrors=("https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/",),
-    files=(RemoteFile("test.mat.zip", None, 1_000_000_000),),  # 320,000 pictures take 512 MB uncompressed
+    files=(RemoteFile(affnist.ARCHIVE, None, affnist.MAX_BYTES),),
 )
 SMALLNORB_SOURCE = Source(
     name="smallnorb",

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 from tqdm import tqdm
 
+from training.data.readers.files import ZIP_FAULTS
 from training.data.source import RemoteFile, Source
 
 DEFAULT_ROOT = Path("data")
@@ -167,7 +168,7 @@ def _refuse_other_answers(response: httpx.Response, start: int) -> None:
 def _check(path: Path, file: RemoteFile) -> None:
     """Raise unless the file, plain or compressed, has the content that it should have."""
     if file.content_md5 is None:
-        _check_zip(path)
+        _check_zip(path, file.content_bytes)
         return
     compressed = file.is_compressed and path.name != file.name.removesuffix(".gz")
     try:
@@ -183,12 +184,14 @@ def _check(path: Path, file: RemoteFile) -> None:
         raise _WrongContentError(f"wrong content: md5 {found}, expected {file.content_md5}")
 
 
-def _check_zip(path: Path) -> None:
-    """Raise unless each file in the archive has the sum that the archive states."""
+def _check_zip(path: Path, max_bytes: int) -> None:
+    """Raise unless each file in the archive has the sum that the archive states, and all are so small."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(info.file_size for info in archive.infolist()) > max_bytes:
+                raise _WrongContentError(f"wrong content: more than {max_bytes} bytes when decompressed")
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except ZIP_FAULTS as error:
         raise _WrongContentError(f"not a sound zip file: {error}") from None
     if damaged:
         raise _WrongContentError(f"not a sound zip file: {damaged} in it is damaged")

@@ -14,7 +14,7 @@ class RemoteFile:
         name: file name, on the mirrors and here.
         content_md5: 32 hexadecimal digits; None where no sum has been published: the file is a zip archive
             then, and checked by the sums that it holds itself.
-        content_bytes: length of the content; at most so long where there is no sum.
+        content_bytes: length of the content; at most so long, decompressed, too, where there is no sum.
     """
 
     name: str

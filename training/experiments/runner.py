@@ -98,8 +98,8 @@ class Runner:
         """The row of a key with these settings: the one found before, or else measured now.
 
         A new row removes what an older plan left, so that no mean mixes two plans: the row of the same key
-        with other settings, and all rows of that row's kind (the same network with other seeds, see
-        `networks_of`) with other settings.
+        with other settings, those of other seeds of this key with other settings, and all rows of these
+        rows' kinds (the same network with other seeds, see `networks_of`) with other settings.
 
         Args:
             key: what is measured; no other row of the experiment has these values under these names.
@@ -107,11 +107,17 @@ class Runner:
             find: measures it; its values may be numbers, texts, None, and lists and dictionaries of these.
 
         Raises:
-            ValueError: a line of what was found before is damaged.
+            ValueError: a line of what was found before is damaged, or two found it differently.
         """
-        for row in self.rows():
-            if _has(row, key | settings):
-                return row
+        numbered = _numbered_rows(self.out)
+        there = [number for number, row in numbered.items() if _has(row, key | settings)]
+        if len(there) > 1:  # by two machines: a mean would count its seed twice
+            raise ValueError(
+                f"{self.out / ROWS}, lines {there[0]} and {there[1]} are two measurements of the same; "
+                "remove one of the lines"
+            )
+        if there:
+            return numbered[there[0]]
         row = key | settings | find() | {"command": provenance.command_line()}
         rows = _without_older_plan(self.rows(), key, settings)  # as they are now: to find one takes hours
         self.out.mkdir(parents=True, exist_ok=True)
@@ -253,13 +259,18 @@ def read_rows(out: Path) -> list[Row]:
     Raises:
         ValueError: a line is damaged; names it.
     """
+    return list(_numbered_rows(out).values())
+
+
+def _numbered_rows(out: Path) -> dict[int, Row]:
+    """As `read_rows`, by the number of their line, from 1."""
     file = out / ROWS
     lines = file.read_bytes().splitlines() if file.exists() else []
-    found: dict[str, Row] = {}
+    found: dict[str, tuple[int, Row]] = {}
     for number, line in enumerate(lines, 1):
         row = _read_row(line, f"{file}, line {number}")
-        found.setdefault(json.dumps(row | {"command": ""}, sort_keys=True), row)
-    return list(found.values())
+        found.setdefault(json.dumps(row | {"command": ""}, sort_keys=True), (number, row))
+    return dict(found.values())
 
 
 def data_sets(rows: list[Row]) -> list[str]:
@@ -286,10 +297,17 @@ def _has(row: Row, values: Row) -> bool:
 
 def _without_older_plan(rows: list[Row], key: Row, settings: Row) -> list[Row]:
     """What stays of some rows when one of this key is measured with these settings; see `Runner.measure`."""
-    replaced = [row for row in rows if _has(row, key)]
+    replaced = [row for row in rows if _has(row, key) or _is_of_older_seed(row, key, settings)]
     kinds = {row.get("kind") for row in replaced}
     others = [row for row in rows if row not in replaced]
     return [row for row in others if row.get("kind") not in kinds or _agrees(row, settings)]
+
+
+def _is_of_older_seed(row: Row, key: Row, settings: Row) -> bool:
+    """Whether a row has this key but for its seed, and other settings; not all keys have a seed."""
+    if "seed" not in key or "seed" not in row:
+        return False
+    return _has(row, key | {"seed": row["seed"]}) and not _agrees(row, settings)
 
 
 def _agrees(row: Row, settings: Row) -> bool:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.config import RunConfig
@@ -60,17 +60,23 @@ class Copies:
             _put_in_place(self.run, missing)
         self.processes.wait_for_all()  # until every copy is whole
 
-    def agree_on(self, config: RunConfig) -> None:
+    def agree_on(self, config: RunConfig) -> RunConfig:
         """Refuse to train when another process was asked for something else; all processes call it together.
+
+        Returns:
+            The configuration. What it started from may have been measured on one of the machines only: it has
+            the highest count of all.
 
         Raises:
             ValueError: its configuration differs from the first one's.
         """
-        if differing := checkpoint.changes_of(self.processes.of(config), config):
+        configs = self.processes.of_all(config)
+        if differing := checkpoint.changes_of(_without_count(configs[0]), _without_count(config)):
             raise ValueError(
                 f"process {self.processes.rank} was asked for another run than the first process: "
                 f"{differing}; give every machine the same command and the same data"
             )
+        return replace(config, started_from=max(configs, key=_count).started_from)
 
     def _refuse_another_run(self) -> None:
         """Network, data and seed identify a run; its schedule may be changed between two sessions."""
@@ -167,3 +173,13 @@ def _put_in_place(run: Path, checkpoints: list[str]) -> None:
     checkpoint.sync(run / "checkpoints")
     shutil.rmtree(aside)
     checkpoint.remove_old(run)
+
+
+def _count(config: RunConfig) -> int:
+    """How often what the run started from was measured."""
+    return (config.started_from or {}).get("times_measured") or 0
+
+
+def _without_count(config: RunConfig) -> RunConfig:
+    origin = config.started_from
+    return config if origin is None else replace(config, started_from=origin | {"times_measured": 0})

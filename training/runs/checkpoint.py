@@ -170,13 +170,14 @@ def configured_anew(checkpoint: Path, config: RunConfig) -> str:
 def changes_of(before: RunConfig, now: RunConfig) -> str:
     """How a configuration differs from an earlier one, in words; "" if it does not.
 
-    The folder of the user's own pictures does not count: their names identify them.
+    The folder of the user's own pictures does not count, nor that of the stages before: their names identify
+    them.
     """
     old, new = _flat(to_dict(before)), _flat(to_dict(now))
     return ", ".join(
         f"{name} {new.get(name)} ({old.get(name)} before)"
         for name in old | new
-        if old.get(name) != new.get(name) and name != "data.folder"
+        if old.get(name) != new.get(name) and not name.endswith("data.folder")
     )
 
 

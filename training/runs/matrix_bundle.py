@@ -50,7 +50,7 @@ def read_encoder(path: Path, config: MatrixCapsNetConfig) -> MatrixCapsNet:
             layer = model.get_submodule(prefix)
             assert isinstance(layer, MatrixCapsules)
             weights |= _computed_with(graph, held, prefix, layer)
-    except (StopIteration, IndexError):
+    except (StopIteration, ValueError):  # there is none, or another number than expected
         raise ValueError(f"{bundle}: its graph does not hold all weights: inspect its run") from None
     if missing := [name for name in weights if name not in held and not name.startswith(COMPUTED)]:
         raise ValueError(f"{bundle}: its graph does not hold {', '.join(missing)}: inspect its run")
@@ -72,7 +72,8 @@ def _computed_with(
         )
         found["weight"] = matrices[: len(layer.weight)]
     if not routing.mixing_proportions:
-        activate = f"{place}/routing/log_activations_1" if routing.iterations > 1 else f"{place}/routing/log_"
+        of_first = "log_activations_1/" if routing.iterations > 1 else "log_"  # not that of iteration 10
+        activate = f"{place}/routing/{of_first}"
         [cost] = _constants(graph, held, activate, "Add")
         [budget] = _constants(graph, held, activate, "Sub")
         found["routing.beta_u"] = cost / np.float32(POSE)

@@ -34,12 +34,13 @@ def new_config(out: Path, **options: Any) -> RunConfig:
     return config_from_options(**options)
 
 
-def new_or_matching_config(out: Path, **options: Any) -> RunConfig:
+def new_or_matching_config(out: Path, start_from: Path | None = None, **options: Any) -> RunConfig:
     """The configuration of a new run, or of the same one, if `out` holds it: torchrun repeats its command.
 
     Args:
         out: the run's folder.
-        options: those of `config_from_options`.
+        start_from: only of a new run is it read: by the time of a restart it may have changed, or be gone.
+        options: the others of `config_from_options`.
 
     Raises:
         FileNotFoundError: see `config_from_options`.
@@ -47,17 +48,20 @@ def new_or_matching_config(out: Path, **options: Any) -> RunConfig:
             its checkpoints, or lies among the pictures; see `config_from_options`.
     """
     _refuse_among_pictures(out, options.get("images"))
-    config = config_from_options(**options)
     if checkpoint.newest_checkpoint(out) is None:
-        return config
+        return config_from_options(start_from=start_from, **options)
     recorded = _recorded(out)
-    config = _holding_out_as(recorded, config)
-    if differing := checkpoint.changes_of(_without_count(recorded), _without_count(config)):
+    config = _holding_out_as(recorded, _of_random_weights(**options))
+    config = replace(config, started_from=recorded.started_from)
+    differing = checkpoint.changes_of(recorded, config)
+    if (start_from is None) != (recorded.started_from is None):
+        differing = "only one of the two starts from other weights, see --start-from"
+    if differing:
         raise ValueError(
             f"{out} already holds another run: {differing}; "
             "continue that one with --resume, or choose another --out"
         )
-    return replace(config, started_from=recorded.started_from)
+    return config
 
 
 def _refuse_among_pictures(out: Path, images: Path | None) -> None:
@@ -86,12 +90,6 @@ def _recorded(out: Path) -> RunConfig:
     return config
 
 
-def _without_count(config: RunConfig) -> RunConfig:
-    """Without how often the run that this one started from was measured, which may have grown since."""
-    origin = config.started_from
-    return config if origin is None else replace(config, started_from=origin | {"times_measured": 0})
-
-
 def config_from_options(
     preset: str | None = None,
     images: Path | None = None,
@@ -117,16 +115,7 @@ def config_from_options(
             from what would be held out here; also a bundle that is not whole, and a decoder alone that is to
             be trained on the poses of no network.
     """
-    usual = "images" if images else "mnist"
-    config = load_preset(usual if preset is None else preset)
-    if images:
-        config = configure(config, images)
-    if seed is not None:
-        config = replace(config, seed=seed)
-    if epochs is not None:
-        config = replace(config, optimizer=replace(config.optimizer, epochs=epochs))
-    if ema_decay is not None:
-        config = replace(config, optimizer=replace(config.optimizer, ema_decay=ema_decay))
+    config = _of_random_weights(preset, images, seed, epochs, ema_decay)
     if config.optimizer.trained_part == "decoder" and not start_from:
         raise ValueError(
             f"{config.preset} trains a decoder on the poses of a network; name its run with --start-from"
@@ -138,6 +127,27 @@ def config_from_options(
     config = _holding_out_as(first, config)
     _refuse_other_held_out(start_from, first, config)
     return replace(config, started_from=origin)
+
+
+def _of_random_weights(
+    preset: str | None = None,
+    images: Path | None = None,
+    seed: int | None = None,
+    epochs: int | None = None,
+    ema_decay: float | None = None,
+) -> RunConfig:
+    """As `config_from_options`, whatever the run starts from."""
+    usual = "images" if images else "mnist"
+    config = load_preset(usual if preset is None else preset)
+    if images:
+        config = configure(config, images)
+    if seed is not None:
+        config = replace(config, seed=seed)
+    if epochs is not None:
+        config = replace(config, optimizer=replace(config.optimizer, epochs=epochs))
+    if ema_decay is not None:
+        config = replace(config, optimizer=replace(config.optimizer, ema_decay=ema_decay))
+    return config
 
 
 def resumed_config(out: Path, images: Path | None = None) -> RunConfig:

@@ -342,7 +342,11 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
         ),
         (
             {"loss": {"classification": "cross-entropy"}, "data": {"scribble_fraction": 0.1}},
-            "scribble_fraction: of an image without an object there is no cross-entropy",
+            "scribble_fraction: of an image without an object there is no cross-entropy loss",
+        ),
+        (
+            {"loss": {"classification": "spread"}, "data": {"scribble_fraction": 0.1}},
+            "scribble_fraction: of an image without an object there is no spread loss",
         ),
         (
             {"data": {"contrast": [1.8, 0.2]}},
@@ -365,6 +369,16 @@ def test_a_loss_for_one_object_is_refused_where_an_image_shows_two(loss):
                 }
             },
             "official_routing has activations by Eq. 2",
+        ),
+        (
+            {
+                "model": {
+                    "architecture": "matrix-capsnet",
+                    "routing_iterations": 1,
+                    "mixing_proportions": True,
+                }
+            },
+            "mixing_proportions: in one iteration of routing all are equal; take 2 or more",
         ),
     ],
 )

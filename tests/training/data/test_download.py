@@ -386,6 +386,26 @@ def test_a_zip_archive_without_a_published_sum_is_checked_by_its_own(serve, tmp_
     assert "no checksum of it is published" in said
 
 
+def test_a_zip_archive_that_cannot_be_checked_is_left_for_the_next_mirrors(serve, tmp_path, capsys):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pictures.mat", bytes(50_000))
+    larger = buffer.getvalue()
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        archive.writestr("pictures.mat", CONTENT)
+    sound = buffer.getvalue()
+    entry = sound.index(b"PK\1\2")
+    encrypted, unknown = bytearray(sound), bytearray(sound)
+    encrypted[entry + 8] = encrypted[6] = 1
+    unknown[entry + 10] = unknown[8] = 99
+    mirrors = [serve(honest(bytes(body))) for body in (larger, encrypted, unknown, sound)]
+    download(source(*mirrors, file=RemoteFile("pictures.mat.zip", None, 40_000)), tmp_path)
+    assert stored(tmp_path) == {"pictures.mat.zip": sound}
+    said = capsys.readouterr().err
+    for reason in ("more than 40000 bytes when decompressed", "is encrypted", "method is not supported"):
+        assert reason in said
+
+
 def test_own_mirrors_come_before_the_sources(serve, tmp_path):
     published, own = serve(honest(GOOD)), serve(honest(GOOD))
     download(source(published), tmp_path, mirrors=[own.url])

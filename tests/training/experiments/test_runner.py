@@ -71,6 +71,28 @@ def test_another_seed_is_not_another_plan(runner):
     assert found(runner) == [1, 2]
 
 
+def test_rows_of_another_plan_go_once_one_of_another_seed_is_measured(runner):
+    """As with `--seed 2`."""
+    measure(runner, {"method": "a", "seed": 0}, seeded(CONFIG, 0), "old")
+    measure(runner, {"method": "b", "seed": 0}, seeded(CONFIG, 0), "old, too")
+    cnn = replace(CONFIG, preset="mnist-cnn")
+    measure(runner, {"method": "c", "seed": 0}, cnn, "another")
+    measure(runner, {"method": "a", "seed": 2}, seeded(OTHER, 2), "new")
+    assert found(runner) == ["another", "new"]
+
+
+def test_the_same_measured_twice_is_refused_with_both_lines(runner):
+    for seed in (0, 1):
+        measure(runner, {"method": "a", "seed": seed}, seeded(CONFIG, seed), seed)
+    file = runner.out / "rows.jsonl"
+    first, second = map(json.loads, file.read_text().splitlines())
+    again = second | {"found": 1.5, "hardware": "another CPU"}
+    file.write_text("".join(json.dumps(row) + "\n" for row in (first, second, again)))
+    with pytest.raises(ValueError, match=r"rows\.jsonl, lines 2 and 3 are two measurements of the same"):
+        measure(runner, {"method": "a", "seed": 1}, seeded(CONFIG, 1), 3)
+    assert measure(runner, {"method": "a", "seed": 0}, seeded(CONFIG, 0), 4) == 0
+
+
 def test_what_is_of_more_networks_together_than_before_is_measured_anew_alone(runner):
     members = [seeded(CONFIG, seed) for seed in range(3)]
     for seed in (0, 1):

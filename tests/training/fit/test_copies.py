@@ -34,6 +34,13 @@ def test_a_machine_that_was_given_another_command_is_refused(tmp_path):
         Copies(tmp_path, Second(firsts=[DRAWN])).agree_on(ANOTHER)
 
 
+def test_machines_agree_on_how_often_what_they_start_from_was_measured(tmp_path):
+    """It may have been measured on one of them only."""
+    once, twice = (replace(DRAWN, started_from={"step": 3, "times_measured": count}) for count in (1, 2))
+    for first, own in ((once, twice), (twice, once)):
+        assert Copies(tmp_path, Second(firsts=[first])).agree_on(own) == twice
+
+
 def test_machines_that_hold_different_runs_are_refused_before_anything_is_overwritten(tmp_path):
     checkpoint.checkpoint_at(tmp_path, 3).mkdir(parents=True)
     checkpoint.write_config(tmp_path, ANOTHER)

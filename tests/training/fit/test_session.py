@@ -93,6 +93,14 @@ def test_where_ones_own_pictures_lie_is_no_change(stopped):
     assert checkpoint.configured_anew(checkpoint.newest_checkpoint(stopped), moved) == ""
 
 
+def test_nor_is_where_those_of_the_stage_before_lay():
+    here, there = (
+        replace(CONFIG, started_from={"config": {"data": {"folder": folder}}})
+        for folder in ("/here", "/there")
+    )
+    assert checkpoint.changes_of(here, there) == ""
+
+
 def test_the_best_checkpoint_is_read_with_all_that_belongs_to_it(stopped):
     train(stopped)
     best, expected = open_run(stopped, CPU), checkpoint.best_checkpoint(stopped)

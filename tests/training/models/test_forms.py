@@ -10,6 +10,7 @@ from training.models.capsnet import CapsNet
 from training.models.convolution import Convolution
 from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cpu.convolution import CpuConvolution
+from training.models.cuda.class_capsules import CudaClassCapsules
 from training.models.forms import FORMS
 from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.models.matrix_capsnet import MatrixCapsNet
@@ -54,3 +55,12 @@ def test_a_network_of_the_papers_own_layers_is_plain():
     layers = list(CapsNet(PLAIN[CapsNet]).modules())
     assert any(type(layer) is Convolution for layer in layers)
     assert not any(isinstance(layer, CpuConvolution | CpuClassCapsules) for layer in layers)
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_lower_capsules_of_images_of_another_size_are_refused_by_the_kernels_for_cuda(count):
+    """They would read and write what is not theirs."""
+    layer = build(PLAIN[CapsNet]).class_caps
+    assert isinstance(layer, CudaClassCapsules)
+    with pytest.raises(ValueError, match=rf"an image makes {count} of 8: it has another size"):
+        layer.fused(torch.rand(2, count, 8))

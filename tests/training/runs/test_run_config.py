@@ -124,3 +124,14 @@ def test_a_run_does_not_start_from_one_on_other_pictures(earlier, pictures, tmp_
         shutil.copy(next(pictures.glob("*/*.png")), pictures / "more" / name)
     with pytest.raises(ValueError, match="name the folder that it learned from, or train anew"):
         new_config(tmp_path / "newest", images=pictures, start_from=earlier)
+
+
+def test_a_run_that_started_from_random_weights_is_not_one_that_started_from_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: DRAWN)
+    random = stored(tmp_path / "random", DRAWN)
+    started = stored(tmp_path / "started", new_config(tmp_path / "started", start_from=random))
+    for out, start_from in ((random, started), (started, None)):
+        with pytest.raises(ValueError, match="already holds another run: only one of the two starts from"):
+            new_or_matching_config(out, start_from=start_from)
+    checkpoint.checkpoint_at(random, 1).rename(checkpoint.checkpoint_at(random, 2))
+    assert new_or_matching_config(started, start_from=random) == checkpoint.read_config(started)

@@ -9,18 +9,19 @@ not read.
 # N images, H and W height and width, C channels
 
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.readers.files import find
-from training.data.readers.matlab import read_variables
+from training.data.readers.files import ZIP_FAULTS, find, remedy_beside
+from training.data.readers.matlab import read_variables, whole_numbers
 from training.data.split import Split, refuse_outside
 
 SIZE = 40  # pixels, both ways
+FILE, ARCHIVE = "test.mat", "test.mat.zip"
+MAX_BYTES = 1_000_000_000  # of either; the 320,000 pictures take 512 MB
 
 
 def read_test(folder: Path) -> Split:
@@ -33,8 +34,11 @@ def read_test(folder: Path) -> Split:
         FileNotFoundError: neither is there; says how to download it.
         ValueError: the file is damaged or holds something else; names the file.
     """
-    path = find(folder, "test.mat", "test.mat.zip")
-    [data] = read_variables(path, _content(path), "affNISTdata")
+    path = find(folder, FILE, ARCHIVE)
+    try:
+        [data] = read_variables(path, _content(path), "affNISTdata")
+    except ValueError as error:
+        raise ValueError(f"{error}{remedy_beside(path, ARCHIVE)}") from None
     pictures, digits = _field(path, data, "image"), _field(path, data, "label_int")
     if pictures.dtype != np.uint8 or pictures.ndim != 2 or pictures.shape[0] != SIZE * SIZE:
         found = f"{pictures.dtype} {list(pictures.shape)}"
@@ -44,7 +48,7 @@ def read_test(folder: Path) -> Split:
         raise ValueError(
             f"{path}: image holds {count} images; label_int is {list(digits.shape)}, expected [1, N], N not 0"
         )
-    labels = digits[0].astype(np.int64)
+    labels = whole_numbers(path, "label_int", digits)[0]
     refuse_outside(path, "label", labels, 0, 9)
     return Split(np.ascontiguousarray(pictures.T).reshape(-1, SIZE, SIZE, 1), labels)
 
@@ -55,10 +59,13 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.read("test.mat")
+            size = archive.getinfo(FILE).file_size
+            if size > MAX_BYTES:
+                raise ValueError(f"{path}: {FILE} has {size} bytes; expected at most {MAX_BYTES}")
+            return archive.read(FILE)
     except KeyError:
-        raise ValueError(f"{path} does not contain test.mat") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} does not contain {FILE}") from None
+    except ZIP_FAULTS as error:
         raise ValueError(f"{path} is not a sound zip file: {error}") from None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.readers.files import find
+from training.data.readers.files import find, remedy_beside
 from training.data.split import Split, refuse_outside
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -63,7 +63,8 @@ def _read(folder: Path, names: list[str]) -> dict[str, bytes]:
     """The batches in an unpacked folder, by name."""
     for name in names:
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{name} is not in {folder}; expected {', '.join(names)}")
+            remedy = remedy_beside(folder, *SOURCES)
+            raise FileNotFoundError(f"{name} is not in {folder}; expected {', '.join(names)}{remedy}")
     return {name: (folder / name).read_bytes() for name in names}
 
 
@@ -117,7 +118,11 @@ def _parse_pickle(path: Path, content: bytes) -> Split:
         raise ValueError(f"{path}: labels is {type(labels).__name__}; expected a list of whole numbers")
     if len(data) == 0 or len(labels) != len(data):
         raise ValueError(f"{path} holds {len(data)} images and {len(labels)} labels; expected as many, not 0")
-    return _split(path, data, np.array(labels, np.int64))
+    try:
+        numbers = np.array(labels, np.int64)
+    except OverflowError:
+        raise ValueError(f"{path}: a label has more than 64 bits; expected 0 to 9") from None
+    return _split(path, data, numbers)
 
 
 def _split(path: Path, pictures: NDArray[np.uint8], labels: NDArray[np.int64]) -> Split:

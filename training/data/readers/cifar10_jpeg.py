@@ -8,17 +8,16 @@ picture i is jpeg[offsets[i]:offsets[i + 1]]; `labels`, uint8 [N]; `classes`, th
 
 import io
 import shlex
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from PIL import Image
 
 from training.data.readers.cifar10 import CLASS_NAMES, SIZE, SOURCES
-from training.data.readers.files import MissingDataError
+from training.data.readers.files import ZIP_FAULTS, MissingDataError
 from training.data.split import Split, refuse_outside
 
 ARRAYS = {"jpeg": np.uint8, "offsets": np.int64, "labels": np.uint8, "classes": np.str_}
@@ -66,12 +65,15 @@ def name_on_hand(root: Path) -> str:
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The four arrays, each of its type and of one dimension."""
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ARRAYS}
+        with path.open("rb") as raw:
+            file = np.load(raw, allow_pickle=False)
+            arrays = {name: np.asarray(file[name]) for name in ARRAYS} if isinstance(file, NpzFile) else None
     except KeyError as error:
         raise ValueError(f"{path}: {error}; expected {', '.join(ARRAYS)}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (*ZIP_FAULTS, ValueError) as error:
         raise ValueError(f"{path} is not a sound .npz file: {error}") from None
+    if arrays is None:
+        raise ValueError(f"{path} is not a sound .npz file: it holds one array")
     for name, kind in ARRAYS.items():
         if not np.issubdtype(arrays[name].dtype, kind) or arrays[name].ndim != 1:
             found = f"{arrays[name].dtype} {list(arrays[name].shape)}"

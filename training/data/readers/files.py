@@ -2,9 +2,14 @@
 
 import gzip
 import shlex
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Literal
+
+MAX_DIMENSIONS = 32  # of an array; NumPy 2 could have 64
+# Zipfile raises RuntimeError for what is encrypted, and a subclass for an unknown compression.
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 class MissingDataError(FileNotFoundError):
@@ -34,6 +39,12 @@ def find(folder: Path, *names: str, brought_by: Literal["download", "make"] = "d
         missing = f"none of {', '.join(names)} is in"
     command = f"capsnet-train {brought_by} {folder.name} --data {shlex.quote(str(folder.parent))}"
     raise MissingDataError(f"{missing} {folder}; {brought_by} it with: {command}")
+
+
+def remedy_beside(path: Path, *names: str) -> str:
+    """What helps if what `find` chose is damaged: another one of these that lies beside it; "" for none."""
+    others = [name for name in names if name != path.name and (path.parent / name).exists()]
+    return f"; remove {path.name} to read {others[0]} beside it" if others else ""
 
 
 def read_content(path: Path) -> bytes:

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -36,3 +37,24 @@ def read_variables(path: Path, content: bytes, *names: str) -> list[NDArray[Any]
         found = ", ".join(name for name in variables if not name.startswith("__")) or "none of them"
         raise ValueError(f"{path} lacks {', '.join(missing)}; expected {', '.join(names)}, found {found}")
     return [variables[name] for name in names]
+
+
+def whole_numbers(path: Path, name: str, values: Any) -> NDArray[np.int64]:
+    """A variable as integers.
+
+    Args:
+        path: where the file came from, for errors.
+        name: of the variable.
+        values: as SciPy gives it.
+
+    Raises:
+        ValueError: it is a cell, a structure or a sparse matrix, or a number in it is not whole.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
+        found = values.dtype if isinstance(values, np.ndarray) else type(values).__name__
+        raise ValueError(f"{path}: {name} is {found}; expected whole numbers")
+    with np.errstate(invalid="ignore"):  # a NaN is not whole, either
+        numbers = values.astype(np.int64)
+    if (wrong := values[numbers != values]).size:
+        raise ValueError(f"{path}: {name} has {wrong[0]:g}; expected whole numbers")
+    return numbers

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.readers.files import find, read_content
+from training.data.readers.files import MAX_DIMENSIONS, find, read_content
 from training.data.split import Split, refuse_outside
 
 IMAGE_SIZE = 28  # pixels, both ways
@@ -70,6 +70,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise ValueError(
             f"{path} is truncated: {len(content)} of the header's {header_bytes} bytes are there"
         )
+    if dimensions > MAX_DIMENSIONS:
+        raise ValueError(f"{path} has {dimensions} dimensions; expected at most {MAX_DIMENSIONS}")
     shape = tuple(np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist())
     expected, found_bytes = header_bytes + math.prod(shape), len(content)
     if found_bytes != expected:

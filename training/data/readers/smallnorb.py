@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.readers.files import find, read_content
+from training.data.readers.files import MAX_DIMENSIONS, find, read_content
 from training.data.split import Split, refuse_outside
 
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
@@ -83,6 +83,8 @@ def read_split(
     refuse_outside(info, "elevation", elevation, 0, 8)
     refuse_outside(info, "azimuth", azimuth, 0, 34)
     refuse_outside(info, "lighting", lighting, 0, 5)
+    if (odd := azimuth[azimuth % 2 == 1]).size:  # in units of 10 degrees
+        raise ValueError(f"{info}: an azimuth is {odd[0]}; expected an even number")
     return ToySplit(
         images=pairs.transpose(0, 2, 3, 1),  # a view: 0.4 GB would be copied here, and back for the network
         labels=category,
@@ -131,6 +133,8 @@ def _matrix(path: Path, content: NDArray[np.uint8]) -> NDArray[Any]:
         raise ValueError(
             f"{path} is truncated: {len(content)} of the header's {header_bytes} bytes are there"
         )
+    if dimensions > MAX_DIMENSIONS:
+        raise ValueError(f"{path} has {dimensions} dimensions; expected at most {MAX_DIMENSIONS}")
     shape = tuple(np.frombuffer(content, "<u4", dimensions, offset=8).tolist())
     expected = header_bytes + math.prod(shape) * TYPES[magic].itemsize
     if len(content) != expected:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from training.data.readers.files import find
-from training.data.readers.matlab import read_variables
+from training.data.readers.matlab import read_variables, whole_numbers
 from training.data.split import Split, refuse_outside
 
 SIZE = 32  # pixels, both ways
@@ -38,6 +38,6 @@ def read_split(folder: Path, split: Literal["train", "test"]) -> Split:
         raise ValueError(
             f"{path}: X holds {count} images; y is {list(digits.shape)}, expected [N, 1], N not 0"
         )
-    labels = digits[:, 0].astype(np.int64)
+    labels = whole_numbers(path, "y", digits)[:, 0]
     refuse_outside(path, "label", labels, 1, 10)
     return Split(np.ascontiguousarray(pictures.transpose(3, 0, 1, 2)), labels % 10)

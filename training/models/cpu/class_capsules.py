@@ -24,8 +24,22 @@ class CpuClassCapsules(ClassCapsules):
             return super().forward(u)
         from training.models.cpu.factored_votes import FactoredVotes  # numba takes a second to import
 
+        self.refuse_others(u)
         v: Tensor = self.routing(FactoredVotes.of(u, self.weight, self.upper))
         return v
+
+    def refuse_others(self, u: Tensor) -> None:
+        """Raise unless the lower capsules [B, I, E] are those of the weights: kernels look at no bounds.
+
+        Raises:
+            ValueError: there are more or fewer of them, or their poses have another length.
+        """
+        lower, lower_dim, _ = self.weight.shape
+        if u.shape[1:] != (lower, lower_dim):
+            raise ValueError(
+                f"the network has {lower} primary capsules of {lower_dim} dimensions, an image "
+                f"makes {u.shape[1]} of {u.shape[2]}: it has another size"
+            )
 
 
 class CpuRouting(RoutingByAgreement):

@@ -44,16 +44,7 @@ class FactoredVotes:
 
     @staticmethod
     def of(u: Tensor, weight: Tensor, upper: int) -> "FactoredVotes":
-        """From lower capsules [B, I, E] and the matrices of all pairs [I, E, J * D].
-
-        Raises:
-            ValueError: there are other lower capsules than matrices; the kernels do not look at the bounds.
-        """
-        if u.shape[1:] != weight.shape[:2]:
-            raise ValueError(
-                f"the network has {len(weight)} primary capsules of {weight.shape[1]} dimensions, an image "
-                f"makes {u.shape[1]} of {u.shape[2]}: it has another size"
-            )
+        """From lower capsules [B, I, E] and the matrices of all pairs [I, E, J * D]."""
         matrices = weight.unflatten(2, (upper, -1))
         lower, upper_dim = len(weight), matrices.shape[3]
         more = -lower % LANES

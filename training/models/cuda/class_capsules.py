@@ -24,7 +24,12 @@ class CudaClassCapsules(CpuClassCapsules):
         return self.fused(u)
 
     def fused(self, u: Tensor) -> Tensor:
-        """The same by the kernels, whatever the device."""
+        """The same by the kernels, whatever the device.
+
+        Raises:
+            ValueError: see `refuse_others`.
+        """
+        self.refuse_others(u)
         from training.models.cuda import fused_routing  # Triton takes a second to import
 
         routing = self.routing

@@ -73,6 +73,7 @@ def test_a_missing_file_names_file_folder_and_command(tmp_path):
         ({"image": np.zeros((1600, 7))}, r"image is float64 \[1600, 7\]; expected uint8"),
         ({"image": np.zeros((1600, 6), np.uint8)}, r"image holds 6 images; label_int is \[1, 7\]"),
         ({"label_int": np.full((1, 7), 10, np.uint8)}, "label 0 is 10; expected 0 to 9"),
+        ({"label_int": np.full((1, 7), 2.5)}, "label_int has 2.5; expected whole numbers"),
     ],
 )
 def test_a_file_of_something_else_is_refused_by_name_and_fault(tmp_path, changed, fault):
@@ -96,6 +97,38 @@ def test_an_archive_that_ends_early_is_refused_by_name(tmp_path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(ValueError, match=r"test.mat.zip is not a sound zip file"):
+        read_test(path.parent)
+
+
+def test_a_file_cut_short_beside_its_archive_says_what_helps(tmp_path):
+    path = pack(stored(tmp_path))
+    (path.parent / "test.mat").write_bytes(b"half of it")
+    with pytest.raises(ValueError, match=r"test.mat is not a sound .*; remove test.mat to read test.mat.zip"):
+        read_test(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("place", "byte", "fault"),
+    [
+        (8, 1, "is encrypted, password required"),
+        (10, 99, "That compression method is not supported"),
+    ],
+)
+def test_an_archive_that_cannot_be_unpacked_is_refused_by_name(tmp_path, place, byte, fault):
+    """Byte 8 of an entry in its table of contents has flags, byte 10 the method of compression."""
+    path = pack(stored(tmp_path))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + place] = content[content.index(b"PK\3\4") + place - 2] = byte
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"test.mat.zip is not a sound zip file: .*{fault}"):
+        read_test(path.parent)
+
+
+def test_an_archive_is_not_unpacked_beyond_the_files_maximum(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.readers.affnist.MAX_BYTES", 10_000)
+    path = pack(stored(tmp_path))
+    size = zipfile.ZipFile(path).getinfo("test.mat").file_size
+    with pytest.raises(ValueError, match=f"zip: test.mat has {size} bytes; expected at most 10000"):
         read_test(path.parent)
 
 

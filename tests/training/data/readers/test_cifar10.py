@@ -171,6 +171,7 @@ def test_every_beginning_of_a_pickle_is_refused_with_its_name(tmp_path):
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "holds 2 images and 1 labels"),
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "holds 0 images and 0 labels"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [9, 10]}, "label 1 is 10; expected 0 to 9"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [9, 2**70]}, "a label has more than 64 bits"),
     ],
 )
 def test_a_pickle_of_something_else_is_refused_by_name_and_fault(tmp_path, batch, fault):
@@ -217,6 +218,14 @@ def test_a_missing_batch_is_named(tmp_path):
     folder = unpacked(tmp_path / "cifar10", PYTHON)
     (folder / PYTHON / "data_batch_4").unlink()
     with pytest.raises(FileNotFoundError, match=r"data_batch_4 is not in .*cifar-10-batches-py"):
+        read_split(folder, "train")
+
+
+def test_an_incomplete_folder_beside_an_archive_says_what_helps(tmp_path):
+    folder = packed(unpacked(tmp_path / "cifar10", PYTHON), BINARY)
+    (folder / PYTHON / "data_batch_4").unlink()
+    remedy = "; remove cifar-10-batches-py to read cifar-10-binary.tar.gz beside it"
+    with pytest.raises(FileNotFoundError, match=f"data_batch_4 is not in .*{remedy}"):
         read_split(folder, "train")
 
 

@@ -80,6 +80,14 @@ def test_a_file_of_something_else_is_refused_by_name_and_fault(tmp_path, changed
         read_split(stored(tmp_path, **changed), "train")
 
 
+def test_a_single_array_is_refused_by_name(tmp_path):
+    path = stored(tmp_path) / "train-jpeg.npz"
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ValueError, match=r"train-jpeg.npz is not a sound .npz file: it holds one array"):
+        read_split(path.parent, "train")
+
+
 @pytest.mark.parametrize("share", [0, 0.3, 0.99])
 def test_a_file_that_ends_early_is_refused_by_name(tmp_path, share):
     path = stored(tmp_path) / "train-jpeg.npz"

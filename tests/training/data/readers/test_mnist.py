@@ -115,6 +115,7 @@ def test_the_command_for_a_missing_file_quotes_a_folder_with_spaces(tmp_path):
         (idx(np.zeros(9))[:-1], r"is truncated: 16 bytes; its header \(9,\) makes 17"),
         (idx(np.zeros(9)) + b"!", r"has trailing bytes: 18 bytes; its header \(9,\) makes 17"),
         (b"\0\0\x08\x03" + b"\xff" * 12 + b"few", "is truncated: 19 bytes"),
+        (b"\0\0\x08\xc8" + b"\0\0\0\x01" * 200 + b"1", "has 200 dimensions; expected at most 32"),
     ],
 )
 def test_a_damaged_idx_file_is_refused_by_name_and_fault(tmp_path, content, fault):

@@ -141,6 +141,7 @@ def test_a_missing_file_names_file_folder_and_command(tmp_path):
         (matrix(np.zeros((2, 3), np.int32))[:-1], r"is truncated: 43 bytes; its header \[2, 3\] makes 44"),
         (matrix(np.zeros(9, np.uint8)) + b"!", r"has trailing bytes: 30 bytes; its header \[9\] makes 29"),
         (struct.pack("<II", 0x1E3D4C55, 2**31) + bytes(20), "is truncated: 28 of the header's"),
+        (struct.pack("<102I", 0x1E3D4C55, 100, *[1] * 100) + b"1", "has 100 dimensions; expected at most 32"),
     ],
 )
 def test_a_damaged_matrix_is_refused_by_name_and_fault(tmp_path, content, fault):
@@ -176,6 +177,7 @@ def test_a_gzip_stream_that_ends_early_is_truncated(tmp_path):
         ({"info": INFO + 1}, "info.mat.gz: instance 3 is 10; expected 0 to 9"),
         ({"info": INFO + np.array([0, 1, 0, 0], np.int32)}, "elevation 1 is 9; expected 0 to 8"),
         ({"info": INFO + np.array([0, 0, 2, 0], np.int32)}, "azimuth 1 is 36; expected 0 to 34"),
+        ({"info": np.abs(INFO - [0, 0, 1, 0]).astype(np.int32)}, "an azimuth is 1; expected an even number"),
         ({"info": INFO + np.array([0, 0, 0, 1], np.int32)}, "lighting 1 is 6; expected 0 to 5"),
     ],
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.io import savemat
+from scipy.sparse import csc_array
 
 from training.data.readers.svhn import read_split
 
@@ -53,6 +54,10 @@ def test_a_missing_file_names_file_folder_and_command(tmp_path):
         ({"X": np.zeros((32, 32, 3, 11), np.uint8)}, r"X holds 11 images; y is \[12, 1\]"),
         ({"y": np.arange(12, dtype=np.uint8)[:, None]}, "label 0 is 0; expected 1 to 10"),
         ({"y": np.full((12, 1), 11, np.uint8)}, "label 0 is 11; expected 1 to 10"),
+        ({"y": np.full((12, 1), 2.5)}, "y has 2.5; expected whole numbers"),
+        ({"y": np.full((12, 1), np.nan)}, "y has nan; expected whole numbers"),
+        ({"y": np.full((12, 1), "1", object)}, "y is object; expected whole numbers"),
+        ({"y": csc_array(np.ones((12, 1)))}, r"y is csc_\w+; expected whole numbers"),
     ],
 )
 def test_a_file_of_something_else_is_refused_by_name_and_fault(tmp_path, changed, fault):
