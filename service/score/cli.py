@@ -43,7 +43,8 @@ EXAMPLES = """examples:
 
 In folders, archives and patterns, only files with the suffix of a picture are scored, and none whose name
 begins with a dot; links to folders are not followed. Folders are sorted; archives keep their own order. A
-file that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
+folder that cannot be read is listed like a picture without a row; only * in a pattern passes over it. A file
+that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
 archives, scans.zip/a/7.png.
 
 For a model of two views, two neighbors in that order are a pair, the left view first, as in a folder of
