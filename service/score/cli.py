@@ -1,8 +1,8 @@
 """The command line of capsnet-score.
 
-Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 130
-interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader of stdout has gone. In every case the rows
-already written stay, and --resume continues from there.
+Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 3 a
+fault of its own (see `service.score`); 130 interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader
+of stdout has gone. In every case the rows already written stay, and --resume continues from there.
 """
 
 import argparse
@@ -60,7 +60,8 @@ Pictures without a row are listed with the reasons in scores.csv.errors.jsonl be
 if rows go to stdout. scores.csv.run.json says how far a run is and with which options; --resume needs the
 same pictures in the same order. The environment variable CAPSNET_API_KEY holds the key for the service.
 
-exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no service, or nothing was scored
+exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no service, or nothing was scored,
+3 a fault of capsnet-score itself, with its traceback
 """
 
 
