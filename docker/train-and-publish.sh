@@ -17,18 +17,20 @@ child=
 # While a child runs in the foreground, bash delays its traps: the signal would not stop the child.
 attend() {
   local status=0
+  if [ "$stopped" = yes ]; then leave; fi
   "$@" &
   child=$!
-  wait "$child" || status=$?
-  while kill -0 "$child" 2>/dev/null; do # the signal ended `wait`, not the child
-    wait "$child" || status=$?
-  done
+  if [ "$stopped" = yes ]; then stop; fi # the signal came before the child was known
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done # a signal ends `wait`, not the child
+  wait "$child" || status=$? # of the child that has ended
   child=
-  if [ "$stopped" = yes ]; then
-    echo "stopped; the next start resumes from here"
-    exit 143
-  fi
+  if [ "$stopped" = yes ] && [ "$status" != 0 ]; then leave; fi
   return "$status"
+}
+
+leave() {
+  echo "stopped; the next start resumes from here"
+  exit 143
 }
 
 stop() {

@@ -2,17 +2,27 @@
 
 Everything streams: pictures are found and read while others are scored, a few batches are in flight at once,
 and rows are written in the order of the pictures as soon as their batch is done. Memory use does not grow
-with the number of pictures. A picture that cannot be scored gets no row; it is listed among the errors.
+with the number of pictures, except for the names that a pattern matches. A picture that cannot be scored gets
+no row; it is listed among the errors.
 """
+
+import sys
+import traceback
 
 from export.contract.ctrl_c import leave_quietly_in_imports
 from service.extras import naming_the_extra
+
+OWN_FAULT = 3  # Python's own status, 1, says that some pictures were skipped
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line of capsnet-score."""
     leave_quietly_in_imports()
-    with naming_the_extra("capsnet-score"):
-        from service.score.cli import main as run
+    try:
+        with naming_the_extra("capsnet-score"):
+            from service.score.cli import main as run
 
-        run(arguments)
+            run(arguments)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(OWN_FAULT)

@@ -1,8 +1,8 @@
 """The command line of capsnet-score.
 
-Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 130
-interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader of stdout has gone. In every case the rows
-already written stay, and --resume continues from there.
+Exit status: 0 every picture has a row; 1 some were skipped; 2 wrong usage, no service or nothing scored; 3 a
+fault of its own (see `service.score`); 130 interrupted with Ctrl-C, or with --ray by SIGTERM; 141 the reader
+of stdout has gone. In every case the rows already written stay, and --resume continues from there.
 """
 
 import argparse
@@ -43,7 +43,8 @@ EXAMPLES = """examples:
 
 In folders, archives and patterns, only files with the suffix of a picture are scored, and none whose name
 begins with a dot; links to folders are not followed. Folders are sorted; archives keep their own order. A
-file that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
+folder that cannot be read is listed like a picture without a row; only * in a pattern passes over it. A file
+that is named itself counts whatever its suffix. Rows of Parquet files are named set.parquet#12; files in
 archives, scans.zip/a/7.png.
 
 For a model of two views, two neighbors in that order are a pair, the left view first, as in a folder of
@@ -59,7 +60,8 @@ Pictures without a row are listed with the reasons in scores.csv.errors.jsonl be
 if rows go to stdout. scores.csv.run.json says how far a run is and with which options; --resume needs the
 same pictures in the same order. The environment variable CAPSNET_API_KEY holds the key for the service.
 
-exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no service, or nothing was scored
+exit status: 0 every picture has a row, 1 some were skipped, 2 wrong usage, no service, or nothing was scored,
+3 a fault of capsnet-score itself, with its traceback
 """
 
 

@@ -117,12 +117,34 @@ def check_inputs_stay(destination: Destination, sources: Sequence[str]) -> None:
             raise ScoreError(f"{source} would be read and overwritten; choose another file to write")
 
 
-def find_record(destination: Destination, existing: Existing) -> Record | None:
-    """The record of the run to resume; None for a new run.
+@dataclass(frozen=True)
+class Found:
+    """What was there before a run.
+
+    Attributes:
+        existing: what to do with it.
+        content: of the file with the record; None if there is none.
+        record: of the run to resume; None for a new run.
+    """
+
+    existing: Existing
+    content: bytes | None
+    record: Record | None
+
+
+def find_existing(destination: Destination, existing: Existing) -> Found:
+    """What is there before a run; touches no file.
 
     Raises:
         ScoreError: there are files already, which must not be overwritten or cannot be resumed.
     """
+    path = destination.record
+    content = path.read_bytes() if path is not None and path.exists() else None
+    return Found(existing, content, _find_record(destination, existing))
+
+
+def _find_record(destination: Destination, existing: Existing) -> Record | None:
+    """The record of the run to resume; None for a new run."""
     record = destination.record
     if existing == "resume" and record is None:
         raise ScoreError("--resume needs a table in a file; name it with --out FILE")
@@ -292,7 +314,7 @@ def _write(file: BinaryIO, content: bytes) -> None:
 
 @contextmanager
 def open_output(
-    destination: Destination, spec: RunSpec, columns: Columns, previous: Record | None, names: NamesHash
+    destination: Destination, spec: RunSpec, columns: Columns, found: Found, names: NamesHash
 ) -> Iterator[Output]:
     """Open the files of a new run, or of a resumed one.
 
@@ -300,13 +322,14 @@ def open_output(
         destination: the files.
         spec: what determines the rows.
         columns: of the table.
-        previous: the record of the run to resume, from `find_record`.
+        found: what was there before, from `find_existing`.
         names: of the pictures that are done, from `skip_done`.
 
     Raises:
         ScoreError: the previous run had another spec, or another process is writing.
         WriteError: a file cannot be written.
     """
+    previous = found.record
     if previous is not None:
         check_same_spec(previous.spec, spec, str(destination.out))
         if previous.finished and destination.format == "parquet":
@@ -316,14 +339,13 @@ def open_output(
             )
     with ExitStack() as files:
         rows = files.enter_context(_open_rows(destination))
-        if destination.record is not None:
-            _check_unchanged(destination.record, previous)
+        errors = files.enter_context(_open_locked(destination.errors)) if destination.errors else None
+        _check_unchanged(destination, found)
         record = previous or Record(
             spec=spec, names_sha256=names.hexdigest(), errors=destination.errors_elsewhere
         )
         if previous is None and destination.record is not None:
             _start(destination, destination.record, record)
-        errors = files.enter_context(_open_file(destination.errors)) if destination.errors else None
         if destination.record is not None:
             _cut(rows, record.rows_bytes)
         if errors is not None:
@@ -343,25 +365,25 @@ def _open_rows(destination: Destination) -> AbstractContextManager[BinaryIO]:
         return nullcontext(sys.stdout.buffer)
     if destination.record is None:  # a pipe or a device
         return destination.rows.open("wb", buffering=0)
-    file = _open_file(destination.rows)
-    if not lock_descriptor(file.fileno(), blocking=False):
-        file.close()
-        raise ScoreError(f"another process is writing {destination.out}")
-    return file
+    return _open_locked(destination.rows, destination.out)
 
 
-def _open_file(path: Path) -> BinaryIO:
-    """Open for writing, without truncating it.
+def _open_locked(path: Path, shown: Path | None = None) -> BinaryIO:
+    """Open for writing, without truncating it, and keep other processes from doing so.
 
     Without a buffer: closing it would write once more what a full disk has not taken.
     """
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
+    if not lock_descriptor(file.fileno(), blocking=False):
+        file.close()
+        raise ScoreError(f"another process is writing {shown or path}")
+    return file
 
 
-def _check_unchanged(record: Path, previous: Record | None) -> None:
-    """Check that no other process has resumed the run since its record was read."""
-    if previous is not None and read_record(record) != previous:
-        raise ScoreError(f"another process has changed {record} just now")
+def _check_unchanged(destination: Destination, found: Found) -> None:
+    """Check that no other process has scored to these files since they were looked at."""
+    if find_existing(destination, found.existing) != found:
+        raise ScoreError(f"another process has changed {destination.record} just now")
 
 
 def _start(destination: Destination, path: Path, record: Record) -> None:

@@ -14,9 +14,10 @@ from service.score.ctrl_c import run_until_ctrl_c
 from service.score.http_scorer import HttpScorer, open_service
 from service.score.output import (
     Destination,
+    Found,
     check_inputs_stay,
     choose_destination,
-    find_record,
+    find_existing,
     open_output,
 )
 from service.score.picture_stream import PictureStream, check_pairs, in_batches
@@ -38,7 +39,7 @@ class Run:
     Attributes:
         sources: of all pictures.
         destination: of the rows.
-        previous: the record of the run that this one resumes, if any.
+        found: what was there before.
         names: of the pictures that are done.
         remaining: the other pictures.
         max_file_bytes: of a picture.
@@ -46,10 +47,15 @@ class Run:
 
     sources: Sources
     destination: Destination
-    previous: Record | None
+    found: Found
     names: NamesHash
     remaining: PictureStream
     max_file_bytes: int
+
+    @property
+    def previous(self) -> Record | None:
+        """The record of the run that this one resumes, if any."""
+        return self.found.record
 
     @property
     def done_before(self) -> int:
@@ -78,13 +84,13 @@ def _prepare(options: argparse.Namespace) -> Run:
     sources = Sources(options.paths, options.files_from, options.image_column, options.id_column)
     check_inputs_stay(destination, [*options.paths, *([options.files_from] if options.files_from else [])])
     limit = read_settings().max_body_bytes
-    previous = find_record(destination, options.existing)
-    pictures = sources.pictures()
+    found = find_existing(destination, options.existing)
+    pictures, previous = sources.pictures(), found.record
     if previous is None:
-        return Run(sources, destination, None, NamesHash(), pictures, limit)
+        return Run(sources, destination, found, NamesHash(), pictures, limit)
     spec = run_spec(options, model_without_loading(options, previous.spec), destination.format)
     check_same_spec(previous.spec, spec, options.out)
-    return Run(sources, destination, previous, skip_done(pictures, previous, options.out), pictures, limit)
+    return Run(sources, destination, found, skip_done(pictures, previous, options.out), pictures, limit)
 
 
 async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Record, float]:
@@ -99,7 +105,7 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
         if run.destination.format == "parquet":
             columns.refuse_equal_names()
         spec = run_spec(options, model, run.destination.format)
-        opened = open_output(run.destination, spec, columns, run.previous, run.names)
+        opened = open_output(run.destination, spec, columns, run.found, run.names)
         progress = progress_bar(run.sources, run.destination, run.done_before, model.views)
         with opened as output, progress as bar:
             started_s = time.monotonic()

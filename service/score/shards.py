@@ -32,9 +32,9 @@ from service.score.sources import (
     CONTAINER_SUFFIXES,
     PARQUET_SUFFIXES,
     expand,
-    list_folder,
     read_file,
     refuse_columns_of_nothing,
+    walk,
 )
 
 RECORD = "_run.json"  # in the folder that a run writes
@@ -179,7 +179,7 @@ def _files(argument: str) -> Iterator[tuple[str, str, str]]:
     if ADDRESS.match(argument):
         yield from _at_address(argument, shown_place(argument))
         return
-    for path in expand(argument):
+    for path in map(Path, expand(argument)):
         yield from _on_disk(path)
 
 
@@ -194,13 +194,16 @@ def _on_disk(path: Path) -> Iterator[tuple[str, str, str]]:
     yield str(path.absolute().parent), str(path.parent), path.name
 
 
-def _in_folder(folder: Path, above: str = "") -> Iterator[str]:
+def _in_folder(folder: Path) -> Iterator[str]:
     """The files of a folder and its subfolders, as `--local` finds them, and Parquet files."""
-    for name, is_folder in list_folder(folder, _is_wanted):
-        if not is_folder:
-            yield above + name
-        elif not (folder / name / RECORD).is_file():  # else it is the table of a run
-            yield from _in_folder(folder / name, f"{above}{name}/")
+
+    def enters(path: Path) -> bool:
+        return path == folder or not (path / RECORD).is_file()  # else it is the table of a run
+
+    for path, fault in walk(folder, _is_wanted, enters):
+        if fault is not None:
+            raise fault
+        yield str(path.relative_to(folder))
 
 
 def _at_address(address: str, shown: str) -> Iterator[tuple[str, str, str]]:

@@ -90,19 +90,21 @@ class Sources:
 
     def _named(self) -> Iterable[tuple[Path, None]]:
         """The existing paths of the arguments, as `_open` takes them."""
-        found = [expand(argument) for argument in self.paths]
-        if not self.files_from and not any(
-            _is_file(path, PARQUET_SUFFIXES) for path in chain.from_iterable(found)
-        ):
+        found = [expand(argument) for argument in self.paths]  # strings: a Path takes several times as much
+
+        def paths() -> Iterator[Path]:
+            return map(Path, chain.from_iterable(found))
+
+        if not self.files_from and not any(_is_file(path, PARQUET_SUFFIXES) for path in paths()):
             refuse_columns_of_nothing(self.image_column, self.id_column)
-        for path in chain.from_iterable(found):  # what can be known now must not end the run hours later
+        for path in paths():  # what can be known now must not end the run hours later
             if _is_file(path, PARQUET_SUFFIXES):
                 from service.score.parquet import check_columns  # pyarrow is an extra
 
                 check_columns(path, self.image_column, self.id_column)
             elif _is_file(path, TAR_SUFFIXES):
                 check_compression(path)
-        return ((path, None) for path in chain.from_iterable(found))
+        return ((path, None) for path in paths())
 
     def _listed(self) -> Iterator[tuple[Path, str]]:
         """The paths in the list, as `_open` takes them; they need not exist."""
@@ -148,45 +150,74 @@ def refuse_columns_of_nothing(image_column: str | None, id_column: str | None) -
             raise ScoreError(f"{option} is for Parquet files, and no path names one")
 
 
-def expand(argument: str) -> Sequence[Path]:
-    """The existing paths that an argument names or matches."""
-    path = Path(argument)
-    if argument and path.exists():  # before patterns: a file's name may be [7].png
-        return [path]
+def expand(argument: str) -> Sequence[str]:
+    """The existing paths that an argument names or matches, and folders that `**` could not look into."""
+    if argument and Path(argument).exists():  # before patterns: a file's name may be [7].png
+        return [str(Path(argument))]
     if not glob.has_magic(argument):
         raise ScoreError(f"{argument!r}: no such file or folder")
-    found = sorted({path for path in map(Path, _matches(argument)) if _may_match(path)})
+    unread: set[str] = set()
+    found = {str(path) for path in map(Path, _matches(argument, unread)) if _may_match(path)} | unread
     if not found:
         raise ScoreError(f"{argument!r} matches no picture, archive or Parquet file")
-    return found
+    return sorted(found, key=lambda path: path.replace("/", "\0"))  # as in folders, level by level
 
 
-def _matches(pattern: str) -> Iterator[str]:
-    """What a pattern matches; `**` stands for any folders, but follows no links to them, unlike `glob`'s."""
+def _matches(pattern: str, unread: set[str]) -> Iterator[str]:
+    """What a pattern matches; `**` stands for any folders, but follows no links to them, unlike `glob`'s.
+
+    The folders that it cannot look into are added to `unread`.
+    """
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)  # noqa: PTH207  # Path.glob takes no absolute patterns
         return
     at = parts.index("**")
     above, below = "".join(f"{part}/" for part in parts[:at]), parts[at + 1 :] or ["*"]
-    for folder in glob.iglob(above) if above else [""]:  # noqa: PTH207
-        for inside, folders, _ in os.walk(folder or "."):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from _matches("/".join([glob.escape(inside), *below]))
+    waiting = list(glob.iglob(above) if above else ["."])  # noqa: PTH207
+    while waiting:
+        folder = waiting.pop()
+        try:
+            inside = list_folder(Path(folder), lambda _: False)
+        except OSError:
+            unread.add(str(Path(folder)))
+            continue
+        waiting += [os.path.join(folder, name) for name, _ in inside]  # noqa: PTH118  # strings are small
+        yield from _matches("/".join([glob.escape(folder), *below]), unread)
 
 
 def in_folder(folder: Path) -> Iterator[Picture]:
     """The pictures in a folder and its subfolders, by name; in memory are the names of one folder a level."""
-    try:
-        wanted = list_folder(folder, is_picture_name)
-    except OSError as error:
-        yield unreadable(str(folder), error.strerror or str(error))
-        return
-    for name, is_folder in wanted:
-        if is_folder:
-            yield from in_folder(folder / name)
+    for path, fault in walk(folder, is_picture_name):
+        if fault is None:
+            yield _file(path, source=str(path.parent))
         else:
-            yield _file(folder / name, source=str(folder))
+            yield unreadable(str(path), fault.strerror or str(fault))
+
+
+def walk(
+    top: Path, is_wanted: Callable[[str], bool], enters: Callable[[Path], bool] = lambda _: True
+) -> Iterator[tuple[Path, OSError | None]]:
+    """The files of wanted names in a folder and its subfolders, by name.
+
+    Among them are the folders that cannot be read, each with the reason.
+    """
+    levels = [iter([(top, True)])]  # no recursion, which Python ends at about 1,000 folders
+    while levels:
+        path, is_folder = next(levels[-1], (None, False))
+        if path is None:
+            levels.pop()
+        elif not is_folder:
+            yield path, None
+        elif enters(path):
+            try:
+                levels.append(_inside(path, is_wanted))
+            except OSError as fault:
+                yield path, fault
+
+
+def _inside(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Path, bool]]:
+    return ((folder / name, is_folder) for name, is_folder in list_folder(folder, is_wanted))
 
 
 def list_folder(folder: Path, is_wanted: Callable[[str], bool]) -> list[tuple[str, bool]]:

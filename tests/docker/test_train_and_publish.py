@@ -18,7 +18,9 @@ SCRIPT = ROOT / "docker" / "train-and-publish.sh"
 def calls(tmp_path):
     """Runs the script in a folder of its own; gives the commands that it ran.
 
-    With `settings`, variables of its environment; with `fails`, the program that ends with an error.
+    With `settings`, variables of its environment; with `fails`, the program that ends with an error; with
+    `stops`, the program during which a signal stops the script, and which goes on to its end; with `status`,
+    how the script ends.
     """
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -27,10 +29,11 @@ def calls(tmp_path):
         for name in ("capsnet-train", "capsnet-export", "torchrun")
     }
     for name, what in {**does, "python": f'exec "{sys.executable}" "$@"'}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{what}\n")
+        stops = f"""if [ "$STOPS" = {name} ]; then trap '' TERM; kill -TERM "$SCRIPT"; fi"""
+        (programs / name).write_text(f"#!/bin/sh\n{stops}\n{what}\n")
         (programs / name).chmod(0o755)
 
-    def run(preset: str, fails: str = "", **settings: str) -> list[str]:
+    def run(preset: str, fails: str = "", stops: str = "", status: int = 0, **settings: str) -> list[str]:
         (tmp_path / "runs" / "some" / preset).mkdir(parents=True, exist_ok=True)  # as `fit` does
         log = tmp_path / "calls"
         environment = {
@@ -41,11 +44,13 @@ def calls(tmp_path):
             "CAPSNET_PRESET": preset,
             "CAPSNET_MODEL_NAME": "some",
             "FAILS": fails,
+            "STOPS": stops,
             **settings,
         }
         log.touch()
-        done = subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environment, check=False, timeout=60)
-        assert (done.returncode != 0) == bool(fails)
+        command = ["bash", "-c", 'SCRIPT=$$ exec bash "$0"', SCRIPT]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=60)
+        assert done.returncode == status
         said = log.read_text().splitlines()
         log.unlink()
         return said
@@ -81,10 +86,23 @@ def test_several_machines_train_by_torchrun_and_one_that_is_started_again_waits_
     run = "runs/some/drawn"
     torchrun = f"torchrun -m training.cli fit --preset drawn --out {run}"
     bundle = f"capsnet-export bundle {run} --out models/some"
-    assert calls("drawn", PET_NNODES="2", fails="torchrun") == [torchrun]
-    assert calls("drawn", PET_NNODES="2", fails="capsnet-export") == [torchrun, bundle]
+    assert calls("drawn", PET_NNODES="2", fails="torchrun", status=1) == [torchrun]
+    assert calls("drawn", PET_NNODES="2", fails="capsnet-export", status=1) == [torchrun, bundle]
     assert calls("drawn", PET_NNODES="2") == [bundle]
     assert calls("drawn", PET_NNODES="2") == []
+
+
+def test_a_signal_that_comes_while_nothing_can_be_stopped_stops_what_would_follow(calls):
+    assert calls("drawn", stops="python", status=143) == []
+    download = "capsnet-train download mnist"
+    assert calls("mnist-short", stops="capsnet-train", status=143) == [download]
+
+
+def test_what_is_published_when_a_signal_comes_is_not_published_again(calls):
+    run = "runs/some/drawn"
+    bundle = f"capsnet-export bundle {run} --out models/some"
+    assert calls("drawn", stops="capsnet-export")[-1] == bundle
+    assert calls("drawn") == []
 
 
 def test_machines_that_share_the_folders_publish_once(calls, tmp_path):

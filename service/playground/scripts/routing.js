@@ -51,8 +51,11 @@ export class Routing {
     byId("explain").hidden = byId("explain-body").hidden = true;
   }
 
-  /** What is shown explains an earlier drawing. */
+  /** What is shown, or asked for, explains an earlier drawing; the next one is not finished. */
   outdate() {
+    this.#files = null; // else they would be explained when the panel is opened
+    this.#asking.cancel();
+    this.#player.stop();
     this.#pending.begin();
   }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.service.playground.test_explore import CHANGED, Held, answer, choose_model, picture
+from tests.service.playground.test_explore import CHANGED, Held, answer, choose_model, picture, press
 from tests.support.accessibility import serious_findings
 from tests.support.live_service import live_service, settings_for
 from tests.support.tiny_bundle import write_bundle
@@ -117,6 +117,44 @@ def test_until_another_image_is_explained_the_panel_is_marked_as_busy(page):
     held.release()
     expect(page.locator("#explain-class")).to_have_value("7")
     expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "false")
+
+
+def draw_on(page: Page) -> None:
+    """Draw the first line of a further stroke; the pen stays down."""
+    page.locator("#pad").scroll_into_view_if_needed()
+    box = page.locator("#pad").bounding_box()
+    press(page)
+    with page.expect_response("**/classify*"):
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10, steps=5)
+
+
+def test_an_explanation_that_is_late_for_somebody_who_draws_on_is_not_shown(page):
+    explain_a_four(page)
+    held = Held("**/explain*")
+    held.hold(page)
+    with page.expect_request("**/explain*"):
+        page.click('[aria-label="Sample: 7"]')
+    answer(page)
+    with page.expect_event("requestfailed", lambda request: "/explain" in request.url):
+        draw_on(page)
+    held.release()
+    expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "true")
+    with page.expect_response("**/explain*"):
+        page.mouse.up()
+    expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "false")
+
+
+def test_a_panel_that_is_opened_while_somebody_draws_explains_the_drawing_alone(page):
+    page.click('[aria-label="Sample: 4"]')
+    answer(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/explain" in request.url else None)
+    draw_on(page)
+    expect(page.locator("#explain-body")).to_have_attribute("aria-busy", "true")
+    page.evaluate("document.querySelector('#explain').open = true")
+    page.mouse.up()
+    expect(page.locator("#explain-steps input")).to_have_count(3)
+    assert len(asked) == 1
 
 
 @pytest.mark.long

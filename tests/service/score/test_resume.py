@@ -472,6 +472,42 @@ def test_two_runs_do_not_write_one_table(score, paths, tmp_path, capsys):
     assert f"another process is writing {out}" in capsys.readouterr().err
 
 
+def test_two_runs_do_not_write_one_file_of_errors(score, paths, tmp_path, capsys):
+    errors = tmp_path / "errors.jsonl"
+    errors.write_text("of another run")
+    with errors.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert score(*paths[:5], "--out", tmp_path / "out.csv", "--errors", errors, "--overwrite") == 2
+    assert f"another process is writing {errors}" in capsys.readouterr().err
+    assert errors.read_text() == "of another run"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "exists already; --resume continues it"),
+        (["--resume"], "another process has changed"),
+        (["--overwrite"], "another process has changed"),
+    ],
+)
+def test_a_table_that_is_written_while_another_run_begins_is_not_overwritten(
+    models, score, paths, tmp_path, options, told
+):
+    fifo, out = tmp_path / "list", tmp_path / "out.csv"
+    os.mkfifo(fifo)
+    if "--overwrite" in options:
+        assert score(*paths[:3], "--out", out) == 0
+    command = [*PROGRAM, "--files-from", str(fifo), "--out", str(out), "--local", "--models", str(models)]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as late:
+        with fifo.open("w") as lines:  # returns when the process reads, and has looked what there is
+            assert score(*paths[:2], "--out", out, *options) == 0
+            before = out.read_bytes()
+            lines.write(f"{paths[0]}\n")
+        _, said = late.communicate()
+    assert (late.returncode, out.read_bytes()) == (2, before)
+    assert told in said
+
+
 def test_resume_needs_a_file(score, paths, capsys):
     for out in ("-", "/dev/null"):
         assert score(*paths[:3], "--out", out, "--format", "csv", "--resume") == 2

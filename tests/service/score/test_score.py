@@ -591,6 +591,15 @@ def test_when_no_picture_can_be_scored_the_status_is_2(service, tmp_path):
     assert score(tmp_path, "--out", tmp_path / "a.csv", "--url", service.base_url) == 2
 
 
+def test_a_fault_of_its_own_has_a_status_of_its_own(tmp_path, capsys, monkeypatch):
+    def fail(_):
+        raise RuntimeError("unheard of")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    assert score(tmp_path) == 3
+    assert "RuntimeError: unheard of" in capsys.readouterr().err
+
+
 def test_a_folder_that_vanishes_while_it_is_walked_is_reported(tmp_path):
     write_picture(tmp_path / "a.png", seed=0)
     write_picture(tmp_path / "b" / "c.png", seed=0)

@@ -1,7 +1,9 @@
 """Where pictures come from: archives, Parquet files and lists, in order, whatever is in them."""
 
+import errno
 import glob
 import io
+import operator
 import os
 import struct
 import subprocess
@@ -9,7 +11,8 @@ import sys
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +22,7 @@ import pytest
 
 from service.score.picture_stream import in_batches
 from service.score.query import LoadedPicture, ScoreError, Skipped
+from service.score.shards import find_shards
 from service.score.sources import Sources
 
 LIMIT = 2**20  # bytes of one file
@@ -545,6 +549,45 @@ def test_a_pattern_of_any_folders_matches_what_it_does_elsewhere(tmp_path, monke
         expected = sorted(path for path in map(Path, matches) if path.suffix == ".png")
         assert names_in(pattern) == [str(path) for path in expected]
         assert expected
+
+
+def test_a_folder_that_a_pattern_of_any_folders_cannot_look_into_is_told(tmp_path, monkeypatch):
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    scan = os.scandir
+
+    def refuse_a(path):  # as the file system does; root may read all
+        if Path(path) == tmp_path / "a":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse_a)
+    assert names_in(tmp_path / "**" / "*.png") == [f"{tmp_path}/a", f"{tmp_path}/b/2.png"]
+    assert reasons(tmp_path / "**" / "*.png") == {f"{tmp_path}/a": "Permission denied"}
+    with pytest.raises(ScoreError, match="Permission denied"):
+        find_shards([f"{tmp_path}/**/*.png"], 10, None, None)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A picture in more folders than Python's functions may be nested; its path."""
+    above = list(accumulate(["d"] * 1100, operator.truediv, initial=tmp_path))[1:]
+    for folder in above:
+        folder.mkdir()
+    picture = above[-1] / "7.png"
+    picture.touch()
+    yield picture
+    picture.unlink()
+    for folder in reversed(above):
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.png"])
+def test_folders_may_be_nested_deeper_than_functions(deep, tmp_path, pattern):
+    assert names_in(tmp_path / pattern) == [str(deep)]
+    [shard] = find_shards([str(tmp_path / pattern)], 10, None, None)
+    assert list(shard.row_names) == [str(deep)]
 
 
 def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
