@@ -18,6 +18,7 @@ from service.inference.jobs import deliver
 from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
+SHORT_MS = 1000  # a deadline to wait for; a thread on a busy machine takes its first job within it
 DEADLY = -13.0  # an image that ends the thread it runs on
 
 
@@ -88,6 +89,11 @@ async def started(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def is_collected_for(batcher: Batcher) -> bool:
+    """Whether a worker waits for a large batch."""
+    return any(worker.is_collecting for worker in batcher._workers)
 
 
 async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) -> list[asyncio.Task]:
@@ -205,7 +211,7 @@ def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypa
             await asyncio.gather(*many)
             monkeypatch.setattr(batching, "BATCH_WINDOW_S", WAIT_S)  # not before: the last of many may wait
             waits = asyncio.create_task(graph.submit(batcher, images(1)))
-            await started(lambda: any(worker.is_collecting for worker in batcher._workers))
+            await started(lambda: is_collected_for(batcher))
             await other.submit(batcher, images(2))
             assert not waits.done()
             waits.cancel()
@@ -243,7 +249,7 @@ def test_a_full_queue_refuses_at_once_and_in_images():
 
 def test_a_request_that_waited_too_long_is_told_so_and_never_run():
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             tasks = await while_held(graph, batcher, images(1, 2))
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -287,7 +293,7 @@ def test_a_request_that_was_too_late_says_how_long_it_waited():
         return timings.parts
 
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             tasks = await while_held(graph, batcher)
             [waited] = await late(graph, batcher)
@@ -315,7 +321,7 @@ def test_a_client_that_went_away_is_skipped():
 
 def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             assert batcher.answering
             tasks = await while_held(graph, batcher)
@@ -329,7 +335,7 @@ def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
 
 def test_closing_leaves_a_thread_behind_that_is_stuck_in_its_run():
     async def scenario() -> None:
-        batcher, graph = make_batcher(deadline_ms=50), Doubling()
+        batcher, graph = make_batcher(deadline_ms=SHORT_MS), Doubling()
         (task,) = await while_held(graph, batcher)
         await asyncio.to_thread(batcher.close)  # returns, although the gate is still shut
         with pytest.raises(DeadlineExceededError):
@@ -399,13 +405,10 @@ def test_workers_run_side_by_side_and_know_it():
     async def scenario() -> None:
         with closing(make_batcher(workers=2)) as batcher:
             graph = Doubling()
-            graph.gate.clear()
-            both = [asyncio.create_task(graph.submit(batcher, images(n))) for n in (1, 2)]
-            await started(lambda: len(graph.exclusive) == 1)
-            both.append(asyncio.create_task(graph.submit(batcher, images(3))))
+            both = await while_held(graph, batcher, images(1))
             await started(lambda: len(graph.exclusive) == 2)
             graph.gate.set()
-            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
+            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [0, 2]
             assert graph.exclusive == [True, False]
 
     asyncio.run(scenario())
@@ -425,17 +428,8 @@ def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
     asyncio.run(scenario())
 
 
-async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
-    """The sizes of their runs."""
-    before = len(graph.batches)
-    first = asyncio.create_task(graph.submit(batcher, images(1)))
-    await asyncio.sleep(0.02)
-    await asyncio.gather(first, graph.submit(batcher, images(2)))
-    return graph.batches[before:]
-
-
 def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monkeypatch):
-    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)  # so that a busy machine is not too slow for it
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
@@ -443,34 +437,43 @@ def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monk
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
             await asyncio.gather(*many)
-            assert await two_in_short_order(graph, batcher) == [2]
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
+            first = asyncio.create_task(graph.submit(batcher, images(1)))
+            await started(lambda: is_collected_for(batcher))
+            await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in range(7)))
+            assert graph.batches[-1] == 8
 
     asyncio.run(scenario())
 
 
 def test_where_two_workers_would_have_small_batches_one_collects_for_both(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
+
     async def scenario() -> None:
         with closing(make_batcher(workers=2)) as batcher:
             graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, images(1), images(2))
             graph.gate.set()
             await asyncio.gather(*many)
-            # So that a busy machine is not too slow for it.
-            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
             first = asyncio.create_task(graph.submit(batcher, images(1)))
-            await asyncio.sleep(0.02)
+            await started(lambda: is_collected_for(batcher))
             await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in (2, 3)))
             assert graph.batches[-1] == 3
 
     asyncio.run(scenario())
 
 
-def test_where_few_are_on_their_way_nobody_waits_for_more():
+def test_where_few_are_on_their_way_nobody_waits_for_more(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
+    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)  # whoever waits for more is too late
+
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
             graph = Doubling(large_batch_above=2)
             await graph.submit(batcher, images(*range(8)))  # one request, however large
-            assert await two_in_short_order(graph, batcher) == [1, 1]
+            await graph.submit(batcher, images(1))
+            assert graph.batches == [8, 1]
 
     asyncio.run(scenario())
 
@@ -527,7 +530,7 @@ def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
         graph.gate.set()
         await asyncio.gather(*tasks)
         last = asyncio.create_task(graph.submit(batcher, images(1)))
-        await started(lambda: any(worker.is_collecting for worker in batcher._workers))
+        await started(lambda: is_collected_for(batcher))
         batcher.close()
         with pytest.raises(OverloadedError, match="taken down"):
             await last
