@@ -14,7 +14,7 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
 from service.inference.batcher import RESTARTS, Batcher
 from service.inference.graph_queue import GraphQueue
-from service.inference.jobs import deliver
+from service.inference.jobs import Job, Slice, deliver
 from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
@@ -378,6 +378,22 @@ def test_a_large_request_does_not_stand_in_front_of_small_ones():
     asyncio.run(scenario())
 
 
+def test_a_large_request_does_not_stand_in_front_of_one_for_another_graph():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4, queue_images=1000)) as batcher:
+            first, second, finished = Doubling(), Doubling(), []
+            tasks = await while_held(first, batcher, np.zeros((400, 1), np.float32))
+            tasks.append(asyncio.create_task(second.submit(batcher, images(1))))
+            await asyncio.sleep(0)
+            for task, name in zip(tasks, ["first", "large", "other"], strict=True):
+                task.add_done_callback(lambda _, name=name: finished.append(name))
+            first.gate.set()
+            await asyncio.gather(*tasks)
+            assert finished == ["first", "other", "large"]
+
+    asyncio.run(scenario())
+
+
 def test_a_request_that_fits_a_batch_is_not_split():
     async def scenario() -> None:
         with closing(make_batcher(max_batch=4)) as batcher:
@@ -478,6 +494,25 @@ def test_where_few_are_on_their_way_nobody_waits_for_more(monkeypatch):
     asyncio.run(scenario())
 
 
+def test_a_worker_collects_no_longer_than_it_may_though_another_is_busy(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
+
+    async def scenario() -> None:
+        with closing(make_batcher(workers=2)) as batcher:
+            graph, other = Doubling(large_batch_above=2), Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(4)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            held = await while_held(other, batcher)
+            monkeypatch.setattr(batching, "RECENT_S", 0.1)
+            await graph.submit(batcher, images(1))
+            assert not held[0].done()
+            other.gate.set()
+            await asyncio.gather(*held)
+
+    asyncio.run(scenario())
+
+
 def test_more_than_sixteen_are_shared_between_workers_though_one_batch_could_hold_them(monkeypatch):
     monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
@@ -565,11 +600,12 @@ def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
 
 def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
     async def scenario() -> None:
-        with closing(make_batcher()) as batcher:
+        with closing(make_batcher(max_batch=1)) as batcher:
             graph = Doubling()
             for _ in range(RESTARTS):
                 with pytest.raises(OverloadedError, match="died"):
                     await graph.submit(batcher, images(DEADLY))
+            # The last of them is in the queue when the thread dies.
             tasks = await while_held(graph, batcher, images(DEADLY), images(1))
             graph.gate.set()
             first, *others = await asyncio.gather(*tasks, return_exceptions=True)
@@ -579,6 +615,37 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
                 await graph.submit(batcher, images(2))
             assert batcher.given_up
             assert not batcher.answering
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_died_long_ago_do_not_count(monkeypatch):
+    monkeypatch.setattr(batching, "RESTARTS_WITHIN_S", 0)
+
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            for _ in range(RESTARTS + 2):
+                with pytest.raises(OverloadedError, match="died"):
+                    await graph.submit(batcher, images(DEADLY))
+            assert (await graph.submit(batcher, images(1)))[0] == 2
+            assert not batcher.given_up
+
+    asyncio.run(scenario())
+
+
+def test_images_are_counted_anew_after_a_thread_died_while_it_took_some(monkeypatch):
+    take = Job.take
+
+    def die_once(job: Job, count: int) -> Slice:
+        monkeypatch.setattr(Job, "take", take)
+        sys.exit("as if killed")
+
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            monkeypatch.setattr(Job, "take", die_once)
+            assert (await Doubling().submit(batcher, images(1)))[0] == 2
             assert batcher.waiting_images == 0
 
     asyncio.run(scenario())
