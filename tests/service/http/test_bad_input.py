@@ -238,6 +238,7 @@ def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
     ("change", "said"),
     [
         ({"perturbations": [{"dimension": 99, "delta": 0.1}]}, "0 to 3"),
+        ({"perturbations": [{"dimension": 4, "delta": 0.1}]}, "0 to 3"),
         ({"perturbations": [{"dimension": -1, "delta": 0.1}]}, "dimension"),
         ({"perturbations": [{"dimension": True, "delta": 0.1}]}, "True"),
         ({"perturbations": [{"dimension": 10**30, "delta": 0.1}]}, "0 to 3"),
@@ -249,6 +250,7 @@ def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
         ({"perturbations": {"dimension": 1, "delta": 0.1}}, "list"),
         ({"perturbations": [], "sweep": {}}, "not both"),
         ({"sweep": {"dimensions": [99]}}, "0 to 3"),
+        ({"sweep": {"dimensions": [4]}}, "0 to 3"),
         ({"sweep": {"dimensions": [1, 1]}}, "twice"),
         ({"sweep": {"dimensions": []}}, "dimensions"),
         ({"sweep": {"step": -0.05}}, "step"),
@@ -319,6 +321,16 @@ def test_an_array_called_something_else_is_told_its_content_type(client):
 def test_a_sweep_of_a_million_steps(client, sweep):
     answer = client.post("/reconstruct", json={**POSE, "sweep": sweep})
     assert_problem(answer, 413, "too-many-pictures", "at most 100")
+
+
+def test_the_pictures_of_a_sweep_are_counted_over_all_its_dimensions(client):
+    largest, too_large = (
+        {"dimensions": [0, 1], "start": 0, "stop": columns - 1, "step": 1} for columns in (50, 60)
+    )
+    answer = client.post("/reconstruct", json={**POSE, "sweep": largest})
+    assert len(answer.json()["reconstructions"]) == 100
+    answer = client.post("/reconstruct", json={**POSE, "sweep": too_large})
+    assert_problem(answer, 413, "too-many-pictures", "2 dimensions x 60 deltas; at most 100")
 
 
 @pytest.mark.parametrize(
