@@ -1,6 +1,5 @@
 """Models of two views and poses of 4x4, from files to the answers of every command and route."""
 
-import csv
 import json
 import os
 import subprocess
@@ -9,7 +8,7 @@ import tarfile
 import zipfile
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 
 import httpx
@@ -27,6 +26,7 @@ from export.contract.preprocess import to_input, views_to_input
 from service.score import main as score_main
 from tests.support.live_service import live_service, settings_for
 from tests.support.small_pictures import random_levels, random_png, to_npy, to_png
+from tests.support.tables import read_csv
 from tests.support.tiny_bundle import CLASSES, PAIRS, SIDE, run_model, write_bundle
 from training.config import DataConfig
 from training.data.batches import make_batches
@@ -384,10 +384,6 @@ def written_pairs(folder: Path, *seeds: int) -> list[Path]:
     return paths
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(path.read_text())))
-
-
 def test_a_folder_of_pairs_has_a_row_for_each_over_http_and_in_process(models, client, tmp_path):
     paths = written_pairs(tmp_path / "pairs", *range(5))
     common = (tmp_path / "pairs", "--model", "stereo", "--batch", 2)
@@ -396,7 +392,7 @@ def test_a_folder_of_pairs_has_a_row_for_each_over_http_and_in_process(models, c
         ("local.csv", ("--local", "--models", models)),
     ):
         assert score(*common, "--out", tmp_path / out, *where) == 0
-        rows = rows_of(tmp_path / out)
+        rows = read_csv(tmp_path / out)
         names = [f"{left}, {right}" for left, right in zip(paths[::2], paths[1::2], strict=True)]
         assert [row["path"] for row in rows] == names
         for row, expected in zip(rows, encoded(models, *range(5))[0], strict=True):
@@ -435,7 +431,7 @@ def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(
     out = tmp_path / "scores.csv"
     where = ("--url", client.base_url) if over_http else ("--local", "--models", models)
     assert score(tmp_path / "pairs", *where, "--model", "stereo", "--out", out) == 1
-    for row, expected in zip(rows_of(out), encoded(models, 0, 2)[0], strict=True):
+    for row, expected in zip(read_csv(out), encoded(models, 0, 2)[0], strict=True):
         np.testing.assert_allclose([float(row[name]) for name in CLASSES], expected, atol=1e-6)
     error = json.loads((tmp_path / "scores.csv.errors.jsonl").read_text())
     assert error["path"] == f"{paths[2]}, {paths[3]}"
@@ -480,7 +476,7 @@ def pair_names(place: Path, *seeds: int) -> list[str]:
 
 
 def names_of_rows(out: Path) -> list[str]:
-    return [row["path"] for row in rows_of(out)]
+    return [row["path"] for row in read_csv(out)]
 
 
 def errors_of(out: Path) -> dict[str, str]:
@@ -491,7 +487,7 @@ def errors_of(out: Path) -> dict[str, str]:
 
 def assert_pairs_are_scored(models: Path, out: Path, *seeds: int) -> None:
     """The rows are those of these pairs, left views taken for left ones."""
-    for row, expected in zip(rows_of(out), encoded(models, *seeds)[0], strict=True):
+    for row, expected in zip(read_csv(out), encoded(models, *seeds)[0], strict=True):
         np.testing.assert_allclose([float(row[name]) for name in CLASSES], expected, atol=1e-6)
 
 

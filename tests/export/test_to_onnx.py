@@ -1,3 +1,4 @@
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from export.parity import check_parity, run_onnx
+from export.parity import ParityError, check_parity, run_onnx, with_iterations
 from export.to_onnx import TRACED_BATCH, to_onnx, trace, trace_decoder, trace_encoder
 from training.config import CapsNetConfig
 from training.models.capsnet import CapsNet
@@ -175,19 +176,51 @@ def test_normalization_is_inside_the_graph():
         torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), atol=1e-5, rtol=0)
 
 
+LEARNED = {"learned_priors": True, "none_of_the_above": True, "capsule_bias": True}
+
+
+def as_if_trained(config):
+    """A network whose poses are as long as trained ones, with priors and a bias that are not 0."""
+    model = CapsNet(config).eval()
+    routing = model.class_caps.routing
+    with torch.no_grad():
+        model.class_caps.weight *= 30
+    for parameter in (routing.priors, routing.bias):
+        if parameter is not None:
+            nn.init.normal_(parameter)
+    return model
+
+
+def pictures(config):
+    return torch.rand(32, config.image_size, config.image_size, config.image_channels).numpy()
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"learned_priors": True, "none_of_the_above": True, "capsule_bias": True},
+        LEARNED,
         {"image_size": 24, "image_channels": 3, "primary_dim": 6},
         {"primary_coupling": True, "official_initialization": True, "capsule_bias": True},
     ],
 )
 def test_every_variant_exports_and_agrees_with_pytorch(change):
-    config = replace(TINY, **change)
-    images = torch.rand(32, config.image_size, config.image_size, config.image_channels).numpy()
-    model = CapsNet(config).eval()
-    assert check_parity(model, trace(model), images) <= 1e-5
+    model = as_if_trained(replace(TINY, **change))
+    assert check_parity(model, trace(model), pictures(model.config)) <= 1e-5
+
+
+@pytest.mark.parametrize("part", ["priors", "bias"])
+def test_a_graph_without_the_learned_priors_or_bias_does_not_agree(own_iterations_only, part):
+    model = as_if_trained(replace(TINY, **LEARNED))
+    other = deepcopy(model)
+    nn.init.zeros_(getattr(other.class_caps.routing, part))
+    with pytest.raises(ParityError):
+        check_parity(model, trace(other), pictures(model.config))
+
+
+def test_a_graph_of_fewer_iterations_does_not_agree(own_iterations_only):
+    model = as_if_trained(TINY)
+    with pytest.raises(ParityError):
+        check_parity(model, trace(with_iterations(model, 2)), pictures(model.config))
 
 
 class ReshapesAConstant(nn.Module):

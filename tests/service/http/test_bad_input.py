@@ -8,7 +8,6 @@ import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
-from io import BytesIO
 
 import httpx
 import numpy as np
@@ -18,7 +17,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.support.live_service import live_service, settings_for, wait_until
-from tests.support.small_pictures import random_levels, random_png, to_png
+from tests.support.raw_http import connected, head
+from tests.support.small_pictures import random_levels, random_png, to_npy, to_png
 from tests.support.tiny_bundle import SIDE, write_bundle
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
@@ -47,12 +47,6 @@ def huge_png(side: int) -> bytes:
     header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)  # 1 bit per pixel, gray
     rows = zlib.compress(bytes((side + 7) // 8 + 1) * side, 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def assert_problem(answer: httpx.Response, status: int, slug: str, *said: str) -> None:
@@ -211,10 +205,10 @@ def test_bodies_of_another_kind(client):
 )
 def test_an_array_that_does_not_fit(client, array):
     headers = {"Content-Type": "application/x-npy"}
-    assert_problem(client.post("/classify", content=npy(array), headers=headers), 422, "wrong-array")
+    assert_problem(client.post("/classify", content=to_npy(array), headers=headers), 422, "wrong-array")
 
 
-@pytest.mark.parametrize("content", [b"no array", npy(np.zeros((1, SIDE, SIDE), np.uint8))[:-100]])
+@pytest.mark.parametrize("content", [b"no array", to_npy(np.zeros((1, SIDE, SIDE), np.uint8))[:-100]])
 def test_an_array_that_is_none(client, content):
     headers = {"Content-Type": "application/x-npy"}
     assert_problem(client.post("/classify", content=content, headers=headers), 422, "wrong-array")
@@ -230,7 +224,7 @@ def test_an_array_whose_sizes_are_no_sizes(client, shape):
 
 def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
     headers = {"Content-Type": "application/x-npy"}
-    content = npy(np.full((9, SIDE, SIDE), np.nan, np.float32))
+    content = to_npy(np.full((9, SIDE, SIDE), np.nan, np.float32))
     assert_problem(client.post("/classify", content=content, headers=headers), 413, "too-many-pictures", "9")
 
 
@@ -238,6 +232,7 @@ def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
     ("change", "said"),
     [
         ({"perturbations": [{"dimension": 99, "delta": 0.1}]}, "0 to 3"),
+        ({"perturbations": [{"dimension": 4, "delta": 0.1}]}, "0 to 3"),
         ({"perturbations": [{"dimension": -1, "delta": 0.1}]}, "dimension"),
         ({"perturbations": [{"dimension": True, "delta": 0.1}]}, "True"),
         ({"perturbations": [{"dimension": 10**30, "delta": 0.1}]}, "0 to 3"),
@@ -249,6 +244,7 @@ def test_an_array_of_too_many_images_is_refused_whatever_they_are(client):
         ({"perturbations": {"dimension": 1, "delta": 0.1}}, "list"),
         ({"perturbations": [], "sweep": {}}, "not both"),
         ({"sweep": {"dimensions": [99]}}, "0 to 3"),
+        ({"sweep": {"dimensions": [4]}}, "0 to 3"),
         ({"sweep": {"dimensions": [1, 1]}}, "twice"),
         ({"sweep": {"dimensions": []}}, "dimensions"),
         ({"sweep": {"step": -0.05}}, "step"),
@@ -310,7 +306,7 @@ def test_a_model_named_in_the_query_and_in_the_body(client, name):
 
 
 def test_an_array_called_something_else_is_told_its_content_type(client):
-    content = npy(np.zeros((1, SIDE, SIDE), np.uint8))
+    content = to_npy(np.zeros((1, SIDE, SIDE), np.uint8))
     for kind in ("application/octet-stream", "application/x-www-form-urlencoded"):
         answer = client.post("/classify", content=content, headers={"Content-Type": kind})
         assert_problem(answer, 415, "unsupported-body", "application/x-npy")
@@ -320,6 +316,16 @@ def test_an_array_called_something_else_is_told_its_content_type(client):
 def test_a_sweep_of_a_million_steps(client, sweep):
     answer = client.post("/reconstruct", json={**POSE, "sweep": sweep})
     assert_problem(answer, 413, "too-many-pictures", "at most 100")
+
+
+def test_the_pictures_of_a_sweep_are_counted_over_all_its_dimensions(client):
+    largest, too_large = (
+        {"dimensions": [0, 1], "start": 0, "stop": columns - 1, "step": 1} for columns in (50, 60)
+    )
+    answer = client.post("/reconstruct", json={**POSE, "sweep": largest})
+    assert len(answer.json()["reconstructions"]) == 100
+    answer = client.post("/reconstruct", json={**POSE, "sweep": too_large})
+    assert_problem(answer, 413, "too-many-pictures", "2 dimensions x 60 deltas; at most 100")
 
 
 @pytest.mark.parametrize(
@@ -404,13 +410,13 @@ def test_a_body_may_say_that_it_is_not_packed(client):
 
 
 def test_a_body_declared_too_large_is_refused_before_any_of_it_is_sent(client):
-    with raw_connection(client) as connection:
+    with connected(client) as connection:
         connection.sendall(head("/classify", "Content-Type: image/png", "Content-Length: 52428800"))
         assert_refused_as_too_large(connection)
 
 
 def test_a_client_that_waits_for_leave_to_send_is_refused_at_once(client):
-    with raw_connection(client) as connection:
+    with connected(client) as connection:
         headers = ("Content-Type: image/png", "Content-Length: 52428800", "Expect: 100-continue")
         connection.sendall(head("/classify", *headers))
         assert_refused_as_too_large(connection)
@@ -430,7 +436,7 @@ def test_a_chunked_body_is_refused_at_the_limit_and_not_at_its_end(client, route
     start = b""
     if kind.startswith("multipart"):
         start = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
-    with raw_connection(client) as connection:
+    with connected(client) as connection:
         connection.sendall(head(route, f"Content-Type: {kind}", "Transfer-Encoding: chunked"))
         for content in [start, *[bytes(2**16)] * (BODY_LIMIT // 2**16 + 1)]:
             if content:
@@ -507,7 +513,7 @@ def test_the_service_still_answers_after_clients_hang_up(client):
     assert client.post("/classify", content=random_png()).status_code == 200
     before = threading.active_count()
     for _ in range(20):
-        with raw_connection(client) as connection:
+        with connected(client) as connection:
             connection.sendall(head("/classify", "Content-Type: image/png", "Content-Length: 1000") + b"half")
     assert client.post("/classify", content=random_png()).status_code == 200
     wait_until(lambda: threading.active_count() <= before)
@@ -515,14 +521,6 @@ def test_the_service_still_answers_after_clients_hang_up(client):
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def raw_connection(client: httpx.Client) -> socket.socket:
-    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
-
-
-def head(route: str, *headers: str) -> bytes:
-    return "\r\n".join([f"POST {route} HTTP/1.1", "Host: test", *headers, "", ""]).encode()
 
 
 def assert_refused_as_too_large(connection: socket.socket) -> None:

@@ -12,11 +12,10 @@ from io import BytesIO
 import httpx
 import pytest
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.http.connections import BoundedHttp
-from tests.support.live_service import live_service, settings_for
+from tests.support.live_service import live_service, metric, settings_for
 from tests.support.raw_http import (
     CHUNKED,
     FORM,
@@ -306,10 +305,7 @@ def test_a_request_that_has_its_answer_already_gets_no_second_one(patient):
 
 def refusals_counted(client: httpx.Client, status: int) -> float:
     """How many requests that matched no route were answered so."""
-    wanted = {"route": "other", "status": str(status)}
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples]
-    return sum(one.value for one in samples if one.name == "capsnet_requests_total" and one.labels == wanted)
+    return metric(client, "capsnet_requests_total", route="other", status=str(status))
 
 
 @pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from service.errors import SlowBodyError
 from service.http.limits import SMALL_BYTES, BodyLimit, BodyMemory
 from service.settings import SettingsError, read_settings
 from tests.support.live_process import live_process
-from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.live_service import live_service, metric, settings_for, wait_until
 from tests.support.raw_http import CHUNKED, FORM, LENGTH, PART, PNG, connected, head, read_answer, read_to_end
 from tests.support.small_pictures import random_png
 
@@ -93,11 +94,22 @@ def test_a_body_that_drips_has_no_more_time_than_one_that_stops(impatient):
         assert_too_slow(answer)
 
 
-def test_a_slow_body_is_counted_and_logged_as_408(impatient):
-    with connected(impatient) as connection:
+def test_a_slow_body_is_counted_and_logged_as_408(impatient, caplog):
+    def counted() -> float:
+        return metric(impatient, "capsnet_requests_total", route="/segment", status="408")
+
+    def logged() -> list[dict[str, object]]:
+        records = [record for record in caplog.records if record.name == "service.http.request_log"]
+        return [record.args for record in records if record.args["id"] == "slow-one"]
+
+    before = counted()
+    with caplog.at_level(logging.INFO, "service.http.request_log"), connected(impatient) as connection:
         connection.sendall(head("/segment", PNG, LENGTH, "X-Request-ID: slow-one"))
         assert b"x-request-id: slow-one" in read_to_end(connection)
-    assert 'status="408"' in impatient.get("/metrics").text
+        wait_until(logged)  # which comes a moment after the answer
+    [line] = logged()
+    assert (line["status"], line["problem"]) == (408, "/problems/slow-body")
+    assert counted() == before + 1
 
 
 def test_bodies_that_come_in_pieces_within_their_time_are_answered(impatient):

@@ -14,10 +14,11 @@ from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
 from service.inference.batcher import RESTARTS, Batcher
 from service.inference.graph_queue import GraphQueue
-from service.inference.jobs import deliver
+from service.inference.jobs import Job, Slice, deliver
 from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
+SHORT_MS = 1000  # a deadline to wait for; a thread on a busy machine takes its first job within it
 DEADLY = -13.0  # an image that ends the thread it runs on
 
 
@@ -88,6 +89,11 @@ async def started(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def is_collected_for(batcher: Batcher) -> bool:
+    """Whether a worker waits for a large batch."""
+    return any(worker.is_collecting for worker in batcher._workers)
 
 
 async def while_held(graph: Doubling, batcher: Batcher, *waiting: np.ndarray) -> list[asyncio.Task]:
@@ -205,7 +211,7 @@ def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypa
             await asyncio.gather(*many)
             monkeypatch.setattr(batching, "BATCH_WINDOW_S", WAIT_S)  # not before: the last of many may wait
             waits = asyncio.create_task(graph.submit(batcher, images(1)))
-            await started(lambda: any(worker.is_collecting for worker in batcher._workers))
+            await started(lambda: is_collected_for(batcher))
             await other.submit(batcher, images(2))
             assert not waits.done()
             waits.cancel()
@@ -243,7 +249,7 @@ def test_a_full_queue_refuses_at_once_and_in_images():
 
 def test_a_request_that_waited_too_long_is_told_so_and_never_run():
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             tasks = await while_held(graph, batcher, images(1, 2))
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -287,7 +293,7 @@ def test_a_request_that_was_too_late_says_how_long_it_waited():
         return timings.parts
 
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             tasks = await while_held(graph, batcher)
             [waited] = await late(graph, batcher)
@@ -315,7 +321,7 @@ def test_a_client_that_went_away_is_skipped():
 
 def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
     async def scenario() -> None:
-        with closing(make_batcher(deadline_ms=50)) as batcher:
+        with closing(make_batcher(deadline_ms=SHORT_MS)) as batcher:
             graph = Doubling()
             assert batcher.answering
             tasks = await while_held(graph, batcher)
@@ -329,7 +335,7 @@ def test_a_thread_stuck_in_a_run_does_not_count_as_answering():
 
 def test_closing_leaves_a_thread_behind_that_is_stuck_in_its_run():
     async def scenario() -> None:
-        batcher, graph = make_batcher(deadline_ms=50), Doubling()
+        batcher, graph = make_batcher(deadline_ms=SHORT_MS), Doubling()
         (task,) = await while_held(graph, batcher)
         await asyncio.to_thread(batcher.close)  # returns, although the gate is still shut
         with pytest.raises(DeadlineExceededError):
@@ -372,6 +378,22 @@ def test_a_large_request_does_not_stand_in_front_of_small_ones():
     asyncio.run(scenario())
 
 
+def test_a_large_request_does_not_stand_in_front_of_one_for_another_graph():
+    async def scenario() -> None:
+        with closing(make_batcher(max_batch=4, queue_images=1000)) as batcher:
+            first, second, finished = Doubling(), Doubling(), []
+            tasks = await while_held(first, batcher, np.zeros((400, 1), np.float32))
+            tasks.append(asyncio.create_task(second.submit(batcher, images(1))))
+            await asyncio.sleep(0)
+            for task, name in zip(tasks, ["first", "large", "other"], strict=True):
+                task.add_done_callback(lambda _, name=name: finished.append(name))
+            first.gate.set()
+            await asyncio.gather(*tasks)
+            assert finished == ["first", "other", "large"]
+
+    asyncio.run(scenario())
+
+
 def test_a_request_that_fits_a_batch_is_not_split():
     async def scenario() -> None:
         with closing(make_batcher(max_batch=4)) as batcher:
@@ -399,13 +421,10 @@ def test_workers_run_side_by_side_and_know_it():
     async def scenario() -> None:
         with closing(make_batcher(workers=2)) as batcher:
             graph = Doubling()
-            graph.gate.clear()
-            both = [asyncio.create_task(graph.submit(batcher, images(n))) for n in (1, 2)]
-            await started(lambda: len(graph.exclusive) == 1)
-            both.append(asyncio.create_task(graph.submit(batcher, images(3))))
+            both = await while_held(graph, batcher, images(1))
             await started(lambda: len(graph.exclusive) == 2)
             graph.gate.set()
-            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [2, 4, 6]
+            assert [float(result[0, 0]) for (result,) in await asyncio.gather(*both)] == [0, 2]
             assert graph.exclusive == [True, False]
 
     asyncio.run(scenario())
@@ -425,17 +444,8 @@ def test_a_worker_that_sleeps_takes_the_rest_of_a_large_request():
     asyncio.run(scenario())
 
 
-async def two_in_short_order(graph: Doubling, batcher: Batcher) -> list[int]:
-    """The sizes of their runs."""
-    before = len(graph.batches)
-    first = asyncio.create_task(graph.submit(batcher, images(1)))
-    await asyncio.sleep(0.02)
-    await asyncio.gather(first, graph.submit(batcher, images(2)))
-    return graph.batches[before:]
-
-
 def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monkeypatch):
-    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)  # so that a busy machine is not too slow for it
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
 
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
@@ -443,34 +453,62 @@ def test_where_many_are_on_their_way_a_worker_waits_for_more_than_the_first(monk
             many = await while_held(graph, batcher, *(images(n) for n in range(8)))
             graph.gate.set()
             await asyncio.gather(*many)
-            assert await two_in_short_order(graph, batcher) == [2]
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
+            first = asyncio.create_task(graph.submit(batcher, images(1)))
+            await started(lambda: is_collected_for(batcher))
+            await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in range(7)))
+            assert graph.batches[-1] == 8
 
     asyncio.run(scenario())
 
 
 def test_where_two_workers_would_have_small_batches_one_collects_for_both(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
+
     async def scenario() -> None:
         with closing(make_batcher(workers=2)) as batcher:
             graph = Doubling(large_batch_above=2)
             many = await while_held(graph, batcher, images(1), images(2))
             graph.gate.set()
             await asyncio.gather(*many)
-            # So that a busy machine is not too slow for it.
-            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 1.0)
+            monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)
             first = asyncio.create_task(graph.submit(batcher, images(1)))
-            await asyncio.sleep(0.02)
+            await started(lambda: is_collected_for(batcher))
             await asyncio.gather(first, *(graph.submit(batcher, images(n)) for n in (2, 3)))
             assert graph.batches[-1] == 3
 
     asyncio.run(scenario())
 
 
-def test_where_few_are_on_their_way_nobody_waits_for_more():
+def test_where_few_are_on_their_way_nobody_waits_for_more(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)
+    monkeypatch.setattr(batching, "BATCH_WINDOW_S", 10 * WAIT_S)  # whoever waits for more is too late
+
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
             graph = Doubling(large_batch_above=2)
             await graph.submit(batcher, images(*range(8)))  # one request, however large
-            assert await two_in_short_order(graph, batcher) == [1, 1]
+            await graph.submit(batcher, images(1))
+            assert graph.batches == [8, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_collects_no_longer_than_it_may_though_another_is_busy(monkeypatch):
+    monkeypatch.setattr(batching, "RECENT_S", WAIT_S)  # so that a busy machine is not too slow for it
+
+    async def scenario() -> None:
+        with closing(make_batcher(workers=2)) as batcher:
+            graph, other = Doubling(large_batch_above=2), Doubling()
+            many = await while_held(graph, batcher, *(images(n) for n in range(4)))
+            graph.gate.set()
+            await asyncio.gather(*many)
+            held = await while_held(other, batcher)
+            monkeypatch.setattr(batching, "RECENT_S", 0.1)
+            await graph.submit(batcher, images(1))
+            assert not held[0].done()
+            other.gate.set()
+            await asyncio.gather(*held)
 
     asyncio.run(scenario())
 
@@ -527,7 +565,7 @@ def test_closing_does_not_wait_for_the_batch_window(monkeypatch):
         graph.gate.set()
         await asyncio.gather(*tasks)
         last = asyncio.create_task(graph.submit(batcher, images(1)))
-        await started(lambda: any(worker.is_collecting for worker in batcher._workers))
+        await started(lambda: is_collected_for(batcher))
         batcher.close()
         with pytest.raises(OverloadedError, match="taken down"):
             await last
@@ -562,11 +600,12 @@ def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
 
 def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
     async def scenario() -> None:
-        with closing(make_batcher()) as batcher:
+        with closing(make_batcher(max_batch=1)) as batcher:
             graph = Doubling()
             for _ in range(RESTARTS):
                 with pytest.raises(OverloadedError, match="died"):
                     await graph.submit(batcher, images(DEADLY))
+            # The last of them is in the queue when the thread dies.
             tasks = await while_held(graph, batcher, images(DEADLY), images(1))
             graph.gate.set()
             first, *others = await asyncio.gather(*tasks, return_exceptions=True)
@@ -576,6 +615,37 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
                 await graph.submit(batcher, images(2))
             assert batcher.given_up
             assert not batcher.answering
+            assert batcher.waiting_images == 0
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_died_long_ago_do_not_count(monkeypatch):
+    monkeypatch.setattr(batching, "RESTARTS_WITHIN_S", 0)
+
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            graph = Doubling()
+            for _ in range(RESTARTS + 2):
+                with pytest.raises(OverloadedError, match="died"):
+                    await graph.submit(batcher, images(DEADLY))
+            assert (await graph.submit(batcher, images(1)))[0] == 2
+            assert not batcher.given_up
+
+    asyncio.run(scenario())
+
+
+def test_images_are_counted_anew_after_a_thread_died_while_it_took_some(monkeypatch):
+    take = Job.take
+
+    def die_once(job: Job, count: int) -> Slice:
+        monkeypatch.setattr(Job, "take", take)
+        sys.exit("as if killed")
+
+    async def scenario() -> None:
+        with closing(make_batcher()) as batcher:
+            monkeypatch.setattr(Job, "take", die_once)
+            assert (await Doubling().submit(batcher, images(1)))[0] == 2
             assert batcher.waiting_images == 0
 
     asyncio.run(scenario())

@@ -22,6 +22,7 @@ from service.inference.loading import check_bundle, load_engine
 from service.inference.providers import PROVIDERS, DeviceError, EngineOptions
 from service.inference.session_pool import pool_of_one
 from service.inference.sessions import open_session
+from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import (
     PAIRS,
     SIDE,
@@ -198,14 +199,8 @@ def test_samples_that_are_no_archive_are_refused(bundle, content):
         load(bundle)
 
 
-def npy(array: np.ndarray) -> bytes:
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def test_one_array_in_place_of_the_samples_is_refused(bundle):
-    replace_file(bundle, "samples", npy(np.zeros((8, SIDE, SIDE, 1), np.float32)))
+    replace_file(bundle, "samples", to_npy(np.zeros((8, SIDE, SIDE, 1), np.float32)))
     with pytest.raises(BundleError, match=r"samples: cannot be read: .* no archive"):
         load(bundle)
 
@@ -215,7 +210,7 @@ def with_samples(bundle: Path, **changed: bytes) -> None:
     file = BytesIO()
     with np.load(bundle / "samples.npz") as samples, ZipFile(file, "w") as archive:
         for name in samples.files:
-            archive.writestr(f"{name}.npy", changed.get(name, npy(samples[name])))
+            archive.writestr(f"{name}.npy", changed.get(name, to_npy(samples[name])))
     replace_file(bundle, "samples", file.getvalue())
 
 
@@ -231,10 +226,10 @@ def huge_array() -> bytes:
     ("content", "said"),
     [
         (huge_array(), "samples: cannot be read: .*(allocate|big|large)"),
-        (npy(np.float32(1)), r"samples: pixels is float32 \[\]"),
-        (npy(np.zeros((0, SIDE, SIDE, 1), np.float32)), r"samples: pixels is float32 \[0, 28, 28, 1\]"),
-        (npy(np.zeros((8, SIDE, SIDE, 1))), "samples: pixels is float64"),
-        (npy(np.zeros((8, SIDE, SIDE), np.float32)), r"samples: pixels has the shape \[28, 28\]"),
+        (to_npy(np.float32(1)), r"samples: pixels is float32 \[\]"),
+        (to_npy(np.zeros((0, SIDE, SIDE, 1), np.float32)), r"samples: pixels is float32 \[0, 28, 28, 1\]"),
+        (to_npy(np.zeros((8, SIDE, SIDE, 1))), "samples: pixels is float64"),
+        (to_npy(np.zeros((8, SIDE, SIDE), np.float32)), r"samples: pixels has the shape \[28, 28\]"),
         (b"no array", "samples: cannot be read: pixels is not an array"),
         (b"\x93NUMPY\x01\x00\x10\x00{'descr': nonsense", "samples: cannot be read"),
     ],

@@ -43,6 +43,10 @@ def test_the_next_turn_goes_to_the_host_that_holds_the_fewest():
     assert order_of([BUSY, BUSY, OTHER_HOST], holding=[BUSY, BUSY, BUSY])[0] == OTHER_HOST
 
 
+def test_a_new_connection_of_a_busy_host_does_not_come_before_another_host():
+    assert order_of([SAME_HOST, OTHER_HOST], holding=[BUSY, BUSY, BUSY])[0] == OTHER_HOST
+
+
 def test_of_one_host_it_goes_to_the_connection_that_holds_the_fewest():
     assert order_of([BUSY, BUSY, SAME_HOST], holding=[BUSY, BUSY, BUSY])[0] == SAME_HOST
 

@@ -86,8 +86,8 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def page(open_page: Callable[..., Page], address: str) -> Page:
-    """The page, with capsnet-digits chosen."""
-    page = open_page(f"{address}/")
+def page(open_page: Callable[..., Page], address: str, request: pytest.FixtureRequest) -> Page:
+    """The page, with capsnet-digits chosen; in a module with MAY_COMPLAIN its console may tell of errors."""
+    page = open_page(f"{address}/", may_complain=getattr(request.module, "MAY_COMPLAIN", False))
     page.wait_for_selector(".sample")
     return page

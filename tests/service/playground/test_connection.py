@@ -16,6 +16,7 @@ from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import write_bundle
 
 KEY = "a-key-for-the-page"
+MAY_COMPLAIN = True  # of answers that are errors
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +43,6 @@ def test_a_busy_service_or_one_that_limits_the_key_is_asked_again_quietly(page, 
     assert answer(page) == "1"
     assert refused
     expect(page.locator("#notice")).to_be_hidden()
-
-
-@pytest.fixture
-def page(open_page, address):
-    """The page, whose console may tell of answers that are errors."""
-    page = open_page(f"{address}/", may_complain=True)
-    page.wait_for_selector(".sample")
-    return page
 
 
 def test_an_error_of_the_service_is_shown_in_its_own_words_until_something_works(page, tmp_path):

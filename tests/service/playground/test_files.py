@@ -83,6 +83,27 @@ def test_a_file_that_the_browser_has_is_not_sent_again(client):
     assert get(client, "/playground/styles/base.css", **{"If-None-Match": '"other"'}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/", "/playground/scripts/app.js"])
+def test_a_file_and_the_304_for_it_have_the_headers_for_caches_and_browsers(client, path):
+    whole = get(client, path)
+    known = get(client, path, **{"If-None-Match": whole.headers["etag"]})
+    assert (whole.status_code, known.status_code) == (200, 304)
+    for answer in (whole, known):
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["vary"] == "Accept-Encoding"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+
+
+def test_one_tag_for_both_encodings_is_a_weak_one(client):
+    """They have the same content, but not the same bytes."""
+    encodings = ("gzip", "identity")
+    packed, plain = (get(client, "/", **{"Accept-Encoding": encoding}) for encoding in encodings)
+    assert (packed.headers.get("content-encoding"), plain.headers.get("content-encoding")) == ("gzip", None)
+    assert packed.headers["etag"] == plain.headers["etag"]
+    assert plain.headers["etag"].startswith('W/"')
+
+
 @pytest.mark.parametrize("path", ["no.js", "../app.py", "%2e%2e/app.py", "scripts", ""])
 def test_nothing_but_the_files_of_the_page_is_served(client, path):
     answer = client.send(client.build_request("GET", f"{client.base_url}/playground/{path}"))

@@ -15,6 +15,8 @@ from tests.service.playground.test_explore import Held, choose_model
 from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
+MAY_COMPLAIN = True  # of the answer to the file that is no picture
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
@@ -28,14 +30,6 @@ def files(tmp_path_factory) -> list[Path]:
     made.append(folder / "notes.png")
     made[-1].write_text("no picture")
     return made
-
-
-@pytest.fixture
-def page(open_page, address):
-    """The page, whose console tells of the answer to the file that is no picture."""
-    page = open_page(f"{address}/", may_complain=True)
-    page.wait_for_selector(".sample")
-    return page
 
 
 def rows_of(download: Download) -> list[dict[str, str]]:

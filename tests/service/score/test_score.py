@@ -48,6 +48,7 @@ from service.score.sources import in_folder
 from service.score.table import Columns, Csv
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.small_pictures import random_png
+from tests.support.tables import read_csv
 from tests.support.tiny_bundle import CLASSES, write_bundle
 
 QUERY = Query(None, None, None, "auto", poses=False)
@@ -90,10 +91,6 @@ def score(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return ended.value.code
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(path.read_text())))
 
 
 def classified(service: httpx.Client, path: Path, **query: object) -> dict[str, object]:
