@@ -82,7 +82,15 @@ def test_a_graph_whose_values_have_other_names_has_no_faster_routing(tmp_path, c
     content = (bundle / "encoder.onnx").read_bytes().replace(b"/routing/mean_", b"/routing/what_")
     replace_file(bundle, "encoder", content)
     said = failure(capsys, str(bundle), "--out", str(tmp_path / "out"))
-    assert "its EM routing is a variant, or an earlier version exported it; it runs as it is" in said
+    assert "no layer has routing as capsnet-export writes it" in said
+
+
+def test_a_graph_that_is_not_what_its_manifest_says_has_no_faster_one_and_is_told_why(tmp_path, capsys):
+    bundle = shutil.copytree(newest_version(SHIPPED), tmp_path / "capsnet-mnist" / "1")
+    content = (bundle / "encoder.onnx").read_bytes().replace(b"class_caps.weight", b"class_caps.others")
+    replace_file(bundle, "encoder", content)
+    said = failure(capsys, str(bundle), "--out", str(tmp_path / "out"))
+    assert "capsnet-mnist: the graph has no weight class_caps.weight" in said
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip"])
