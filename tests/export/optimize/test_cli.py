@@ -32,6 +32,12 @@ def test_optimize_writes_both_variants_and_says_how_fast_and_how_exact_they_are(
         onnx.checker.check_model(tmp_path / "optimized" / f"{variant}.onnx")
 
 
+def test_each_model_has_its_own_folder_unless_another_is_given(trained_bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["optimize", str(trained_bundle), "--half"])
+    assert (tmp_path / "optimized" / "capsnet-drawn" / "half.onnx").is_file()
+
+
 def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
     said = failure(capsys, str(trained_bundle), "--out", str(tmp_path))
     assert "capsnet-drawn: no convolution is large enough to gain from a transform" in said
