@@ -41,6 +41,7 @@ from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next, versions
 from export.published import refuse_in_published
 from export.to_onnx import OPSET, Graphs, trace
+from export.value_shape import shape_of
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches
 from training.data.run_images import training_batches
@@ -271,8 +272,7 @@ def _describe(
     }
 
     def tensor(value: onnx.ValueInfoProto) -> Tensor:
-        shape = tuple(None if d.dim_param else d.dim_value for d in value.type.tensor_type.shape.dim)
-        return Tensor(name=value.name, shape=shape, range=ranges[value.name])
+        return Tensor(name=value.name, shape=shape_of(value), range=ranges[value.name])
 
     file = f"{role}.onnx"
     return Graph(

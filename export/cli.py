@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 """
 
 OPTIMIZE_EXAMPLES = """examples:
-  capsnet-export optimize models/capsnet-mnist                   the newest version, into ./optimized
+  capsnet-export optimize models/capsnet-mnist                   the newest, into optimized/capsnet-mnist
   capsnet-export optimize models/capsnet-mnist/4 --threads 1     measured on one core
   capsnet-export optimize models/capsnet-mnist --half            and float16 for GPUs, on the test images
 
@@ -155,7 +155,7 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     _add_bundle(optimize)
     optimize.add_argument(
-        "--out", type=Path, default=Path("optimized"), metavar="DIR", help="default: optimized"
+        "--out", type=Path, metavar="DIR", help="default: optimized/NAME, by the model's name"
     )
     optimize.add_argument(
         "--threads",
@@ -278,14 +278,16 @@ def _optimize(options: argparse.Namespace) -> None:
 
     if not 0 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
-    refuse_in_published(options.out)
     bundle = newest_version(options.bundle)
+    manifest = read_manifest(bundle)
+    out = options.out or Path("optimized") / manifest.model
+    refuse_in_published(out)
     test: Iterator[NDArray[np.float32]] = iter(())
     if options.half:  # what is missing is told before minutes of measuring
-        check_architecture(read_manifest(bundle).architecture)
+        check_architecture(manifest.architecture)
         test = _test_pixels(bundle, options)
     try:
-        report = optimize_bundle(bundle, options.out, options.threads or os.cpu_count() or 1)
+        report = optimize_bundle(bundle, out, options.threads or os.cpu_count() or 1)
     except NothingFasterError as error:
         if not options.half:
             raise
@@ -296,7 +298,7 @@ def _optimize(options: argparse.Namespace) -> None:
         files = [str(found.file) for name, found in report.variants.items() if name != "plain"]
         print(f"wrote {', '.join(files)}")
     if options.half:
-        _write_half(bundle, options.out, test)
+        _write_half(bundle, out, test)
 
 
 def _test_pixels(bundle: Path, options: argparse.Namespace) -> "Iterator[NDArray[np.float32]]":

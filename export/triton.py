@@ -61,6 +61,7 @@ from export.triton_config import (
     shared_part,
     with_device,
 )
+from export.value_shape import shape_of
 
 MAX_INT32 = 2**31 - 1
 CONFIG = "config.pbtxt"
@@ -263,18 +264,13 @@ def _check_graph(content: bytes, graph: Graph) -> None:
         raise BundleError(f"{graph.file} is no ONNX graph: {error}") from None
     sides = (("inputs", model.graph.input, graph.inputs), ("outputs", model.graph.output, graph.outputs))
     for side, values, tensors in sides:
-        found = {value.name: (value.type.tensor_type.elem_type, _shape(value)) for value in values}
+        found = {value.name: (value.type.tensor_type.elem_type, shape_of(value)) for value in values}
         if found != {tensor.name: (TensorProto.FLOAT, tensor.shape) for tensor in tensors}:
             shapes = {name: shape for name, (_, shape) in found.items()}
             expected = {tensor.name: tensor.shape for tensor in tensors}
             raise BundleError(
                 f"{graph.file} has the {side} {shapes}; the manifest says {expected}, all float32"
             )
-
-
-def _shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    sizes = value.type.tensor_type.shape.dim
-    return tuple(size.dim_value if size.HasField("dim_value") else None for size in sizes)
 
 
 def _check_tensors(role: str, graph: Graph, manifest: Manifest) -> None:

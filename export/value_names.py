@@ -3,6 +3,9 @@
 The model says what a value is called (`name_in_graph`) and the tracer which module computes it. A value
 without a name is a step towards the next value of its module that has one, or towards what the module
 returns. For example, `class_caps/routing/c_2` are the coupling coefficients of the second iteration.
+
+A value that the graph computes once has no number. With learned priors the coefficients of the first
+iteration are a constant, so with two iterations those of the second are `class_caps/routing/c`.
 """
 
 from collections import Counter, defaultdict

@@ -28,6 +28,7 @@ from export.contract.samples import read_samples
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
 from export.optimize.sample_check import check_samples, faults_told, open_graph
+from export.value_shape import shape_of
 
 FILE = "explain.onnx"
 LOCK = ".explain.lock"  # of who writes it
@@ -155,10 +156,9 @@ def _describe(content: bytes, model: onnx.ModelProto, encoder: Graph) -> Graph:
     ranges = {"capsules": known["poses"].range}
     outputs = []
     for value in model.graph.output:
-        shape = tuple(None if size.dim_param else size.dim_value for size in value.type.tensor_type.shape.dim)
         is_share = value.name.rpartition(".")[2] in SHARES
         between = (0.0, 1.0) if is_share else ranges.get(value.name)
-        described = Tensor(name=value.name, shape=shape, dtype="float32", range=between)
+        described = Tensor(name=value.name, shape=shape_of(value), dtype="float32", range=between)
         outputs.append(known.get(value.name, described))
     return Graph(
         file=FILE,

@@ -22,6 +22,7 @@ from export.optimize.choice import (
     open_variants,
     slower_than_fastest,
 )
+from export.optimize.encoder import NotOptimizableError
 from export.optimize.measure import SIZES, measure
 from export.optimize.plan import FILE, MAX_WORKERS, PLAIN, Plan, Variant, files_of, read_plan
 from export.optimize.rewrite import rewritten
@@ -114,7 +115,10 @@ def write_variants(
     for rank in range(TILES):
         part = folder / f"rank-{rank}"
         part.mkdir()
-        variants = rewritten(model, architecture, rank)
+        try:
+            variants = rewritten(model, architecture, rank)
+        except NotOptimizableError:  # it runs as it is
+            variants = {}
         while variants:  # each is only held until it is written; from then on it is mapped
             variant = next(iter(variants))
             rivals.setdefault(variant, []).append(prepare(variants.pop(variant), part / f"{variant}.onnx"))

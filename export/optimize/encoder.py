@@ -120,7 +120,9 @@ class _Weights:
 def _convolution(weights: _Weights, architecture: CapsNetArchitecture, path: str) -> Convolution:
     size, stride = architecture.sizes[path], architecture.strides[path]
     weight = weights.read(f"{path}.weight", (None, None, None, None))
-    bias = weights.read(f"{path}.bias", (len(weight),))
+    bias = np.zeros(len(weight), np.float32)  # which is left out at export
+    if f"{path}.bias" in weights:
+        bias = weights.read(f"{path}.bias", (len(weight),))
     return Convolution(weight, bias, (stride, stride), (0, 0, 0, 0), (size, size))
 
 

@@ -3,6 +3,7 @@
 import onnx
 
 from export.contract.manifest import BundleError
+from export.value_shape import shape_of
 
 
 class EncoderValues:
@@ -15,7 +16,7 @@ class EncoderValues:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._makers = {name: node for node in model.graph.node for name in node.output}
         self._shapes = {
-            value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
+            value.name: tuple(size or 0 for size in shape_of(value))
             for value in (*model.graph.value_info, *model.graph.output)
         }
 
@@ -54,7 +55,7 @@ class EncoderValues:
         return [node for node in self._makers.values() if node.name.startswith(f"{name}/")] + [last]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The sizes of a value; the batch's is 0."""
+        """The sizes of a value; 0 where the graph states none, as of the batch."""
         return self._shapes[self.named(name)]
 
     def readers(self, name: str, operator: str, place: int) -> list[onnx.NodeProto]:

@@ -11,19 +11,16 @@ from export.contract.architecture import CPU_BATCH, CapsNetArchitecture, stated_
 from export.contract.atomic_file import write_atomically
 from export.contract.graph_file import check_self_contained
 from export.contract.interface import check_contract
-from export.contract.manifest import Architecture, BundleError, Manifest, read_checked, read_manifest
+from export.contract.manifest import BundleError, Manifest, read_checked, read_manifest
 from export.contract.samples import read_samples
 from export.optimize.choice import MAX_ERROR, choose, largest_errors, open_variants
+from export.optimize.encoder import NotOptimizableError
 from export.optimize.measure import measure
 from export.optimize.plan import Choice, Variant
 from export.optimize.rewrite import rewritten
 from export.optimize.sample_check import check_samples
 
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32)
-NOTHING_FASTER: dict[Architecture, str] = {
-    "capsnet": "no convolution is large enough to gain from a transform",
-    "matrix-capsnet": "its EM routing is a variant, or an earlier version exported it; it runs as it is",
-}
 
 
 class NothingFasterError(ValueError):
@@ -82,9 +79,12 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
         )
     if isinstance(architecture, CapsNetArchitecture):
         _check_classes(architecture, manifest)
-    variants = rewritten(model, architecture)
+    try:
+        variants = rewritten(model, architecture)
+    except NotOptimizableError as error:
+        raise NothingFasterError(f"{manifest.model}: {error}") from error
     if not variants:
-        raise NothingFasterError(f"{manifest.model}: {NOTHING_FASTER[manifest.architecture]}")
+        raise NothingFasterError(f"{manifest.model}: no convolution is large enough to gain from a transform")
     out.mkdir(parents=True, exist_ok=True)
     files: dict[Variant, Path] = {"plain": bundle / manifest.graphs["encoder"].file}
     for variant, rewriting in variants.items():

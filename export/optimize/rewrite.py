@@ -5,7 +5,7 @@ import onnx
 from export.contract.architecture import MatrixCapsNetArchitecture, StatedArchitecture
 from export.optimize.cost import toom_cook_1d_tiles, toom_cook_2d_tiles
 from export.optimize.em_moments import em_moments
-from export.optimize.encoder import Encoder, NotOptimizableError, read_encoder
+from export.optimize.encoder import Encoder, read_encoder
 from export.optimize.nodes import Nodes, with_nodes
 from export.optimize.plan import Variant
 from export.optimize.toom_cook_1d import add_toom_cook_1d
@@ -25,17 +25,16 @@ def rewritten(
     Returns:
         Of a CapsNet `toom_cook_1d` (for small batches) if there is a convolution that gains from it, and
         `toom_cook_2d` (for large batches) if the whole encoder gains from it. Of matrix capsules
-        `em_moments`, of rank 0 alone. None if no tile has this rank, or if the graph lacks something that the
-        manifest says it has.
+        `em_moments`, of rank 0 alone. None if no tile has this rank.
+
+    Raises:
+        NotOptimizableError: the graph lacks something that the manifest says it has.
     """
     if architecture is None:
         return {}
-    try:
-        if isinstance(architecture, MatrixCapsNetArchitecture):
-            return {} if rank else {"em_moments": em_moments(model, architecture)}
-        return variants_of(read_encoder(model, architecture), rank)
-    except NotOptimizableError:
-        return {}
+    if isinstance(architecture, MatrixCapsNetArchitecture):
+        return {} if rank else {"em_moments": em_moments(model, architecture)}
+    return variants_of(read_encoder(model, architecture), rank)
 
 
 def variants_of(encoder: Encoder, rank: int = 0) -> dict[Variant, onnx.ModelProto]:

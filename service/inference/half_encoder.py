@@ -5,11 +5,13 @@ memory.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError, Manifest
+from export.contract.samples import in_pieces
 
 # N images, H rows, W columns, C channels, J classes
 
@@ -47,14 +49,11 @@ def check_classes(half: Encode, plain: Encode, samples: Floats, objects: int, ma
     from export.optimize.half_gate import check_generated
     from export.optimize.half_precision import HalfPrecisionError
 
-    def in_parts(encode: Encode) -> Encode:
-        def encode_all(pixels: Floats) -> Floats:
-            parts = [pixels[first : first + max_batch] for first in range(0, len(pixels), max_batch)]
-            return np.concatenate([encode(part) for part in parts])
-
-        return encode_all
+    def of_all(encode: Encode, pixels: Floats) -> Floats:
+        [probabilities] = in_pieces(lambda some: [encode(some)], max_batch, pixels)
+        return probabilities
 
     try:
-        check_generated(in_parts(plain), in_parts(half), samples, objects)
+        check_generated(partial(of_all, plain), partial(of_all, half), samples, objects)
     except HalfPrecisionError as error:
         raise BundleError(f"samples: {error}") from error

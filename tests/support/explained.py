@@ -25,7 +25,7 @@ TINY_MATRIX = {
     "conv_caps_types": (3, 4),
 }
 MATRIX_CONFIGURATIONS = {
-    # Its larger network's children, whose equal shares are more numbers than the exporter folds by itself.
+    # Its larger network's children.
     "the paper's": {"image_size": 32, "primary_types": 32},
     "1 iteration": {"routing_iterations": 1},
     "vectors": {"vector_poses": True, "routing_iterations": 2, "coordinate_addition": False},

@@ -237,6 +237,7 @@ class EMRouting(nn.Module):
         votes: Tensor,
         activations: Tensor,
         fields: ReceptiveFields,
+        shares: Tensor,
         terms: ActivationTerms | None = None,
     ) -> Capsules:
         """Votes of each child for each parent that sees it to parents.
@@ -245,12 +246,13 @@ class EMRouting(nn.Module):
             votes: [B, P, J, N, H].
             activations: of the children, [B, P, N].
             fields: who sees whom.
+            shares: of each child that parents get at first, `initial_assignments`, [P, 1, N].
             terms: of the parents' activations; None: those of this moment.
 
         Returns:
             Parents at P positions of J types.
         """
-        for step in self.steps(votes, activations, fields, terms):
+        for step in self.steps(votes, activations, fields, shares, terms):
             last = step  # none but the last are kept
         return Capsules(last.mean, last.log_activations.exp())
 
@@ -259,13 +261,12 @@ class EMRouting(nn.Module):
         votes: Tensor,
         activations: Tensor,
         fields: ReceptiveFields,
+        shares: Tensor,
         terms: ActivationTerms | None = None,
     ) -> Iterator[Iteration]:
         """Route, and show each iteration; the arguments are those of `forward`."""
         terms = terms or self.activation_terms()
-        types = votes.shape[3] // fields.inside.shape[1]
-        assignments = self.initial_assignments(fields, types)
-        mean = None
+        assignments, mean = shares, None
         for iteration in range(self.iterations):
             mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
             name_in_graph(assignments=assignments, mass=mass)
@@ -276,14 +277,9 @@ class EMRouting(nn.Module):
                 assignments = _assign(squares, variance, log_activations, fields, exponent)
 
     def initial_assignments(self, fields: ReceptiveFields, children_types: int) -> Tensor:
-        """Each child shared out equally to all parents that it reaches, [P, 1, N]; the same for all types.
-
-        It is read from small tensors, which export folds into a constant; others of more than 8,192 numbers,
-        as there would be for images of more than 130 pixels, it would not.
-        """
+        """Each child shared out equally to all parents that it reaches, [P, 1, N]; the same for all types."""
         share = fields.equal_shares() / self.types  # [P, K]
-        places = torch.arange(share.shape[1], device=share.device).repeat_interleave(children_types)  # [N]
-        return share.unsqueeze(1).index_select(2, places)
+        return share.repeat_interleave(children_types, dim=1).unsqueeze(1)
 
     def activation_terms(self) -> ActivationTerms | None:
         """Those of this moment: a calibration changes them. None for mixing proportions, which have none."""

@@ -48,7 +48,7 @@ class FusedMatrixCapsules(MatrixCapsules):
                 child=(fields.inside[:, :, None] * types + each).flatten(1),  # [P, N]
                 places=(fields.reached[:, None] * types + each[:, None]).flatten(0, 1),  # [C, Q]
                 counts=fields.counts.repeat_interleave(types),  # [C]
-                shares=routing.initial_assignments(fields, types).squeeze(1),  # [P, N]
+                shares=self.shares.squeeze(1),  # [P, N]
                 beta_u=routing.beta_u,
                 terms=terms,
                 floors=(routing.constants.mass_floor, routing.constants.variance_floor),

@@ -58,6 +58,7 @@ class MatrixCapsules(nn.Module):
     fields: ReceptiveFields
     routing: EMRouting
     offsets: Tensor
+    shares: Tensor
 
     def __init__(
         self,
@@ -93,6 +94,8 @@ class MatrixCapsules(nn.Module):
         if coordinates is not None:
             offsets[:, :, elements] = coordinates[:, None]
         self.register_buffer("offsets", offsets.flatten(0, 1), persistent=False)  # [N, 16]
+        # [P, 1, N]; held, so that they are a constant of an exported graph, which explains routing by them.
+        self.register_buffer("shares", routing.initial_assignments(fields, lower_types), persistent=False)
 
     def forward(self, children: Capsules) -> Capsules:
         """Children at S positions to parents at P positions; float32 also under autocast."""
@@ -126,12 +129,12 @@ class MatrixCapsules(nn.Module):
         """`forward` with all votes written down."""
         votes, activations = self._seen(children)
         name_in_graph(votes=votes, activations=activations)
-        parents: Capsules = self.routing(votes, activations, self.fields, terms)
+        parents: Capsules = self.routing(votes, activations, self.fields, self.shares, terms)
         return parents
 
     def iterations(self, children: Capsules) -> Iterator[Iteration]:
         """Route as `forward` does, by array operations, and show each iteration."""
-        return self.routing.steps(*self._seen(children), self.fields)
+        return self.routing.steps(*self._seen(children), self.fields, self.shares)
 
     def _seen(self, children: Capsules) -> tuple[Tensor, Tensor]:
         """Votes [B, P, J, N, 16] and activations [B, P, N] of each parent's children."""

@@ -10,9 +10,19 @@ from export.contract.explain_outputs import explain_outputs
 from export.contract.manifest import BundleError, newest_version, read_manifest
 from export.explain.add import check_last_iteration
 from export.explain.graph import explain_graph
-from tests.support.explained import MATRIX_CONFIGURATIONS, capsnet_manifest, matrix_network, run_named
+from export.to_onnx import trace_encoder
+from tests.support.explained import (
+    MATRIX_CONFIGURATIONS,
+    TINY_MATRIX,
+    capsnet_manifest,
+    manifest_of,
+    matrix_network,
+    run_named,
+)
 from tests.support.paths import MODELS
 from tests.support.random_encoders import CONFIGURATIONS, encoder_parts, pictures, random_encoder
+from training.config import MatrixCapsNetConfig
+from training.models.build import build
 from training.models.em import Capsules
 
 SHIPPED = ("capsnet-mnist", "capsnet-multimnist", "matrix-capsnet-toys")
@@ -160,15 +170,26 @@ def assert_last(encoder: bytes, explain: bytes, pixels: np.ndarray) -> None:
     assert check_last_iteration(encoder, explain, pixels) <= 1e-5
 
 
-def test_a_layer_whose_equal_shares_are_no_constant_is_refused():
-    """As of images so large that the exporter does not fold them."""
+def test_matrix_capsules_of_many_positions_can_be_explained():
+    """Their equal shares are more numbers than the exporter folds into a constant."""
+    small = {"conv_channels": 1, "primary_types": 1, "conv_caps_types": (1, 1), "routing_iterations": 1}
+    config = MatrixCapsNetConfig(**(TINY_MATRIX | small | {"image_size": 140}))
+    encoder = trace_encoder(build(config).eval())
+    explain = explain_graph(encoder, manifest_of(config, (4, 4)))
+    assert_last(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 2))
+
+
+def test_an_encoder_that_computes_its_equal_shares_has_to_be_exported_anew():
+    """As earlier versions exported networks with many of them."""
     _, encoder, manifest = matrix_network("the paper's")
     changed = onnx.ModelProto()
     changed.CopyFrom(encoder)
     (mass,) = (node for node in changed.graph.node if "conv_caps/0/routing/mass_1" in node.output)
     (shares,) = (tensor for tensor in changed.graph.initializer if tensor.name == mass.input[0])
     changed.graph.initializer.remove(shares)
-    with pytest.raises(BundleError, match="conv_caps/0 has too many positions to be explained"):
+    with pytest.raises(
+        BundleError, match="does not hold the equal shares of conv_caps/0; export its run anew"
+    ):
         explain_graph(changed, manifest)
 
 

@@ -32,6 +32,12 @@ def test_optimize_writes_both_variants_and_says_how_fast_and_how_exact_they_are(
         onnx.checker.check_model(tmp_path / "optimized" / f"{variant}.onnx")
 
 
+def test_each_model_has_its_own_folder_unless_another_is_given(trained_bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["optimize", str(trained_bundle), "--half"])
+    assert (tmp_path / "optimized" / "capsnet-drawn" / "half.onnx").is_file()
+
+
 def test_a_bundle_that_cannot_gain_is_refused(trained_bundle, tmp_path, capsys):
     said = failure(capsys, str(trained_bundle), "--out", str(tmp_path))
     assert "capsnet-drawn: no convolution is large enough to gain from a transform" in said
@@ -82,7 +88,15 @@ def test_a_graph_whose_values_have_other_names_has_no_faster_routing(tmp_path, c
     content = (bundle / "encoder.onnx").read_bytes().replace(b"/routing/mean_", b"/routing/what_")
     replace_file(bundle, "encoder", content)
     said = failure(capsys, str(bundle), "--out", str(tmp_path / "out"))
-    assert "its EM routing is a variant, or an earlier version exported it; it runs as it is" in said
+    assert "no layer has routing as capsnet-export writes it" in said
+
+
+def test_a_graph_that_is_not_what_its_manifest_says_has_no_faster_one_and_is_told_why(tmp_path, capsys):
+    bundle = shutil.copytree(newest_version(SHIPPED), tmp_path / "capsnet-mnist" / "1")
+    content = (bundle / "encoder.onnx").read_bytes().replace(b"class_caps.weight", b"class_caps.others")
+    replace_file(bundle, "encoder", content)
+    said = failure(capsys, str(bundle), "--out", str(tmp_path / "out"))
+    assert "capsnet-mnist: the graph has no weight class_caps.weight" in said
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip"])

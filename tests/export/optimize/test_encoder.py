@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from export.contract.architecture import capsnet_architecture
@@ -107,6 +108,17 @@ def test_the_weights_are_those_of_the_graph():
     np.testing.assert_array_equal(encoder.priors, weights["class_caps.routing.priors"])
     np.testing.assert_array_equal(encoder.bias, weights["class_caps.routing.bias"])
     assert encoder.poses == (4, 5)
+
+
+def test_a_bias_of_zeros_which_export_leaves_out_is_one_of_zeros():
+    config = config_of("the paper's")
+    model = CapsNet(config).eval()
+    torch.nn.init.zeros_(model.conv1.bias)
+    graph = trace_encoder(model)
+    assert "conv1.bias" not in weights_of(graph)
+    encoder = read_encoder(graph, architecture_of(config))
+    np.testing.assert_array_equal(encoder.conv1.bias, np.zeros(5, np.float32))
+    np.testing.assert_array_equal(encoder.primary.bias, weights_of(graph)["primary_caps.conv.bias"])
 
 
 def test_each_convolution_of_a_stem_is_a_part():

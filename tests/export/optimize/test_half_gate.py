@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 from export.contract.manifest import newest_version, read_manifest
 from export.optimize.half_gate import (
@@ -22,7 +23,7 @@ from export.optimize.half_gate import (
     variations,
 )
 from export.optimize.half_precision import HalfPrecisionError, half_precision
-from tests.support.tiny_bundle import SIDE, encoder_model, run_model
+from tests.support.tiny_bundle import SIDE, encoder_model, make_model, run_model
 
 SHIPPED = newest_version(Path("models/capsnet-mnist"))
 
@@ -50,6 +51,32 @@ def test_the_gate_stops_other_weights():
     images = rng.random((4, SIDE, SIDE, 1), np.float32)
     with pytest.raises(HalfPrecisionError, match="lengths by up to"):
         check_half(one, half_precision(other), images)
+
+
+def two_products(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
+    """Pixels [N, 2, 1, 1] times the first matrix, times the second."""
+    nodes = [
+        helper.make_node("Flatten", ["pixels"], ["x"]),
+        helper.make_node("MatMul", ["x", "first"], ["y"]),
+        helper.make_node("MatMul", ["y", "second"], ["probabilities"]),
+    ]
+    weights = {"first": first.astype(np.float32), "second": second.astype(np.float32)}
+    outputs = {"probabilities": (None, second.shape[1])}
+    return make_model(nodes, weights, {"pixels": (None, 2, 1, 1)}, outputs)
+
+
+def test_the_gate_stops_a_value_between_two_operators_that_float16_cannot_hold():
+    model = two_products(6e4 * np.ones((2, 2)), 1e-5 * np.eye(2))
+    with pytest.raises(HalfPrecisionError, match="reaches 120000; float16 ends at 65504"):
+        check_half(model, half_precision(model), np.ones((4, 2, 1, 1), np.float32))
+
+
+def test_the_gate_stops_answers_that_rounding_between_two_operators_spoils():
+    """The difference of two values that float16 does not tell apart."""
+    model = two_products(np.array([[1, 1], [0, 2**-5]]), 1000 * np.array([[1, 0], [-1, 0]]))
+    pixels = np.array([1, 2**-7], np.float32).reshape(1, 2, 1, 1)
+    with pytest.raises(HalfPrecisionError, match=r"lengths by up to 0\.24"):
+        check_half(model, half_precision(model), pixels)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from export.optimize.cost import toom_cook_1d_tiles, toom_cook_2d_tiles
-from export.optimize.encoder import Encoder, read_encoder
+from export.optimize.derive import write_variants
+from export.optimize.encoder import Encoder, NotOptimizableError, read_encoder
 from export.optimize.rewrite import rewritten, variants_of
 from export.to_onnx import trace_decoder, trace_encoder
 from tests.support.random_encoders import architecture_of
@@ -52,9 +53,12 @@ def test_of_the_second_rank_are_other_tiles_and_of_a_rank_too_high_no_variants(m
     assert variants_of(mnist, 99) == {}
 
 
-def test_a_graph_without_convolutions_stays_as_it_is():
+def test_a_graph_without_convolutions_stays_as_it_is(tmp_path):
     config = CapsNetConfig(conv_channels=4, primary_types=2, decoder_hidden=(8,))
-    assert rewritten(trace_decoder(CapsNet(config)), architecture_of(config)) == {}
+    other, architecture = trace_decoder(CapsNet(config)), architecture_of(config)
+    with pytest.raises(NotOptimizableError, match=r"the graph has no weight conv1\.weight"):
+        rewritten(other, architecture)
+    assert write_variants(other, architecture, tmp_path, threads=1).keys() == {"plain"}
 
 
 def test_a_network_that_is_no_capsnet_stays_as_it_is(mnist):

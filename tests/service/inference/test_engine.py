@@ -408,7 +408,7 @@ def test_on_a_gpu_half_precision_passes_the_samples(bundle, device):
 
 
 def half_engine(bundle: Path, encoder: bytes) -> Engine:
-    """An engine in half precision, with the graphs on a CPU, which computes as a GPU does."""
+    """An engine in half precision with its graph on a CPU, which rounds less often than a GPU does."""
     manifest, options = read_manifest(bundle), EngineOptions("cpu", 8, bundle.parent / "cache")
     session = open_session(encoder, manifest.graphs["encoder"], "cpu", options, 1)
     return Engine(manifest, "cpu", 8, 8, 1, pool_of_one(session), None, precision="half")

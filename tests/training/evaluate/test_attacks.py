@@ -141,7 +141,7 @@ def test_gradients_of_matrix_capsules_on_a_cpu_are_those_of_plain_array_operatio
     capsules = model.primary_caps(torch.relu(model.conv(standardize_per_image(pixels))))
     for layer in (*model.conv_caps, model.class_caps):
         seen = layer.fields.seen(capsules.activations)
-        capsules = layer.routing(layer.votes(capsules.poses), seen, layer.fields)
+        capsules = layer.routing(layer.votes(capsules.poses), seen, layer.fields, layer.shares)
     loss = 4 * spread_loss(capsules.activations.squeeze(1), F.one_hot(labels, CLASSES).float(), 1.0)
     [expected] = torch.autograd.grad(loss, pixels)
     found = attacks.gradient(model, pixels.detach(), labels, attacks.with_widest_margins(LOSSES["matrix"]))

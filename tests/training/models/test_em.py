@@ -96,7 +96,8 @@ def children(count=2, seed=1, positions=SIZE**2):
 
 
 def by_array_operations(layer, capsules):
-    return layer.routing(layer.votes(capsules.poses), layer.fields.seen(capsules.activations), layer.fields)
+    seen = layer.fields.seen(capsules.activations)
+    return layer.routing(layer.votes(capsules.poses), seen, layer.fields, layer.shares)
 
 
 def by_both(layer, capsules):
@@ -226,7 +227,10 @@ def test_two_clusters_of_votes_end_in_two_parents():
     votes = centers[:, None] + 0.05 * torch.randn(2, 20, 16, generator=generator)
     routing = EMRouting(2, iterations=6, constants=EMConstants(inverse_temperature=1, activation_cost=1))
     tilt = torch.tensor([0.02, -0.02])[:, None, None] * torch.ones(2, 20, 16)  # no two parents are the same
-    found = routing((votes + tilt)[None, None], torch.ones(1, 1, 20), ReceptiveFields.everything(20))
+    fields = ReceptiveFields.everything(20)
+    found = routing(
+        (votes + tilt)[None, None], torch.ones(1, 1, 20), fields, routing.initial_assignments(fields, 1)
+    )
     assert sorted(found.poses[0, 0].mean(dim=1).tolist()) == pytest.approx([-1, 1], abs=0.1)
     assert found.activations.min() > 0.99
 
@@ -244,8 +248,9 @@ def test_the_order_of_the_children_does_not_matter():
     votes, activations = torch.randn(2, 1, PARENTS, 12, 16), torch.rand(2, 1, 12)
     routing, order = EMRouting(PARENTS, 3), torch.randperm(12)
     fields = ReceptiveFields.everything(12)
-    found = routing(votes, activations, fields)
-    again = routing(votes[:, :, :, order], activations[:, :, order], fields)
+    shares = routing.initial_assignments(fields, 1)
+    found = routing(votes, activations, fields, shares)
+    again = routing(votes[:, :, :, order], activations[:, :, order], fields, shares)
     for one, other in zip(found, again, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -353,7 +358,7 @@ def test_values_and_gradients_stay_finite(case):
 def test_one_child_is_its_only_parents_pose():
     routing, fields = EMRouting(1, 3), ReceptiveFields.everything(1)
     vote = torch.randn(1, 1, 1, 1, 16, requires_grad=True)
-    found = routing(vote, torch.ones(1, 1, 1), fields)
+    found = routing(vote, torch.ones(1, 1, 1), fields, routing.initial_assignments(fields, 1))
     torch.testing.assert_close(found.poses[0, 0, 0], vote[0, 0, 0, 0])
     [gradient] = torch.autograd.grad(found.activations.sum() + found.poses.sum(), vote)
     assert gradient.isfinite().all()
@@ -510,7 +515,10 @@ def test_gradients_are_those_of_finite_differences(exponent):
     generator = torch.Generator().manual_seed(0)
     votes = torch.randn(1, 1, 2, 3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
     activations = torch.rand(1, 1, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *given: tuple(routing(*given, fields)), (votes, activations))
+    shares = routing.initial_assignments(fields, 1)
+    assert torch.autograd.gradcheck(
+        lambda *given: tuple(routing(*given, fields, shares)), (votes, activations)
+    )
 
 
 def test_softer_assignments_keep_nearly_equal_types_together():
@@ -521,6 +529,7 @@ def test_softer_assignments_keep_nearly_equal_types_together():
     apart = {}
     for exponent in (1.0, 0.25):
         routing = EMRouting(3, 3, EMConstants(density_exponent=exponent))
-        found = routing(votes, torch.ones(4, 1, 30), ReceptiveFields.everything(30))
+        fields = ReceptiveFields.everything(30)
+        found = routing(votes, torch.ones(4, 1, 30), fields, routing.initial_assignments(fields, 1))
         apart[exponent] = found.poses.std(dim=2).mean().item()
     assert apart[0.25] < 0.5 * apart[1.0]

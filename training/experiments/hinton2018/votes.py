@@ -99,7 +99,7 @@ def votes_for_classes(model: MatrixCapsNet, pixels: Tensor) -> Votes:
     votes = layer.votes(children.poses)  # [B, 1, J, N, 16]
     seen = layer.fields.seen(children.activations)
     found = []
-    for step in layer.routing.steps(votes, seen, layer.fields):
+    for step in layer.routing.steps(votes, seen, layer.fields, layer.shares):
         distances = (votes - step.mean.unsqueeze(3)).norm(dim=4)  # [B, 1, J, N]
         found.append((step.assignments.expand_as(distances), distances, step.log_activations.exp()))
     return Votes(*(torch.stack(iterations).squeeze(2) for iterations in zip(*found, strict=True)))

@@ -42,7 +42,7 @@ def children(routed, count, seed=1):
 def by_both(routed, capsules):
     """By Triton, and by the reference."""
     seen = routed.votes(capsules.poses), routed.fields.seen(capsules.activations)
-    return routed.fused(capsules, fused_em.route), routed.routing(*seen, routed.fields)
+    return routed.fused(capsules, fused_em.route), routed.routing(*seen, routed.fields, routed.shares)
 
 
 def gradients(routed, capsules, parents):
