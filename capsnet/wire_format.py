@@ -150,7 +150,8 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     """
     length = len(body) if header_length is None else _length(header_length, len(body))
     whole = memoryview(body)
-    values = 1 + max(body.count(sign, 0, length) for sign in (b",", b"[", b"{"))  # at most
+    commas, lists, objects = (body.count(sign, 0, length) for sign in (b",", b"[", b"{"))
+    values = max(commas + 1, lists, objects)  # at most
     names = body.count(b":", 0, length)  # at most
     if names > MAX_JSON_NAMES:
         raise WireError(f"the JSON may have {MAX_JSON_NAMES} names, got {names}")

@@ -39,9 +39,9 @@ from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
 from export.next_version import publish_next, versions
+from export.optimize.value_shape import shape_of
 from export.published import refuse_in_published
 from export.to_onnx import OPSET, Graphs, trace
-from export.value_shape import shape_of
 from training.config import DataConfig, RunConfig, to_dict
 from training.data.batches import Batches
 from training.data.run_images import training_batches

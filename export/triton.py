@@ -49,6 +49,7 @@ from export.contract.one_at_a_time import one_at_a_time
 from export.contract.samples import read_samples
 from export.explain.shared_weights import hold_weights
 from export.optimize.sample_check import check_samples
+from export.optimize.value_shape import shape_of
 from export.published import refuse_in_published
 from export.triton_config import (
     LABELS,
@@ -61,7 +62,6 @@ from export.triton_config import (
     shared_part,
     with_device,
 )
-from export.value_shape import shape_of
 
 MAX_INT32 = 2**31 - 1
 CONFIG = "config.pbtxt"

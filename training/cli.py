@@ -192,6 +192,8 @@ def _train(
             hardware = trainer.session.hardware
             images = f"{len(train)} images" + (" an epoch" if config.data.epoch_images else "")
             print(f"{config.preset}: {images}, {held_out} held out, on {hardware}")
+            if options.start_from and not begins:
+                print(f"{options.out} goes on; --start-from was read once, at its start")
         finished = trainer.fit(train, validation, limits)
         return Ended(trainer.progress, finished, trainer.interrupted)
 

@@ -28,7 +28,7 @@ from export.contract.samples import read_samples
 from export.explain.graph import explain_graph
 from export.explain.shared_weights import share_weights
 from export.optimize.sample_check import check_samples, faults_told, open_graph
-from export.value_shape import shape_of
+from export.optimize.value_shape import shape_of
 
 FILE = "explain.onnx"
 LOCK = ".explain.lock"  # of who writes it

@@ -3,7 +3,7 @@
 import onnx
 
 from export.contract.manifest import BundleError
-from export.value_shape import shape_of
+from export.optimize.value_shape import shape_of
 
 
 class EncoderValues:

@@ -92,12 +92,17 @@ async def measure_again(
     try:
         _, said = await asyncio.wait_for(process.communicate(encoder + decoder), DERIVE_S)
         if process.returncode:
-            *_, why = [f"exit status {process.returncode}", *said.decode(errors="replace").splitlines()]
-            raise OSError(why)
+            raise OSError(_why(process.returncode, said))
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _why(status: int | None, stderr: bytes) -> str:
+    """Why a process made no plan: how it ended, and the last that it said."""
+    said = stderr.decode(errors="replace").strip().splitlines()
+    return ": ".join([f"the process ended with status {status}", *(line[:200] for line in said[-1:])])
 
 
 def _may_gain(encoder: bytes, architecture: StatedArchitecture) -> bool:
@@ -161,9 +166,7 @@ def _derive(
         return PLAIN
     plan = read_plan(folder)
     if plan is None:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1][:200] if said else f"the process ended with status {done.returncode}"
-        log.warning("no faster graphs: %s; the bundle's own is used", reason)
+        log.warning("no faster graphs: %s; the bundle's own is used", _why(done.returncode, done.stderr))
         return PLAIN
     log.info("derived faster graphs in %.1f s", time.monotonic() - began)
     if plan.is_under_load:

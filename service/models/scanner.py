@@ -243,7 +243,7 @@ class Bundles:
         is_foreseen = isinstance(error, BundleError | OSError)
         text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
         reason = text.replace(f"{bundle.path}/", "")
-        if isinstance(error, OSError):  # of the disk, which may pass while the files stay as they are
+        if isinstance(error, OSError):  # of the system, which may pass while the files stay as they are
             unread = BundleVersion(bundle.path, (), reason)
             if unread == self.versions.get(model, {}).get(version):
                 return unread

@@ -64,9 +64,9 @@ class VersionLoader:
         await asyncio.to_thread(release_memory)
         try:
             started = start_model(model, version, bundle, engine, self._settings, self._metrics)
-        except RuntimeError as error:
+        except RuntimeError as error:  # which may pass, as a fault of the disk may
             await asyncio.to_thread(engine.close)
-            await self._bundles.refuse(model, version, bundle, error)
+            await self._bundles.refuse(model, version, bundle, OSError(str(error)))
             return loaded
         log.info("loaded %s/%d from %s on %s", model, version, bundle.path, engine.device)
         self._metrics.reloaded(model)

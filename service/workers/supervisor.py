@@ -176,9 +176,7 @@ class Supervisor:
         """Somebody who presses Ctrl-C again waits for nothing."""
         if self._is_told_to_stop and number == signal.SIGINT:
             for child in self._children:
-                if child.process.pid:
-                    with suppress(ProcessLookupError):
-                        os.kill(child.process.pid, signal.SIGKILL)
+                child.process.kill()
         self._is_told_to_stop = True
 
     def _start_missing(self) -> None:

@@ -149,7 +149,7 @@ def test_starting_from_another_run_begins_with_its_weights_and_says_so(tiny_run,
     assert first["classification_loss"] < 0.2, "random weights begin near 0.8"
 
 
-def test_a_run_goes_on_by_its_own_command_once_what_it_started_from_is_gone(tmp_path, monkeypatch):
+def test_a_run_goes_on_by_its_own_command_once_what_it_started_from_is_gone(tmp_path, monkeypatch, capsys):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     narrow = replace(load_preset("drawn"), model=TINY)
@@ -159,7 +159,9 @@ def test_a_run_goes_on_by_its_own_command_once_what_it_started_from_is_gone(tmp_
     assert status(*arguments) == 0
     origin = checkpoint.read_config(run).started_from
     shutil.rmtree(first)
+    capsys.readouterr()
     assert status(*arguments) == 0
+    assert f"{run} goes on; --start-from was read once, at its start" in capsys.readouterr().out
     assert checkpoint.read_progress(checkpoint.newest_checkpoint(run)).step == 2
     assert checkpoint.read_config(run).started_from == origin
 
@@ -199,7 +201,7 @@ def test_weights_of_another_architecture_are_refused_before_anything_is_made(tmp
     [
         (
             ["fit", "--preset", "nmist", "--out", "x"],
-            "no preset 'nmist'; did you mean mnist? There are affnist, affnist-cnn, cifar10, ",
+            "no preset 'nmist'; did you mean mnist? There are affnist, affnist-cnn, affnist-small, ",
         ),
         (["fit", "--out", "nowhere", "--resume"], "nowhere is not a run of capsnet-train"),
         (["evaluate", "nowhere"], "nowhere is not a run of capsnet-train"),

@@ -232,7 +232,7 @@ def test_what_cannot_be_derived_from_runs_as_it_is_and_the_log_says_why(tmp_path
     nonsense = b"\xff" * SMALLEST_BYTES
     with cached_graphs(nonsense, described(nonsense), ARCHITECTURE, tmp_path, ONE_CORE) as (plan, _):
         assert plan == PLAIN
-    assert "no faster graphs: Error parsing message" in caplog.text
+    assert "no faster graphs: the process ended with status 1: Error parsing message" in caplog.text
 
 
 # -- an engine that runs them ---------------------------------------------------------------------------

@@ -268,7 +268,9 @@ def test_a_drain_under_load_loses_no_request(tmp_path, number):
 def test_a_second_interrupt_waits_for_no_client(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     with (
-        live_process(tmp_path / "models", tmp_path / "log", workers=2, deadline_ms=600_000) as service,
+        live_process(
+            tmp_path / "models", tmp_path / "log", workers=2, deadline_ms=600_000, receive_ms=600_000
+        ) as service,
         socket.create_connection(service.address) as stalled,
     ):
         stalled.sendall(b"POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n1")

@@ -1,6 +1,6 @@
 from onnx import TensorProto, helper
 
-from export.value_shape import shape_of
+from export.optimize.value_shape import shape_of
 
 
 def test_a_size_that_is_a_name_or_not_stated_is_none_and_0_is_a_size():
