@@ -24,11 +24,11 @@ class CpuClassCapsules(ClassCapsules):
             return super().forward(u)
         from training.models.cpu.factored_votes import FactoredVotes  # numba takes a second to import
 
-        self.refuse_others(u)
+        self.check_lower_capsules(u)
         v: Tensor = self.routing(FactoredVotes.of(u, self.weight, self.upper))
         return v
 
-    def refuse_others(self, u: Tensor) -> None:
+    def check_lower_capsules(self, u: Tensor) -> None:
         """Raise unless the lower capsules [B, I, E] are those of the weights: kernels look at no bounds.
 
         Raises:

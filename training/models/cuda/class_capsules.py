@@ -27,9 +27,9 @@ class CudaClassCapsules(CpuClassCapsules):
         """The same by the kernels, whatever the device.
 
         Raises:
-            ValueError: see `refuse_others`.
+            ValueError: see `check_lower_capsules`.
         """
-        self.refuse_others(u)
+        self.check_lower_capsules(u)
         from training.models.cuda import fused_routing  # Triton takes a second to import
 
         routing = self.routing
