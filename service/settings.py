@@ -80,6 +80,7 @@ class Settings(BaseSettings):
             start takes minutes. Startup fails if an explicit device is not available.
         precision: `half` lets a GPU compute convolutions and votes in float16, checked against the bundle's
             samples. It is faster there and changes probabilities by less than 0.005. Not available on CPUs.
+            Matrix capsules need float32: with `half`, they are refused.
         optimize: on a CPU, derive faster graphs from a bundle's encoder when it is first loaded, check them
             against it and keep them in the cache, from which their weights are mapped into memory.
         max_batch: maximum images per run; 0 is 32 on a CPU, where more are hardly faster, 512 with CUDA and

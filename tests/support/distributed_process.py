@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import asdict, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_networks import TINY_MATRIX
 from tests.training.fit.test_loop import CONFIG, CPU, images
@@ -67,9 +69,20 @@ def fit(
         )
     except ValueError as error:
         ended["error"] = str(error)
-    ended |= {"interrupted": trainer.interrupted, **asdict(trainer.progress)}
+    networks = [trainer.model, *([trainer.average.model] if trainer.average else [])]
+    tensors = [tensor for network in networks for tensor in network.state_dict().values()]
+    weights = [float(tensor.double().sum()) for tensor in tensors]
+    ended |= {"interrupted": trainer.interrupted, "weights": weights, **asdict(trainer.progress)}
     (run / f"process-{processes.rank}.json").write_text(json.dumps(ended))
     processes.any_of(False)  # until both are here
+
+
+def copy_with_other_numbers(run: Path, copy: Path) -> Path:
+    """A run whose newest checkpoint has other weights, averages and moments than this one."""
+    shutil.copytree(run, copy)
+    for path in checkpoint.newest_checkpoint(copy).glob("*.safetensors"):
+        save_file({name: tensor * 1.5 for name, tensor in load_file(path).items()}, path)
+    return copy
 
 
 def main(folder: Path) -> None:
@@ -82,6 +95,12 @@ def main(folder: Path) -> None:
         assert any("gloo" in name for name in names), "test_distributed.py looks for its threads"
         fit(folder / "parts", AVERAGED, processes, Limits(max_minutes=1e-9))
         fit(folder / "parts", AVERAGED, processes)
+        fit(folder / "apart", AVERAGED, processes, Limits(max_minutes=1e-9))
+        apart = folder / "apart"
+        if not processes.first:
+            apart = copy_with_other_numbers(apart, folder / "apart-second")
+        processes.wait_for_all()  # until it is copied
+        fit(apart, AVERAGED, processes)
         fit(folder / "stopped", STOPPED, processes)
         fit(folder / "mixing", MIXING, processes)
         fit(folder / "calibrated", CALIBRATED, processes, Limits(max_minutes=1e-9))

@@ -186,7 +186,7 @@ class Block:
 class CnnConfig:
     """Architecture of a convolutional network to compare with.
 
-    Those of Sec. 5, 5.2 and 6.1, Sabour et al. 2017, and of Sec. 5, Hinton et al. 2018.
+    Those of Sec. 5, 5.2 and 6.2, Sabour et al. 2017, and of Sec. 5, Hinton et al. 2018.
 
     Attributes:
         architecture: which of the networks this is.

@@ -28,6 +28,8 @@ def settings_without_effect(config: RunConfig) -> Iterator[str]:
         yield from _of_exclusive_classes(config)
     if isinstance(config.model, MatrixCapsNetConfig):
         yield from _of_routing(config.model)
+    if config.optimizer.trained_part == "decoder":
+        yield from _of_a_decoder_alone(config)
     yield from _of_loss(config)
     if config.loss.present_margin < config.loss.absent_margin:
         yield f"loss.present_margin: below loss.absent_margin, {config.loss.absent_margin:g}"
@@ -55,6 +57,13 @@ def _of_loss(config: RunConfig) -> Iterator[str]:
             yield f"loss.{option}: has no effect without a decoder, model.decoder_hidden is empty"
 
 
+def _of_a_decoder_alone(config: RunConfig) -> Iterator[str]:
+    if not config.loss.reconstruction_weight:
+        yield "loss.reconstruction_weight: with 0, a decoder alone learns nothing"
+    if config.optimizer.stop_at_error_percent is not None:
+        yield "optimizer.stop_at_error_percent: has no effect on a decoder alone, which changes no answer"
+
+
 def _of_exclusive_classes(config: RunConfig) -> Iterator[str]:
     """Their cross entropy, of a softmax, is for images of one object; of an image without one it is 0."""
     data = config.data
@@ -77,3 +86,9 @@ def _of_routing(model: MatrixCapsNetConfig) -> Iterator[str]:
     for option in ("activation_logit_sd", "calibration_momentum"):
         if model.mixing_proportions and getattr(model, option):
             yield f"model.{option}: has no effect with mixing_proportions, which nothing calibrates"
+    for option in ("inverse_temperature", "class_temperature_fraction"):
+        changed = getattr(model, option) != getattr(MatrixCapsNetConfig, option)
+        if model.mixing_proportions and changed:
+            yield f"model.{option}: has no effect with mixing_proportions, which have no lambda"
+    if model.routing_iterations == 1 and model.density_exponent != 1:
+        yield "model.density_exponent: has no effect with one iteration of routing, which has no E-step"

@@ -14,7 +14,7 @@ class Errors:
 
     Attributes:
         images: how many there are.
-        errors: how many of them are not named right; of two objects in an image both must be (Sec. 6.1).
+        errors: how many of them are not named right; of two objects in an image both must be (Sec. 6.2).
         objects: how many these images show together.
         object_errors: how many of these are not among an image's most probable classes.
     """
@@ -38,7 +38,7 @@ class Errors:
 def most_probable(probabilities: Tensor, objects: int) -> Tensor:
     """The classes taken to be in each image: 1 at its `objects` most probable classes, bool [B, J].
 
-    Sec. 6.1, Sabour et al. 2017: the two most active capsules are the classification.
+    Sec. 6.2, Sabour et al. 2017: the two most active capsules are the classification.
 
     Args:
         probabilities: lengths of class capsules, or a network's logits, [B, J].

@@ -117,10 +117,16 @@ class Trainer:
             self._go_on_from(newest)
 
     def _go_on_from(self, newest: Path) -> None:
-        """Take over what a checkpoint holds beside the weights that are trained."""
+        """Take over what a checkpoint holds beside the weights that are trained.
+
+        Each process reads its own copy, and all go on from the first one's, as they do with the weights.
+        """
         checkpoint.load_optimizer(newest, self.model, self.optimizer)
+        for moments in self.optimizer.state.values():
+            self.processes.share_first(moments.values())
         if self.average:
             checkpoint.load_weights(self.average.model, newest)
+            self.processes.share_first(self.average.model.state_dict().values())
         self.resumed_from = self.processes.of(checkpoint.read_progress(newest))
         self._saved_step = self.resumed_from.step
         changed = checkpoint.configured_anew(newest, self.config)
@@ -175,9 +181,9 @@ class Trainer:
                     self._saved = time.monotonic()
                 if checkpoint_due or epoch_ends:
                     self._since = time.monotonic()
+            if self._saved_step != self.progress.step:
+                self.save()
             self.interrupted |= bool(signals)  # after the last step, too
-        if self._saved_step != self.progress.step:
-            self.save()
         return self._finished(last)
 
     def _calibrate(self, train: Batches, per_epoch: int) -> None:

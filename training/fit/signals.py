@@ -1,22 +1,32 @@
 """Signals that end a training with a checkpoint."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+AGAIN_S = 1.0  # a signal that comes sooner is the same one: bash and `timeout` send it twice
+
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives; a second one interrupts at once.
+    """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives.
 
-    SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
+    One of the first two that comes `AGAIN_S` or more after it interrupts at once. SIGHUP comes when the
+    terminal is closed; under nohup it is ignored, and stays so.
     """
     received: list[int] = []
+    arrived_at = 0.0
 
     def stop(number: int, _: FrameType | None) -> None:
+        nonlocal arrived_at
+        if not received:
+            arrived_at = time.monotonic()
+        elif number != signal.SIGHUP and time.monotonic() >= arrived_at + AGAIN_S:
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
         received.append(number)
-        signal.signal(number, previous[number])
 
     heeded: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

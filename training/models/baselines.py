@@ -1,6 +1,6 @@
 """The convolutional baselines of the two papers: wiring only.
 
-https://arxiv.org/abs/1710.09829, Sec. 5, 5.2 and 6.1; https://openreview.net/forum?id=HJWLfGWRb, Sec. 5.
+https://arxiv.org/abs/1710.09829, Sec. 5, 5.2 and 6.2; https://openreview.net/forum?id=HJWLfGWRb, Sec. 5.
 Convolutions keep the size of their maps (SAME padding); only this gives the papers' parameter counts.
 """
 

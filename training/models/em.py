@@ -84,7 +84,7 @@ class Iteration(NamedTuple):
         assignments: R before it is multiplied by the child's activation, [B, P, J, N]; in the first iteration
             [P, 1, N], the same for all examples and types.
         mass: assigned to each parent, the sum of R times activation over its children, [B, P, J]; in the
-            first iteration [B, P, 1].
+            first iteration [B, P, 1]. In exported graphs it is `total`, and `mass` that of each child.
         mean: of each parent, [B, P, J, H].
         variance: of the same, [B, P, J, H].
         log_activations: [B, P, J].
@@ -268,7 +268,8 @@ class EMRouting(nn.Module):
         terms = terms or self.activation_terms()
         assignments, mean = shares, None
         for iteration in range(self.iterations):
-            mass = assignments * activations.unsqueeze(2)  # [B, P, J, N], R of the paper's line 2
+            # R of the paper's line 2, that of each child: [B, P, J, N], in the first iteration [B, P, 1, N].
+            mass = assignments * activations.unsqueeze(2)
             name_in_graph(assignments=assignments, mass=mass)
             mean, variance, squares, total, log_activations = self._fit(mass, votes, mean, terms, iteration)
             yield Iteration(assignments, total, mean, variance, log_activations)
@@ -360,7 +361,7 @@ class EMRouting(nn.Module):
 
         What the mean was before, if it was anything, matters only where it has inertia.
         """
-        total = mass.sum(dim=3, keepdim=True)  # [B, P, J, 1]
+        total = mass.sum(dim=3, keepdim=True)  # [B, P, J, 1], in the first iteration [B, P, 1, 1]
         weights = (mass / (total + self.constants.mass_floor)).unsqueeze(3)  # [B, P, J, 1, N]
         mean = weights @ votes  # [B, P, J, 1, H]
         if inertia := self.constants.mean_inertia:

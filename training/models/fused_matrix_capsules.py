@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.models.cuda.device import runs_triton
-from training.models.em import Capsules
+from training.models.em import Capsules, EMRouting
 from training.models.matrix_capsules import MATRIX_SIDE, MatrixCapsules
 from training.models.routing_inputs import FusedRouting, RoutingInputs
 
@@ -22,11 +22,15 @@ class FusedMatrixCapsules(MatrixCapsules):
         return self.fused(children, _fused_routing(children.poses.device))
 
     def can_be_fused(self, poses: Tensor) -> bool:
-        """In float32 on a CPU or by Triton, unless a graph is traced, and not in ablations and variants."""
+        """In float32 on a CPU or by Triton, unless a graph is traced, and not in ablations and variants.
+
+        Nor if the routing is of a class of its own: the kernels compute what `EMRouting` does.
+        """
         return (
             not torch.compiler.is_compiling()  # first: it cannot trace `runs_triton`
             and (poses.device.type == "cpu" or runs_triton(poses.device))
             and poses.dtype == torch.float32
+            and type(self.routing) is EMRouting
             and self.weight.shape[3] == MATRIX_SIDE
             and not self.routing.mixing_proportions
             and self.routing.constants.mean_inertia == 0

@@ -20,18 +20,17 @@ def source_commit() -> str:
     """
     if commit := os.environ.get("CAPSNET_COMMIT"):
         return commit
-    here = Path(__file__).parent
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        _git("ls-files", "--error-unmatch", __file__)  # the checkout may be of a project that installed this
+        return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return described.stdout.strip()
+
+
+def _git(*arguments: str) -> str:
+    """What git prints about the checkout that this file is in."""
+    command, folder = ["git", *arguments], Path(__file__).parent
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def machines() -> int:

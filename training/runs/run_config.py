@@ -49,6 +49,7 @@ def new_or_matching_config(out: Path, start_from: Path | None = None, **options:
     """
     _refuse_among_pictures(out, options.get("images"))
     if checkpoint.newest_checkpoint(out) is None:
+        checkpoint.refuse_a_run(out)  # here: files of something else
         return config_from_options(start_from=start_from, **options)
     recorded = _recorded(out)
     config = _holding_out_as(recorded, _of_random_weights(**options))

@@ -89,7 +89,7 @@ def test_the_official_matrix_capsules_differ_from_the_papers_in_routing_loss_lig
 
 
 def test_multimnist_is_mnist_at_36_pixels_with_a_ten_times_longer_decay_and_a_warmup():
-    """Sec. 6.1: "The only difference with our MNIST model is that we increased the period of the decay"."""
+    """Sec. 6.2: "The only difference with our MNIST model is that we increased the period of the decay"."""
     paper, pairs = load_preset("mnist"), load_preset("multimnist")
     assert pairs.model == dataclasses.replace(paper.model, image_size=36)
     assert pairs.loss == paper.loss

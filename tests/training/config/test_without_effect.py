@@ -8,6 +8,7 @@ import pytest
 from training.config import from_dict, load_preset
 
 CNN = '[model]\narchitecture = "cnn"\nblocks = [{ channels = 4, kernel = 3 }]\n'
+DECODER = '[optimizer]\ntrained_part = "decoder"\n'
 MATRIX = '[model]\narchitecture = "matrix-capsnet"\n'
 BRIGHTER = '[data]\nlight = "standardized"\nmax_brightness = 0.1\n'
 CONTRASTED = '[data]\nlight = "standardized"\ncontrast = [0.8, 1.2]\n'
@@ -30,6 +31,20 @@ def own(tmp_path, text):
             f"{MATRIX}mixing_proportions = true\nactivation_logit_sd = 2.0\ncalibration_momentum = 0.05",
             "model.activation_logit_sd: has no effect with mixing_proportions, which nothing calibrates; "
             "model.calibration_momentum: has no effect",
+        ),
+        (
+            f"{MATRIX}mixing_proportions = true\ninverse_temperature = 0.5\nclass_temperature_fraction = 3.0",
+            "model.inverse_temperature: has no effect with mixing_proportions, which have no lambda; "
+            "model.class_temperature_fraction: has no effect",
+        ),
+        (
+            f"{MATRIX}routing_iterations = 1\ndensity_exponent = 0.25",
+            "model.density_exponent: has no effect with one iteration of routing, which has no E-step",
+        ),
+        (
+            f"{DECODER}stop_at_error_percent = 15\n[loss]\nreconstruction_weight = 0",
+            "loss.reconstruction_weight: with 0, a decoder alone learns nothing; "
+            "optimizer.stop_at_error_percent: has no effect on a decoder alone, which changes no answer",
         ),
         (
             f'{CNN}[loss]\nclassification = "spread"\nreconstruction_weight = 0.1',
@@ -77,6 +92,8 @@ def test_a_preset_with_a_setting_without_effect_is_refused_and_a_run_that_has_it
         f"{MATRIX}decoder_hidden = [8]\n[loss]\nreconstruction_weight = 0.1",
         f"{MATRIX}official_routing = true\nmatrix_noise = 0.03",
         f"{MATRIX}mixing_proportions = true",
+        f"{MATRIX}routing_iterations = 2\ndensity_exponent = 0.25",
+        f"{DECODER}batch_size = 16",
         f"{MATRIX}{BRIGHTER}",
         '[data]\nlight = "standardized"',
     ],

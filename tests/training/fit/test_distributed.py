@@ -87,6 +87,13 @@ def test_a_run_that_two_processes_resume_is_to_the_bit_the_one_they_never_stoppe
     assert checkpoint.read_progress(checkpoint.newest_checkpoint(runs / "parts")).resumed
 
 
+def test_two_processes_that_read_different_checkpoints_go_on_from_the_first_ones(runs):
+    first = json.loads((runs / "apart" / "process-0.json").read_text())
+    second = json.loads((runs / "apart-second" / "process-1.json").read_text())
+    assert first["finished"]
+    assert second["weights"] == first["weights"]
+
+
 def test_what_the_first_one_measures_ends_the_run_in_both(runs):
     assert [(end["finished"], end["step"]) for end in ends(runs / "stopped")] == [(True, 5), (True, 5)]
 

@@ -276,6 +276,35 @@ def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
     assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
 
 
+def test_a_signal_that_is_sent_twice_counts_once_and_a_later_one_interrupts(monkeypatch):
+    """Bash tells its jobs of a closed terminal, and so does the kernel; `timeout` tells child and group."""
+    now = 100.0
+    monkeypatch.setattr("training.fit.signals.time.monotonic", lambda: now)
+    with stop_on_signal() as received:
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):
+            signal.raise_signal(number)
+            now += 0.2
+        now = 102.0
+        signal.raise_signal(signal.SIGHUP)
+        assert len(received) == 6
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_waits_for_it(tmp_path, monkeypatch):
+    save = Trainer.save
+
+    def closed_terminal(trainer):
+        signal.raise_signal(signal.SIGHUP)
+        save(trainer)
+
+    monkeypatch.setattr(Trainer, "save", closed_terminal)
+    trainer, finished = fit(tmp_path, limits=Limits(max_minutes=1e-9))
+    assert not finished
+    assert trainer.interrupted
+    assert checkpoint.newest_checkpoint(tmp_path).name == "step-00000001"
+
+
 def test_a_signal_that_arrives_while_the_handlers_are_set_is_heeded(monkeypatch):
     set_handler = signal.signal
 

@@ -7,10 +7,13 @@ from training.config import Block, CapsNetConfig, CnnConfig, MatrixCapsNetConfig
 from training.models.baselines import BaselineCnn
 from training.models.build import build
 from training.models.capsnet import CapsNet
+from training.models.capsules import RoutingByAgreement
 from training.models.convolution import Convolution
 from training.models.cpu.class_capsules import CpuClassCapsules
 from training.models.cpu.convolution import CpuConvolution
+from training.models.cuda import class_capsules
 from training.models.cuda.class_capsules import CudaClassCapsules
+from training.models.em import EMRouting
 from training.models.forms import FORMS
 from training.models.fused_matrix_capsules import FusedMatrixCapsules
 from training.models.matrix_capsnet import MatrixCapsNet
@@ -64,3 +67,25 @@ def test_lower_capsules_of_images_of_another_size_are_refused_by_the_kernels_for
     assert isinstance(layer, CudaClassCapsules)
     with pytest.raises(ValueError, match=rf"an image makes {count} of 8: it has another size"):
         layer.fused(torch.rand(2, count, 8))
+
+
+@pytest.mark.parametrize(("kind", "own"), [(CapsNet, RoutingByAgreement), (MatrixCapsNet, EMRouting)])
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_routing_of_a_class_of_its_own_is_the_one_that_is_trained(kind, own, triton, monkeypatch):
+    """The kernels compute what the papers' routing does, whatever a researcher has changed in hers."""
+    monkeypatch.setattr(class_capsules, "runs_triton", lambda _: triton)
+    routed = []
+
+    class Own(own):
+        def forward(self, votes, *others):
+            routed.append(self)
+            return super().forward(votes, *others)
+
+    network = build(PLAIN[kind])
+    layers = [layer for layer in network.modules() if isinstance(layer, own)]
+    assert layers
+    for layer in layers:
+        layer.__class__ = Own
+    size = network.config.image_size
+    network(torch.rand(2, network.config.image_channels, size, size))
+    assert routed == layers

@@ -1,3 +1,5 @@
+import subprocess
+
 import pytest
 import torch
 
@@ -16,3 +18,22 @@ def test_the_hardware_says_what_convolutions_are_trained_in(has, monkeypatch):
 def test_of_matrix_capsules_no_convolution_is_trained_in_bfloat16_on_a_cpu(monkeypatch):
     monkeypatch.setattr(provenance, "has_bfloat16_instructions", lambda: True)
     assert "bfloat16" not in provenance.hardware(torch.device("cpu"), MatrixCapsNetConfig("matrix-capsnet"))
+
+
+def test_the_commit_of_another_project_around_an_installed_package_is_not_its_own(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    installed = tmp_path / "provenance.py"
+    installed.write_text("")
+    monkeypatch.delenv("CAPSNET_COMMIT", raising=False)
+    monkeypatch.setattr(provenance, "__file__", str(installed))
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    assert provenance.source_commit() == "unknown"
+    git("add", "provenance.py")
+    git("commit", "--quiet", "--message", "second")
+    assert provenance.source_commit() == git("rev-parse", "HEAD")

@@ -126,6 +126,15 @@ def test_a_run_does_not_start_from_one_on_other_pictures(earlier, pictures, tmp_
         new_config(tmp_path / "newest", images=pictures, start_from=earlier)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("config.json", '{"model_type": "bert"}'), ("log.jsonl", "row 1")]
+)
+def test_torchrun_writes_over_nothing_that_is_not_of_a_run(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"holds a {name} that is not of a run; choose another --out"):
+        new_or_matching_config(tmp_path, preset="mnist")
+
+
 def test_a_run_that_started_from_random_weights_is_not_one_that_started_from_others(tmp_path, monkeypatch):
     monkeypatch.setattr("training.runs.run_config.load_preset", lambda _: DRAWN)
     random = stored(tmp_path / "random", DRAWN)

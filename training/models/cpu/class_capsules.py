@@ -20,7 +20,8 @@ class CpuClassCapsules(ClassCapsules):
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
-        if not trained_on_cpu(u) or self.upper_dim > LONGEST_POSE:
+        takes_factors = isinstance(self.routing, CpuRouting)  # a class of its own does not
+        if not takes_factors or not trained_on_cpu(u) or self.upper_dim > LONGEST_POSE:
             return super().forward(u)
         from training.models.cpu.factored_votes import FactoredVotes  # numba takes a second to import
 

@@ -5,7 +5,7 @@
 import torch
 from torch import Tensor
 
-from training.models.cpu.class_capsules import CpuClassCapsules
+from training.models.cpu.class_capsules import CpuClassCapsules, CpuRouting
 from training.models.cuda.device import runs_triton
 
 MAX_NUMBERS = 512  # of an image's upper capsules in a tile: 32 classes of 16; more do not fit into registers
@@ -13,13 +13,17 @@ MAX_MATRIX = 8192  # numbers of a lower capsule's matrices, of which shared memo
 
 
 class CudaClassCapsules(CpuClassCapsules):
-    """Class capsules that route by kernels in Triton, unless there are too many of them."""
+    """Class capsules that route by kernels in Triton.
+
+    Unless there are too many of them, or the routing is of a class of its own, which the kernels do not know.
+    """
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
         numbers = _power_of_2(self.upper) * max(_power_of_2(self.upper_dim), 16)  # the kernels' tiles
         matrix = numbers * max(_power_of_2(u.shape[2]), 16)
-        if numbers > MAX_NUMBERS or matrix > MAX_MATRIX or not _trained_with_triton(u):
+        fits = numbers <= MAX_NUMBERS and matrix <= MAX_MATRIX
+        if not fits or type(self.routing) is not CpuRouting or not _trained_with_triton(u):
             return super().forward(u)
         return self.fused(u)
 
