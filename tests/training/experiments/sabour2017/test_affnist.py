@@ -188,7 +188,27 @@ def test_the_report_says_where_a_network_was_not_good_enough():
     row |= {"validation_error_percent": 49.0, "asked_error_percent": 0.77, "epochs": 4.0, "parameters": 1000}
     text = affnist.report([row])
     assert "| CNN | 0 | 4 | 49.00 (not reached) | 0.77 | 1,000 |" in text
-    assert "not a fair comparison" in text
+    assert "Not every CNN reached its target, so this is not a fair comparison." in text
+
+
+def test_where_capsnet_misses_its_target_the_cnn_is_stopped_at_what_it_reached(drawn_mnist_root, tmp_path):
+    never = {method: affnist.stopped_at(config, 0.0) for method, config in PLAN.networks.items()}
+    plan = replace(PLAN, networks=never, seeds=(0, 1))
+    runner = Runner(tmp_path / "out", tmp_path / "networks", drawn_mnist_root, torch.device("cpu"))
+    affnist.run(runner, plan)
+    rows = runner.rows()
+    assert len(rows) == 2 * 2 * 2, "a seed's rows stay when the next one's target is another"
+    for seed in plan.seeds:
+        capsnet, cnn = (
+            next(row for row in rows if (row["method"], row["seed"]) == (method, seed))
+            for method in (CAPSNET, CNN)
+        )
+        assert capsnet["asked_error_percent"] == 0
+        assert cnn["asked_error_percent"] == capsnet["validation_error_percent"] > 0
+    said = "CapsNet did not reach its target (seed 0, 1); the CNN's is then CapsNet's error."
+    assert said in affnist.report(rows)
+    affnist.run(runner, plan)
+    assert runner.rows() == rows, "nothing is measured again"
 
 
 def test_the_figure_has_a_dot_for_every_accuracy_in_its_networks_color(tmp_path):
