@@ -62,7 +62,7 @@ def check_stream(pictures: object, batch: int, concurrency: int) -> None:
     """Check the arguments of `classify_many`.
 
     Raises:
-        TypeError: the pictures are a single one, which would be read letter by letter or line by line.
+        TypeError: the pictures are a single one, which would be read by letters, lines or rows.
         ValueError: a limit is below 1.
     """
     if is_single(pictures):
@@ -96,5 +96,6 @@ def _http_options(
     if api_key is not None and checked.userinfo:
         raise ValueError("url has a name or password, which would be sent in place of api_key: give one")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
+    # However many calls wait for a connection of the pool: that says nothing about the service.
+    timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None)
     return {"base_url": checked, "headers": headers, "timeout": timeout}

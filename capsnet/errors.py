@@ -46,7 +46,7 @@ class UnreachableError(CapsnetError):
 
 
 class ConnectError(UnreachableError):
-    """No connection could be made: nothing listens at the address, or it does not exist."""
+    """No connection could be made: nothing listens at the address, it does not exist, or a proxy refuses."""
 
 
 class ChangedBundleError(CapsnetError):
@@ -100,7 +100,9 @@ def retry_after_s(header: str, now: datetime) -> float:
 def unreachable(error: httpx.RequestError) -> UnreachableError:
     """The error of a request without a response."""
     reason = str(error) or type(error).__name__
-    is_connecting = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    if isinstance(error, httpx.ProxyError):
+        reason = f"the proxy answered: {reason}"
+    is_connecting = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
     kind = ConnectError if is_connecting else UnreachableError
     return kind(None, NO_TYPE, "The service cannot be reached", f"{_shown(error.request.url)}: {reason}")
 

@@ -47,6 +47,8 @@ REQUEST_RECONSTRUCTIONS = 512  # a service's default limit per request
 # bug in the service, which must not end a long stream. (A 500 of others has been repeated before.)
 ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
 TOO_SLOW = 408  # the body took longer than the service waits; half of it may be fast enough
+TOO_LARGE = 413  # half of the request may be small enough, unless a single picture is too large
+PICTURE_TOO_LARGE = "/problems/picture-too-large"
 # These problems have such a status, but are wrong queries, whatever the picture.
 ABOUT_THE_QUERY = frozenset({"/problems/invalid-field", "/problems/no-decoder", "/problems/refused-model"})
 
@@ -107,22 +109,37 @@ def _each_image(
     results: list[R] = []
     answer: Answer[R] | None = None
     bundle = SameBundle()
-    for uploads in in_requests(map(load, each_picture(pictures)), max_images, max_bytes):
-        try:
-            response = yield from post_pictures(path, query, uploads)
-        except CapsnetError as error:
-            if results and _is_about_a_picture(error):  # the service counts within its request
-                among = f"of pictures {len(results) + 1} to {len(results) + len(uploads)}"
-                error.detail = f"{among}: {error.detail}"
-            raise
-        answer = _one_each(response, parse, uploads)
-        bundle.check(answer.model, answer.version, answer.digest)
-        results += answer.results
-        # The version of the first response answers the rest, even if a newer one is published meanwhile.
-        query = {**query, "model": answer.model, "version": answer.version}
+    for group in in_requests(map(load, each_picture(pictures)), max_images, max_bytes):
+        waiting = [group]
+        while waiting:
+            uploads = waiting.pop()
+            response = yield from _post_if_small_enough(path, query, uploads, len(results))
+            if response is None:
+                half = len(uploads) // 2
+                waiting += [uploads[half:], uploads[:half]]
+                continue
+            answer = _one_each(response, parse, uploads)
+            bundle.check(answer.model, answer.version, answer.digest)
+            results += answer.results
+            # The version of the first response answers the rest, even if a newer one is published meanwhile.
+            query = {**query, "model": answer.model, "version": answer.version}
     if answer is None:
         raise ValueError("expected at least one picture, got none")
     return Answer(answer.model, answer.version, answer.digest, tuple(results))
+
+
+def _post_if_small_enough(
+    path: str, query: Params, uploads: Sequence[Upload], done: int
+) -> Exchange[httpx.Response | None]:
+    """The response for pictures, `done` others before; None if they are too large for one request."""
+    try:
+        return (yield from post_pictures(path, query, uploads))
+    except CapsnetError as error:
+        if len(uploads) > 1 and error.status == TOO_LARGE and error.type != PICTURE_TOO_LARGE:
+            return None
+        if done and _is_about_a_picture(error):  # the service counts within its request
+            error.detail = f"of pictures {done + 1} to {done + len(uploads)}: {error.detail}"
+        raise
 
 
 def post_pictures(path: str, query: Params, uploads: Sequence[Upload]) -> Exchange[httpx.Response]:
@@ -142,7 +159,7 @@ def score(
     """One outcome per picture of a stream: a bad picture fails alone, a changed bundle ends the stream."""
     outcomes: list[Outcome] = []
     for group in in_requests(map(try_load, pictures), len(pictures), max_bytes):
-        outcomes += [Failed(one.picture, one.error) for one in group if isinstance(one, UnreadPicture)]
+        outcomes += [_failed(one.picture, one.error) for one in group if isinstance(one, UnreadPicture)]
         uploads = [one for one in group if isinstance(one, Upload)]  # all of a group are of one kind
         if uploads:
             outcomes += yield from _halve(uploads, query, bundle)
@@ -158,13 +175,19 @@ def _halve(uploads: Sequence[Upload], query: Params, bundle: SameBundle) -> Exch
         if not _is_about_a_picture(error) and (alone or error.status != TOO_SLOW):
             raise
         if alone:
-            return [Failed(uploads[0].picture, error)]
+            return [_failed(uploads[0].picture, error)]
         half = len(uploads) // 2
         first = yield from _halve(uploads[:half], query, bundle)
         return first + (yield from _halve(uploads[half:], query, bundle))
     answer = _one_each(response, to_classifications, uploads)
     bundle.check(answer.model, answer.version, answer.digest)
     return [Scored(one.picture, seen) for one, seen in zip(uploads, answer.results, strict=True)]
+
+
+def _failed(picture: Picture, error: Exception) -> Failed:
+    """The outcome without the error's traceback and causes: their frames would keep the request in memory."""
+    error.__cause__ = error.__context__ = None
+    return Failed(picture, error.with_traceback(None))
 
 
 def _is_about_a_picture(error: CapsnetError) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from capsnet.short_repr import ShortRepr
@@ -24,6 +24,15 @@ MAX_CHANNELS = 4  # size of the last axis of a single color picture; no picture 
 LEVELS = {(), (1,), (2,), (3,), (4,)}  # channels of arrays that can be converted to files
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"}
 TIFF_MODES = {"I", "F"}  # more bits than a PNG can hold
+UPRIGHT = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 CONVERTED = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "I;16L": "I", "I;16N": "I"}  # any other mode: RGB
 
 Array = NDArray[Any]
@@ -96,19 +105,18 @@ def each_picture(pictures: Pictures) -> Iterable[Picture]:
     Raises:
         ValueError: an array with too few or too many axes.
     """
-    if isinstance(pictures, np.ndarray):
-        if pictures.ndim not in PICTURE_AXES:
-            raise ValueError(
-                "an array is one picture, [H, W] or [H, W, C], or several, [N, H, W] or [N, H, W, C]; "
-                f"got shape {list(pictures.shape)}"
-            )
-        is_one = pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MAX_CHANNELS)
-        return [pictures] if is_one else iter(pictures)
+    if isinstance(pictures, np.ndarray) and pictures.ndim not in PICTURE_AXES:
+        raise ValueError(
+            "an array is one picture, [H, W] or [H, W, C], or several, [N, H, W] or [N, H, W, C]; "
+            f"got shape {list(pictures.shape)}"
+        )
     return [cast(Picture, pictures)] if is_single(pictures) else cast(Iterable[Picture], pictures)
 
 
 def is_single(pictures: object) -> bool:
-    """Whether this is no array and not several pictures: a file, a pair, or nothing that can be iterated."""
+    """Whether this is one picture, or nothing that can be iterated."""
+    if isinstance(pictures, np.ndarray):
+        return pictures.ndim == 2 or (pictures.ndim == 3 and pictures.shape[2] <= MAX_CHANNELS)
     is_file = isinstance(pictures, str | os.PathLike | bytes | bytearray | memoryview)
     is_several = hasattr(pictures, "__iter__") or hasattr(pictures, "__getitem__")
     return is_file or hasattr(pictures, "read") or not is_several  # files, too, can be iterated: by lines
@@ -180,7 +188,7 @@ def picture_files(upload: Upload) -> list[tuple[str, bytes]]:
     """Names and contents of the files, one per view, for a route that takes no arrays: uint8 becomes PNG.
 
     Raises:
-        ValueError: the array is float32, which PNG cannot hold.
+        ValueError: the array is float32 or has more than four channels, which PNG cannot hold.
     """
     content = upload.content
     if isinstance(content, tuple):
@@ -189,6 +197,9 @@ def picture_files(upload: Upload) -> list[tuple[str, bytes]]:
         raise ValueError(
             f"the array is {content.dtype}; expected uint8 (0-255); for float32 use infer and decode"
         )
+    if content.shape[2:] not in LEVELS:
+        shapes = f"[H, W] or [H, W, C], C at most {MAX_CHANNELS}"
+        raise ValueError(f"the array has shape {list(content.shape)}; expected {shapes}")
     views = np.moveaxis(content, 2, 0) if content.shape[2:] in {(1,), (2,)} else [content]
     return [(UNNAMED, _as_png(view)) for view in views]
 
@@ -206,14 +217,25 @@ def _as_file(picture: Image.Image) -> bytes:
         raise ValueError("the TIFF's 0 is white, which a PIL image of it does not tell; send the file")
     if isinstance(picture, ImageFile.ImageFile):
         try:
-            picture = ImageOps.exif_transpose(picture)
+            picture.load()
         except SyntaxError as error:  # Pillow's, of a broken PNG
             raise ValueError(str(error)) from None
+        turn = UPRIGHT.get(_orientation(picture))
+        picture = picture.copy() if turn is None else picture.transpose(turn)  # neither copies TIFF tags
     if picture.mode not in PNG_MODES | TIFF_MODES:
         picture = picture.convert(CONVERTED.get(picture.mode, "RGB"))
     file = BytesIO()
     picture.save(file, "TIFF" if picture.mode in TIFF_MODES else "PNG")
     return file.getvalue()
+
+
+def _orientation(picture: Image.Image) -> int:
+    """EXIF's; 1, upright, where there is none or it cannot be read: the picture beside it is sound."""
+    try:
+        found = picture.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # on damaged EXIF Pillow raises nearly everything there is
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def _read_file(file: File) -> NamedFile:

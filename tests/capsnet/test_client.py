@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -145,7 +146,7 @@ def server(*answers: tuple[int, dict[str, str], bytes] | Callable[[BaseHTTPReque
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = respond  # noqa: N815
+        do_GET = do_POST = do_CONNECT = respond  # noqa: N815
 
         def log_message(self, *_):
             pass
@@ -290,6 +291,39 @@ def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp
     assert of_image.probability != lying.probability
 
 
+def photograph(*tags: bytes) -> bytes:
+    """A JPEG with these entries of EXIF, 12 bytes each."""
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(tags)) + b"".join(tags) + bytes(4)
+    file = BytesIO()
+    Image.fromarray(random_levels()).save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
+HELD = struct.pack(">HHIHxx", 0x0112, 3, 1, 6)  # the camera was held on its side
+UNIT_AS_BYTE = struct.pack(">HHIBxxx", 0x0128, 1, 1, 2)
+UNIT_AS_TEXT = struct.pack(">HHI4s", 0x0128, 2, 2, b"2")
+RESOLUTION_AS_TEXT = struct.pack(">HHI4s", 0x011A, 2, 3, b"72")
+
+
+@pytest.mark.parametrize("damaged", [UNIT_AS_BYTE, UNIT_AS_TEXT, RESOLUTION_AS_TEXT])
+def test_a_photograph_opened_by_pil_is_turned_upright_though_its_exif_is_damaged(client, damaged):
+    entries = sorted([HELD, damaged])
+    of_image = client.classify(Image.open(BytesIO(photograph(*entries)))).results[0].classes[0]
+    of_file = client.classify(photograph(*entries)).results[0].classes[0]
+    lying = client.classify(photograph()).results[0].classes[0]
+    assert of_image.probability == pytest.approx(of_file.probability, abs=1e-6)
+    assert of_image.probability != pytest.approx(lying.probability, abs=1e-6)
+
+
+def test_a_photograph_whose_orientation_cannot_be_read_is_taken_as_it_lies(client):
+    exif = b"Exif\0\0neither II nor MM"
+    file = BytesIO()
+    Image.fromarray(random_levels()).save(file, "JPEG", exif=exif)
+    of_image = client.classify(Image.open(file)).results[0].classes[0]
+    of_file = client.classify(file.getvalue()).results[0].classes[0]
+    assert of_image.probability == pytest.approx(of_file.probability, abs=1e-6)
+
+
 def test_a_pair_may_be_of_pil_images(client):
     left, right = (Image.open(BytesIO(random_png(seed))) for seed in (1, 2))
     of_images = client.classify(Pair(left, right), model="pairs").results[0].classes[0]
@@ -399,6 +433,33 @@ def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(client
         client.classify(np.zeros((60, 80)))
 
 
+@pytest.mark.parametrize("method", ["classify", "segment"])
+def test_pictures_with_too_many_pixels_for_one_request_are_sent_in_halves(connect, tmp_path, method):
+    write_bundle(tmp_path / "tiny" / "1")
+    pictures = [random_png(seed) for seed in range(5)]
+    limits = {"max_pixels": SIDE * SIDE, "max_request_pixels": 2 * SIDE * SIDE}
+    with live_service(settings_for(tmp_path, **limits)) as service:
+        ask = getattr(connect(str(service.base_url)), method)
+        results = ask(pictures).results
+        expected = [ask(picture).results[0] for picture in pictures]
+    poses = "classes" if method == "classify" else "objects"
+    for result, alone in zip(results, expected, strict=True):
+        np.testing.assert_allclose(getattr(result, poses)[0].pose, getattr(alone, poses)[0].pose, atol=1e-6)
+
+
+def test_a_picture_that_is_too_large_by_itself_is_not_looked_for_in_halves(connect):
+    too_large = (413, {}, b'{"type": "/problems/picture-too-large", "detail": "image 1 of 2"}')
+    with server(too_large) as (url, asked), pytest.raises(CapsnetError, match="image 1 of 2"):
+        connect(url).classify([random_png(1), random_png(2)])
+    assert len(asked) == 1
+
+
+def test_a_proxy_that_finds_even_one_picture_too_large_ends_the_halving(connect):
+    with server((413, {}, b"")) as (url, asked), pytest.raises(CapsnetError, match="413"):
+        connect(url).classify([random_png(1), random_png(2)])
+    assert len(asked) == 2
+
+
 # Reconstructions
 
 
@@ -442,6 +503,11 @@ def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
     of_file, of_array = (client.reconstruct(one, label="2") for one in (random_png(), random_levels()))
     assert of_file.label == of_array.label == "2"
     np.testing.assert_array_equal(of_file.reconstructions[0].picture, of_array.reconstructions[0].picture)
+
+
+def test_an_array_with_more_channels_than_a_picture_is_no_picture_to_decode(client):
+    with pytest.raises(ValueError, match=r"shape \[28, 28, 5\]; expected .* C at most 4"):
+        client.reconstruct(np.zeros((SIDE, SIDE, 5), np.uint8))
 
 
 def test_a_picture_is_explained_as_the_service_does_it(client, raw):
@@ -607,12 +673,38 @@ def test_a_stream_gives_one_outcome_a_picture_in_order(client, tmp_path):
 
 @pytest.mark.parametrize(
     "one",
-    ["digit.png", Path("digit.png"), b"content", BytesIO(b"content"), Image.new("L", (9, 9)), Pair("l", "r")],
+    [
+        "digit.png",
+        Path("digit.png"),
+        b"content",
+        BytesIO(b"content"),
+        Image.new("L", (9, 9)),
+        Pair("l", "r"),
+        np.zeros((SIDE, SIDE)),
+        np.zeros((SIDE, SIDE, 1)),
+    ],
     ids=lambda one: type(one).__name__,
 )
 def test_a_single_picture_is_no_stream(client, one):
     with pytest.raises(TypeError, match="classify_many takes several pictures"):
         client.classify_many(one)
+
+
+@pytest.mark.parametrize("shape", [(2, SIDE, SIDE), (2, SIDE, SIDE, 1)])
+def test_an_array_of_pictures_is_a_stream(client, shape):
+    outcomes = list(client.classify_many(np.zeros(shape, np.float32)))
+    assert [type(outcome) for outcome in outcomes] == [Scored, Scored]
+
+
+def test_failed_pictures_do_not_keep_their_requests_in_memory(client, tmp_path):
+    path = tmp_path / "no.png"
+    path.write_bytes(bytes(2**20))
+    image = Image.open(BytesIO(random_png()[:60]))
+    outcomes = list(client.classify_many([path, path, random_png(), image, path]))
+    errors = [outcome.error for outcome in outcomes if isinstance(outcome, Failed)]
+    assert len(errors) == 4
+    for error in errors:
+        assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
 def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
@@ -799,6 +891,12 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(connect):
         end.set()
 
 
+def test_a_free_connection_is_waited_for_without_a_timeout(connect):
+    client = connect("http://localhost", timeout_s=7)
+    timeout = getattr(client, "client", client)._http.timeout
+    assert (timeout.read, timeout.pool) == (7, None)
+
+
 REQUEST = httpx.Request("GET", "http://127.0.0.1:1/models")
 
 
@@ -810,7 +908,7 @@ def test_that_nothing_listens_is_said_at_once(connect):
             connect(f"http://127.0.0.1:{free.getsockname()[1]}", retry=patient).models()
 
 
-@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ConnectTimeout])
+@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError])
 def test_an_address_that_cannot_be_connected_to_is_not_tried_again(kind):
     pauses: list[float] = []
     retrying = tenacity.Retrying(sleep=pauses.append, **tenacity_options(Retry(), Contact()))
@@ -821,6 +919,20 @@ def test_an_address_that_cannot_be_connected_to_is_not_tried_again(kind):
     with pytest.raises(ConnectError):
         retrying(send)
     assert not pauses
+
+
+def test_what_a_proxy_answers_is_not_taken_for_the_services(connect, monkeypatch):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    def refuse(handler):
+        handler.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+    with server(refuse) as (proxy, asked):
+        monkeypatch.setenv("https_proxy", proxy)
+        with pytest.raises(ConnectError, match="the proxy answered: 403 Forbidden"):
+            connect("https://capsnet.example", retry=QUICK).models()
+        assert len(asked) == 1
 
 
 def test_a_password_in_the_url_is_not_shown_and_takes_no_keys_place(connect):
