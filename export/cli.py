@@ -1,7 +1,6 @@
 """capsnet-export: bundle, evaluate, threshold, explain, optimize, triton."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from signal import SIGTERM, signal
@@ -162,7 +161,7 @@ def _add_optimize(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=int,
         default=0,
         metavar="N",
-        help="threads of a run (default: one per CPU)",
+        help="threads of a run (default: one per usable CPU)",
     )
     optimize.add_argument(
         "--half",
@@ -272,12 +271,13 @@ def _as_text(test: "Errors") -> str:
 
 def _optimize(options: argparse.Namespace) -> None:
     from export.contract.manifest import read_manifest
+    from export.contract.processors import usable_cpus
     from export.optimize.half_precision import check_architecture
     from export.optimize.report import NothingFasterError, as_table, optimize_bundle
     from export.published import refuse_in_published
 
     if not 0 <= options.threads <= MAX_THREADS:
-        raise ValueError(f"--threads must be 0 (one per CPU) to {MAX_THREADS}, got {options.threads}")
+        raise ValueError(f"--threads must be 0 (one per usable CPU) to {MAX_THREADS}, got {options.threads}")
     bundle = newest_version(options.bundle)
     manifest = read_manifest(bundle)
     out = options.out or Path("optimized") / manifest.model
@@ -287,7 +287,7 @@ def _optimize(options: argparse.Namespace) -> None:
         check_architecture(manifest.architecture)
         test = _test_pixels(bundle, options)
     try:
-        report = optimize_bundle(bundle, out, options.threads or os.cpu_count() or 1)
+        report = optimize_bundle(bundle, out, options.threads or usable_cpus())
     except NothingFasterError as error:
         if not options.half:
             raise

@@ -39,13 +39,14 @@ tests() {
     tests/training/data/transforms tests/service/inference/test_engine.py tests/service/inference/test_gpu_session.py
 }
 
-# Of the contenders with these names.
+# Of the contenders with these names; fails if one of them does.
 measure() {
-  local name
+  local name failed=0
   for name in "$@"; do
     limited 100 "$python" -m benchmarks.gpu.throughput --device "$device" --quick --batches "$batches" --only "$name" \
-      --json "$out/${name// /-}.json"
+      --json "$out/${name// /-}.json" || failed=1
   done
+  return "$failed"
 }
 
 speed() { measure "ONNX Runtime" "as served" "torch eager"; }

@@ -11,6 +11,7 @@ one, not replayed by CUDA graphs. Networks are untrained, and matrix capsules no
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -95,6 +96,7 @@ def _a_batch(config: RunConfig, size: int, device: torch.device) -> Batch:
 def measure(preset: str, options: argparse.Namespace, *, graphs: bool) -> Row:
     """One way to launch a preset's steps; the kernels of the faster one are written down, too."""
     on_cuda = options.device.type == "cuda"
+    gc.collect()  # CUDA graphs of the row before refer to each other
     if on_cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

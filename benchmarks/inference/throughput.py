@@ -47,11 +47,11 @@ from benchmarks.machine import processor
 from benchmarks.paths import ROOT
 from export.contract.architecture import CPU_BATCH, stated_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
+from export.contract.processors import usable_cpus
 from export.optimize.choice import choose, open_variants
 from export.optimize.derive import write_variants
 from export.optimize.measure import SIZES, measure
 from export.optimize.plan import Variant
-from service.processors import usable_cpus
 
 # N images, H rows, W columns, C channels
 

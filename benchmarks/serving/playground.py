@@ -46,6 +46,16 @@ SLIDE = """async ([dimension, seconds]) => {
     return shown / seconds;
 }"""
 
+# Sets window.took to the milliseconds from lifting the pen to the answer; null until it is there.
+WATCH = """() => {
+    const spoken = document.querySelector("#spoken");
+    let lifted = 0;
+    const lift = () => ([lifted, window.took] = [performance.now(), null]);
+    document.addEventListener("pointerup", lift, true); // before the page, which may answer at once
+    new MutationObserver(() => spoken.textContent && (window.took = performance.now() - lifted))
+        .observe(spoken, { childList: true });
+}"""
+
 
 def main() -> int:
     """Print the numbers; returns the exit status."""
@@ -62,6 +72,7 @@ def main() -> int:
         page = browser.new_page()
         page.goto(url)
         page.wait_for_selector(".sample")
+        page.evaluate(WATCH)
         answers = sorted(time_to_answer(page, digit) for digit in DIGITS)
         print(f"answer after the last stroke: median {1000 * statistics.median(answers):.0f} ms, ", end="")
         print(f"slowest of {len(answers)} {1000 * answers[-1]:.0f} ms")
@@ -85,22 +96,11 @@ def page_address(url: str | None) -> Iterator[str]:
 
 
 def time_to_answer(page: Page, digit: int) -> float:
-    """Seconds from lifting the pen to the answer."""
-    page.evaluate("document.querySelector('#spoken').textContent = ''")
-    waiting = """() => new Promise((resolve) => {
-        const spoken = document.querySelector("#spoken");
-        let lifted = 0;
-        document.querySelector("#pad").addEventListener("pointerup", () => (lifted = performance.now()));
-        new MutationObserver(() => spoken.textContent && (window.took = performance.now() - lifted))
-            .observe(spoken, { childList: true });
-        resolve();
-    })"""
-    page.evaluate(waiting)
-    page.evaluate("window.took = 0")
+    """Seconds from lifting the pen after the last stroke to the answer, on a page that runs WATCH."""
     draw(page, digit)
-    page.wait_for_function("() => window.took > 0")
-    time.sleep(0.3)  # a digit of several strokes: the last one counts
+    page.wait_for_function("() => window.took !== null")
     took = page.evaluate("window.took")
+    time.sleep(0.3)  # the routing is shown next, and must not slow down the next digit
     page.click("#clear")
     return float(took) / 1000
 

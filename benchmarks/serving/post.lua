@@ -1,4 +1,5 @@
--- wrk: POST the files of a list in turn, count the answers that are not 200, end with one line of JSON.
+-- wrk: POST the files of a list in turn, end with one line of JSON. `requests` counts all answers, `refused` those that
+-- are not 200, `errors` requests without an answer.
 -- Arguments after `--`: the content type, then the files. HEADER_<name>=<value> arguments add headers.
 
 local requests, threads = {}, {}
@@ -28,9 +29,10 @@ end
 function response(status) if status ~= 200 then refused = refused + 1 end end
 
 function done(summary, latency)
-  local bad, errors = 0, summary.errors
-  for _, thread in ipairs(threads) do bad = bad + thread:get("refused") end
-  bad = bad + errors.connect + errors.read + errors.write + errors.timeout
-  print(string.format('{"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "failed": %d}',
-    summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, bad))
+  local refused, errors = 0, summary.errors
+  for _, thread in ipairs(threads) do refused = refused + thread:get("refused") end
+  errors = errors.connect + errors.read + errors.write + errors.timeout
+  print(string.format('{"requests": %d, "refused": %d, "errors": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f}',
+    summary.requests, refused, errors, summary.duration / 1e6, latency:percentile(50) / 1e3,
+    latency:percentile(99) / 1e3))
 end

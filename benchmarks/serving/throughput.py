@@ -2,10 +2,10 @@
 
 Everything gets the same encoder, the same threads and the same PNG files; wrk makes the load. The raw
 session and the peers run the bundle's own graph, the service the faster ones that it derives from it; with
-CAPSNET_OPTIMIZE=false it runs the bundle's own as well, and server is compared with server. Nothing else
-runs while one of them is measured. On a noisy machine only neighbors compare: the raw session is measured
-anew before every server, every round measures all servers, ratios are between neighbors or within a round,
-and the tables show medians. That is why a ratio may differ from that of the two medians beside it.
+`--plain` it runs the bundle's own as well, and server is compared with server. Nothing else runs while one
+of them is measured. On a noisy machine only neighbors compare: the raw session is measured anew before
+every server, every round measures all servers, ratios are between neighbors or within a round, and the
+tables show medians. That is why a ratio may differ from that of the two medians beside it.
 
     .venv/bin/pip install -e '.[bench]' && apt install wrk
     .venv/bin/python -m benchmarks.serving.throughput                            some 15 minutes
@@ -31,7 +31,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -46,7 +45,9 @@ from benchmarks.serving.bodies import (
     write_tensors,
     wrk,
 )
+from benchmarks.serving.one_version import models_with_only
 from export.contract.manifest import read_manifest
+from export.contract.processors import usable_cpus
 
 PEERS = Path(__file__).resolve().parent / "peers"
 SERVICE = "this service"
@@ -119,11 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     servers = [server for server in SERVERS if find_spec(server.package)]
     for missing in sorted({server.name for server in SERVERS} - {server.name for server in servers}):
         print(f"{missing} is left out: .venv/bin/pip install -e '.[bench]' installs it", file=sys.stderr)
-    environment = _environment(options.bundle, options.threads)
     print(_heading(options))
     raws: list[dict[str, Raw]] = []
     rounds: list[dict[Key, Result]] = []
     with tempfile.TemporaryDirectory() as folder:
+        environment = _environment(options, models_with_only(options.bundle, Path(folder)))
         pixels = samples(options.bundle)
         pictures = write_pictures(pixels, Path(folder))
         tensors = write_tensors(pixels, BINARY_IMAGES, "FP32", Path(folder))
@@ -268,8 +269,17 @@ def _load(url: str, clients: int, seconds: int, *arguments: str) -> Result:
     for length in (WARM_S, seconds):
         command = wrk(url, clients, length, arguments)
         made = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return {**found, "images_s": found["requests"] / found["seconds"]}
+    return _result(json.loads(made.stdout.splitlines()[-1]))
+
+
+def _result(found: dict[str, float]) -> Result:
+    """Of what post.lua prints; only answers with 200 count as images. Times are those of all answers."""
+    return {
+        "images_s": (found["requests"] - found["refused"]) / found["seconds"],
+        "p50_ms": found["p50_ms"],
+        "p99_ms": found["p99_ms"],
+        "failed": found["refused"] + found["errors"],
+    }
 
 
 def _wait_until_it_answers(url: str, png: bytes, process: subprocess.Popen[bytes]) -> None:
@@ -283,14 +293,15 @@ def _wait_until_it_answers(url: str, png: bytes, process: subprocess.Popen[bytes
     raise TimeoutError
 
 
-def _environment(bundle: Path, threads: int) -> dict[str, str]:
+def _environment(options: argparse.Namespace, models: Path) -> dict[str, str]:
     """Of every server and the raw session; pools of other libraries would only stand in the way."""
     ours = {
-        "BENCH_BUNDLE": str(bundle),
-        "BENCH_THREADS": str(threads),
-        "CAPSNET_THREADS": str(threads),
-        "CAPSNET_MODELS": str(bundle.parent.parent),
-        "CAPSNET_DEFAULT_MODEL": bundle.parent.name,
+        "BENCH_BUNDLE": str(options.bundle),
+        "BENCH_THREADS": str(options.threads),
+        "CAPSNET_THREADS": str(options.threads),
+        "CAPSNET_MODELS": str(models),
+        "CAPSNET_DEFAULT_MODEL": options.bundle.parent.name,
+        "CAPSNET_OPTIMIZE": "false" if options.plain else "true",
         "OMP_NUM_THREADS": "1",
     }
     return {name: value for name, value in os.environ.items() if not name.startswith("CAPSNET_")} | ours
@@ -299,10 +310,11 @@ def _environment(bundle: Path, threads: int) -> dict[str, str]:
 def _heading(options: argparse.Namespace) -> str:
     names = ("onnxruntime", "fastapi", "uvicorn", "mosec", "litserve")
     versions = ", ".join(f"{name} {version(name)}" for name in names if find_spec(name))
+    graphs = "the bundle's own graph" if options.plain else "graphs derived from the bundle's"
     return (
         f"{processor()}, {options.threads} threads, Python {platform.python_version()}, {versions}; "
         f"{options.rounds} rounds of {options.seconds} s, "
-        f"{options.bundle.parent.name}/{options.bundle.name}\n"
+        f"{options.bundle.parent.name}/{options.bundle.name}, of which the service runs {graphs}\n"
     )
 
 
@@ -320,7 +332,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads",
         type=option_types.positive,
-        default=len(os.sched_getaffinity(0)),
+        default=usable_cpus(),
         help="of the session (usable CPUs)",
     )
     parser.add_argument(
@@ -328,6 +340,9 @@ def _parser() -> argparse.ArgumentParser:
         type=option_types.bundle,
         default=str(ROOT / "models" / "capsnet-mnist"),
         help="a version of a model, or its folder, of which the newest (models/capsnet-mnist)",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="the service runs the bundle's own graph, none derived from it"
     )
     return parser
 

@@ -16,6 +16,7 @@ workers times 1,000 / ms of one.
 
 import os
 import subprocess
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from benchmarks.serving.bodies import (
     write_tensors,
     wrk,
 )
+from benchmarks.serving.one_version import models_with_only
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.tiny_bundle import write_bundle
 
@@ -88,15 +90,34 @@ def main() -> None:
     print("| " + " | ".join(COLUMNS) + " |\n" + "| ---: " * len(COLUMNS) + "|")
     for workers in options.workers:
         cost = measure(workers, options)
-        of_workers, of_engine, of_load = (
-            1000 * each / cost.requests for each in (cost.workers_s, cost.engine_s, cost.load_s)
-        )
-        at_most = min(1000 * workers / of_workers, 1000 / of_engine if of_engine else float("inf"))
-        rate = cost.requests / cost.seconds
-        print(
-            f"| {workers} | {rate:.0f} | {rate * images:.0f} | {of_workers:.2f} | {of_engine:.2f} "
-            f"| {of_load:.2f} | {cost.resident_mib:.0f} | {at_most:.0f} |"
-        )
+        try:
+            print(line(workers, cost, images))
+        except ValueError as error:
+            sys.exit(f"workers: {error}")
+
+
+def line(workers: int, cost: Cost, images: int) -> str:
+    """Of the table.
+
+    Args:
+        workers: processes for requests.
+        cost: what the load has cost.
+        images: in a request.
+
+    Raises:
+        ValueError: no request was answered with 200.
+    """
+    if not cost.requests:
+        raise ValueError("no request was answered with 200; a model of pairs needs --tensors")
+    of_workers, of_engine, of_load = (
+        1000 * each / cost.requests for each in (cost.workers_s, cost.engine_s, cost.load_s)
+    )
+    at_most = min(1000 * workers / of_workers, 1000 / of_engine if of_engine else float("inf"))
+    rate = cost.requests / cost.seconds
+    return (
+        f"| {workers} | {rate:.0f} | {rate * images:.0f} | {of_workers:.2f} | {of_engine:.2f} "
+        f"| {of_load:.2f} | {cost.resident_mib:.0f} | {at_most:.0f} |"
+    )
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
@@ -130,10 +151,10 @@ def measure(workers: int, options: Namespace) -> Cost:
     seconds, clients = options.seconds, options.clients
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bundle = options.model or write_bundle(folder / "models" / "tiny" / "1")
+        bundle = options.model or write_bundle(folder / "tiny" / "1")
         posted = what_is_posted(bundle, options, folder)
         facts = {"workers": workers, "default_model": bundle.parent.name, "log_level": "warning"}
-        with live_process(bundle.parents[1], folder / "log", **facts) as service:
+        with live_process(models_with_only(bundle, folder), folder / "log", **facts) as service:
             load(service, posted, 2, clients)  # warm
             before, so_far = processor_s(service), answered(service, posted)
             began_s = os.times().children_user + os.times().children_system

@@ -11,7 +11,15 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 MANIFEST_FILE = "manifest.json"
 MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -33,7 +41,7 @@ class BundleError(ValueError):
 
 
 def _plain_file_name(name: str) -> str:
-    if PurePosixPath(name).name != name or "\\" in name or name in {"", ".", ".."}:
+    if PurePosixPath(name).name != name or {"\\", "\0"} & {*name} or name in {"", ".", ".."}:
         raise ValueError(f"{name!r} is not a plain file name")
     return name
 
@@ -197,7 +205,7 @@ class Manifest(_Fact):
     parameter_count: int
     class_names: tuple[str, ...] = Field(min_length=1)
     objects_per_image: int = Field(default=1, ge=1)
-    pose_shape: tuple[int, ...]
+    pose_shape: tuple[PositiveInt, ...] = Field(min_length=1)
     views: Literal[1, 2] = 1
     graphs: dict[Role, Graph]
     samples: File

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from export.contract.manifest import BundleError
 from export.contract.one_line import first_line
+from export.contract.processors import usable_cpus
 from export.contract.samples import check_values, in_pieces
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
 from service.inference.half_encoder import check_classes
 from service.inference.providers import PROVIDERS, sample_tolerances
 from service.inference.sessions import Session, create_session
-from service.processors import usable_cpus
 
 # N images, H rows, W columns, C channels
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from export.contract.graph_file import check_self_contained, check_weights_within
 from export.contract.interface import check_contract
 from export.contract.manifest import BundleError, Manifest, Role, read_checked, read_manifest
+from export.contract.processors import usable_cpus
 from export.contract.samples import read_samples
 from export.optimize.plan import MAX_WORKERS
 from service.inference.checks import check_explainer, check_half, check_samples
@@ -21,7 +22,6 @@ from service.inference.half_encoder import halved
 from service.inference.providers import DeviceError, EngineOptions, UsedDevice, candidates
 from service.inference.session_pool import open_on_cpu, pool_of_one
 from service.inference.sessions import open_session
-from service.processors import usable_cpus
 
 Floats = NDArray[np.float32]
 

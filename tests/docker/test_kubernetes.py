@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from export.contract.processors import usable_cpus
 from service.http.graceful_server import LINGER_S
-from service.processors import usable_cpus
 from service.settings import PREFIX, Settings
 from tests.support.code_blocks import blocks
 from tests.support.live_service import live_service, settings_for

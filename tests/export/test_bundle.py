@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from export.contract.manifest import BundleError, Manifest, newest_version, read
 from export.evaluate import evaluate_bundle, evaluate_encoder
 from export.next_version import publish_next
 from tests.support.paths import ROOT
-from tests.support.tiny_bundle import replace_file
+from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
 from training.config import to_dict
 from training.runs import checkpoint
 from training.runs.result import note_measurement, times_measured
@@ -185,12 +186,21 @@ def test_changed_bytes_are_refused(trained_bundle, tmp_path):
         read_checked(copy, manifest.graphs["encoder"])
 
 
-def test_a_manifest_that_names_a_path_is_refused(trained_bundle, tmp_path):
-    copy = shutil.copytree(trained_bundle, tmp_path / "1")
-    text = (copy / "manifest.json").read_text()
-    (copy / "manifest.json").write_text(text.replace('"encoder.onnx"', '"../encoder.onnx"'))
-    with pytest.raises(BundleError, match=r"'\.\./encoder\.onnx' is not a plain file name"):
-        read_manifest(copy)
+@pytest.mark.parametrize("name", ["../encoder.onnx", "..\\encoder.onnx", "encoder\0.onnx"])
+def test_a_manifest_whose_file_is_no_plain_name_is_refused(tmp_path, name):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    text = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(text.replace('"encoder.onnx"', json.dumps(name)))
+    with pytest.raises(BundleError, match=re.escape(f"{name!r} is not a plain file name")):
+        read_manifest(bundle)
+
+
+@pytest.mark.parametrize("shape", [(-4, -1), (0,), ()])
+def test_a_pose_shape_without_positive_sides_is_refused(tmp_path, shape):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    rewrite_manifest(bundle, pose_shape=shape)
+    with pytest.raises(BundleError, match="pose_shape"):
+        read_manifest(bundle)
 
 
 def test_the_card_says_how_often_the_test_set_was_measured_before(trained_bundle):

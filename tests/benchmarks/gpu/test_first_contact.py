@@ -21,6 +21,16 @@ def test_a_part_that_it_has_not_is_refused_with_those_it_has(tmp_path):
     )
 
 
+@pytest.mark.parametrize("failing", ["ONNX Runtime", "torch eager", None])
+def test_speed_fails_if_any_contender_does(tmp_path, failing):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"--only {failing} "*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    places = {"PYTHON": str(python), "OUT": str(tmp_path), "DEVICE": "cpu"}
+    ran = subprocess.run([SCRIPT, "speed"], env={**os.environ, **places}, capture_output=True, text=True)
+    assert ran.returncode == (1 if failing else 0), ran.stdout
+
+
 @pytest.mark.long
 def test_every_model_of_its_service_answers_and_the_service_stops(tmp_path):
     places = {"PYTHON": sys.executable, "OUT": str(tmp_path), "DEVICE": "cpu", "CAPSNET_OPTIMIZE": "false"}

@@ -1,6 +1,8 @@
 """benchmarks.gpu.steps on the CPU."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -18,6 +20,23 @@ def test_a_row_for_each_preset_and_a_table_of_what_takes_the_time(tmp_path, caps
     assert "drawn" in capsys.readouterr().out
     assert "drawn, batch 4, 5 steps" in kernels.read_text()
     assert "convolution_backward" in kernels.read_text()
+
+
+class Cycle:
+    """Refers to itself, as CUDA graphs do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_an_earlier_row_left_behind_is_freed_first():
+    left_behind = weakref.ref(Cycle())
+    gc.disable()
+    try:
+        main(["--device", "cpu", "--presets", "drawn", "--batch", "4", "--seconds", "0.01"])
+    finally:
+        gc.enable()
+    assert left_behind() is None
 
 
 def test_a_preset_that_is_not_there_is_named(capsys):

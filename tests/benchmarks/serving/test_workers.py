@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.serving.workers import Posted, answered, engine_pid, parse, what_is_posted
+from benchmarks.serving.workers import Cost, Posted, answered, engine_pid, line, parse, what_is_posted
 from tests.support.live_process import LiveProcess, live_process
 from tests.support.live_service import wait_until
 from tests.support.tiny_bundle import SIDE, write_bundle
@@ -70,6 +70,17 @@ def test_the_engine_process_is_known_by_what_the_supervisor_says(bundle, tmp_pat
     with live_process(bundle.parents[1], tmp_path / "log", workers=2) as service:
         said = f"the engine process {engine_pid(service)} has the models"
         wait_until(lambda: any(line["message"] == said for line in service.lines))
+
+
+def test_a_row_has_the_processor_time_of_each_request():
+    cost = Cost(requests=1000, seconds=2, workers_s=3, engine_s=1, load_s=0.5, resident_mib=100)
+    assert line(2, cost, 64) == "| 2 | 500 | 32000 | 3.00 | 1.00 | 0.50 | 100 | 667 |"
+
+
+def test_a_load_of_which_nothing_was_answered_is_told():
+    cost = Cost(requests=0, seconds=2, workers_s=3, engine_s=1, load_s=0.5, resident_mib=100)
+    with pytest.raises(ValueError, match="no request was answered with 200"):
+        line(1, cost, 1)
 
 
 @pytest.mark.parametrize("wrong", [("--tensors", "0"), ("--datatype", "FP64"), ("--model", "docs")])

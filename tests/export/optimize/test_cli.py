@@ -1,4 +1,6 @@
+import os
 import shutil
+from pathlib import Path
 
 import onnx
 import pytest
@@ -56,10 +58,24 @@ def test_a_folder_that_is_not_there_is_said(tmp_path, capsys):
     assert "none is not a folder" in failure(capsys, str(tmp_path / "none"))
 
 
+def test_without_a_number_it_takes_as_many_threads_as_it_may_use_cpus(tmp_path, monkeypatch, capsys):
+    def only_say(bundle: Path, out: Path, threads: int) -> None:
+        raise ValueError(f"{threads} threads")
+
+    monkeypatch.setattr("export.optimize.report.optimize_bundle", only_say)
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        said = failure(capsys, str(SHIPPED), "--out", str(tmp_path))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert "1 threads" in said
+
+
 @pytest.mark.parametrize("threads", ["-1", "99999999999"])
 def test_a_number_of_threads_that_cannot_be_is_refused(tmp_path, capsys, threads):
     said = failure(capsys, str(SHIPPED), "--threads", threads, "--out", str(tmp_path / "out"))
-    assert f"--threads must be 0 (one per CPU) to 1024, got {threads}" in said
+    assert f"--threads must be 0 (one per usable CPU) to 1024, got {threads}" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -1,6 +1,5 @@
 """Devices: the one asked for or an error, and what their providers are told."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from service.inference.providers import (
     sample_tolerances,
     tensorrt_options,
 )
-from service.processors import usable_cpus
 from tests.support.tiny_bundle import digest
 
 
@@ -126,24 +124,3 @@ def test_half_precision_may_differ_more_from_the_samples_but_not_in_the_decoder(
     plain, half = sample_tolerances("cuda", "float32"), sample_tolerances("cuda", "half")
     assert half["probabilities"] == 5e-3
     assert half["reconstruction"] == plain["reconstruction"] < half["poses"]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("max 100000", None),
-        ("100000 100000", 1),
-        ("50000 100000", 1),
-        ("nonsense", None),
-        ("1600000 100000", None),
-    ],
-)
-def test_threads_follow_the_quota_of_the_control_group(tmp_path, content, expected):
-    (tmp_path / "cpu.max").write_text(content)
-    allowed = len(os.sched_getaffinity(0))
-    expected = min(allowed, 16) if content.startswith("16") else expected
-    assert usable_cpus(tmp_path / "cpu.max") == (expected or allowed)
-
-
-def test_without_control_groups_every_allowed_cpu_is_used(tmp_path):
-    assert usable_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))
