@@ -15,7 +15,7 @@ from typing import Any
 from browser.graphs import WEIGHTS_FILE, RoundingError, browser_graphs
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import PLAYGROUND, ROOT, SITE, faults
-from export.contract.manifest import BundleError, Manifest, newest_version, read_manifest
+from export.contract.manifest import VERSION, BundleError, Manifest, newest_version, read_manifest
 from export.contract.receptive_fields import capsule_grids
 from service.routes.playground import FOLDER, PAGE, SOURCES
 
@@ -85,8 +85,8 @@ def build(models: Path, out: Path) -> None:
         out: of the playground; an older playground in it is replaced once the new one is whole.
 
     Raises:
-        BuildError: there is no bundle, `out` is a file, holds something else or cannot be replaced, or the
-            service's page is not the one that is known here.
+        BuildError: the bundles are refused (`bundles_in`), `out` is a file, holds something else or cannot be
+            replaced, or the service's page is not the one that is known here.
         BundleError: a bundle disagrees with its manifest.
         RoundingError: float16 does not hold a weight.
         NpmError: the runtime cannot be installed.
@@ -150,12 +150,23 @@ def bundles_in(models: Path) -> list[Path]:
     """The newest version of each model in a folder.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is none, one is in no folder of its version, or two are of the same model.
+        BundleError: a bundle has no valid manifest.
     """
     folders = sorted(folder for folder in models.iterdir() if folder.is_dir()) if models.is_dir() else []
     if not folders:
         raise BuildError(f"{models} holds no bundle")
-    return [newest_version(folder) for folder in folders]
+    bundles: dict[str, Path] = {}
+    for bundle in map(newest_version, folders):
+        if not VERSION.fullmatch(bundle.name):
+            raise BuildError(f"{bundle} is no version of a model: expected {models}/MODEL/VERSION")
+        model = read_manifest(bundle).model
+        if model in bundles:
+            raise BuildError(
+                f"{bundle} is of {model}, as is {bundles[model]}: expected {models}/MODEL/VERSION"
+            )
+        bundles[model] = bundle
+    return list(bundles.values())
 
 
 def write_models(bundles: list[Path], out: Path) -> None:

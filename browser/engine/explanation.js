@@ -24,12 +24,13 @@ export function explanation(outputs, { manifest, grids }) {
 function ofAgreement({ couplings, agreements, activations, activities }, shape, hasNone) {
   const parts = votes(shape, (at, t, j) => (couplings.data[at] * agreements.data[at]) / Math.max(activations.data[t * shape.classes + j], SMALLEST));
   const changes = split(agreements.data, shape.votes);
-  const total = sum(activities.data);
+  const weights = activities.data.map((one) => Math.max(one, SMALLEST));
+  const total = sum(weights);
   return {
     routing: "agreement",
     entropy: entropies(couplings.data, activities.data, shape, hasNone),
     heat: heatOf(parts, shape),
-    logit_change: byClass(changes.map((one) => sum(one.map((value, at) => value * activities.data[at])) / total), shape),
+    logit_change: byClass(changes.map((one) => sum(one.map((value, at) => value * weights[at])) / total), shape),
     largest_logit_change: byClass(changes.map((one) => one.reduce((a, b) => Math.max(a, b))), shape),
   };
 }

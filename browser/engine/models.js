@@ -1,15 +1,18 @@
 // The models of this site: their manifests, their graphs in ONNX Runtime, and the downloads that these need.
 
+import "./ort/ort-wasm-simd-threaded.mjs"; // here, since ONNX Runtime tries no failed import again
 import * as ort from "./ort/ort.wasm.min.mjs";
 import { Problem } from "./problem.js";
 
 const FOLDER = new URL("../models/", import.meta.url);
 const WEIGHTS = "weights.bin"; // of all graphs of a model, in float16
+const RUNTIME = new URL("./ort/ort-wasm-simd-threaded.wasm", import.meta.url).href;
 
 ort.env.wasm.wasmPaths = new URL("./ort/", import.meta.url).href;
 ort.env.logLevel = "error";
 
 let listed = null; // a promise of what models.json says
+let runtime = null; // a promise of the WebAssembly of ONNX Runtime, which itself would not fetch it a second time
 const opened = new Map(); // by name and version
 
 /** Called with {name, loaded, total} in bytes while weights come, and once more when they are there. */
@@ -26,7 +29,7 @@ export async function models() {
   return kept(listed, () => (listed = null));
 }
 
-/** A version of a model, which loads what it needs when that is first needed. */
+/** A version of a model, which has nothing loaded yet when it is first opened. */
 export async function open(name, version) {
   const model = (await models()).find((one) => one.name === name);
   const found = model?.versions.find((one) => version === undefined || one.version === version);
@@ -60,6 +63,14 @@ class Model {
 
   get poseSize() {
     return this.manifest.pose_shape.reduce((a, b) => a * b);
+  }
+
+  /** Download what it needs, unless that is there. */
+  async load() {
+    this.#files ??= this.#download(); // at once: without a connection, too, whatever comes later is there
+    runtime ??= download(RUNTIME, "arrayBuffer").then((binary) => (ort.env.wasm.wasmBinary = binary));
+    const [files] = await Promise.all([kept(this.#files, () => (this.#files = null)), kept(runtime, () => (runtime = null))]);
+    return files;
   }
 
   /** Inputs [N, H, W, C] in 0-1 to {probabilities: [N, J], poses: [N, J, D]}, all flat. */
@@ -107,8 +118,7 @@ class Model {
   }
 
   async #open(role) {
-    this.#files ??= this.#download(); // at once: without a connection, too, whatever comes later is there
-    const { weights, graphs } = await kept(this.#files, () => (this.#files = null));
+    const { weights, graphs } = await this.load();
     return ort.InferenceSession.create(graphs[role], { externalData: [{ path: WEIGHTS, data: weights }] });
   }
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from browser.build import REPLACED, BuildError, build, page_of
+from browser.build import REPLACED, BuildError, build, bundles_in, page_of
 from browser.graphs import WEIGHTS_FILE, RoundingError
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
 from service.routes.playground import FOLDER, PAGE
 from tests.support.paths import MODELS
+from tests.support.tiny_bundle import write_bundle
 
 
 def test_the_page_is_the_services_but_for_what_is_laid_over_it(site_folder):
@@ -77,6 +78,25 @@ def test_a_folder_without_bundles_is_refused(tmp_path):
     for models in (tmp_path / "missing", tmp_path):
         with pytest.raises(BuildError, match="holds no bundle"):
             build(models, tmp_path / "out")
+
+
+def test_the_newest_version_of_each_model_is_taken(tmp_path):
+    for name in ("one/1", "one/2", "two/7"):
+        write_bundle(tmp_path / name)
+    assert bundles_in(tmp_path) == [tmp_path / "one" / "2", tmp_path / "two" / "7"]
+
+
+def test_a_bundle_without_a_folder_of_its_version_is_refused(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1").rename(tmp_path / "other")
+    with pytest.raises(BuildError, match=r"other is no version of a model: expected .*/MODEL/VERSION"):
+        bundles_in(tmp_path)
+
+
+def test_the_versions_in_the_folder_of_one_model_are_no_models(tmp_path):
+    for version in ("1", "2"):
+        write_bundle(tmp_path / "tiny" / version)
+    with pytest.raises(BuildError, match=r"tiny/2 is of tiny, as is .*tiny/1"):
+        bundles_in(tmp_path / "tiny")
 
 
 def test_a_folder_with_something_else_is_not_touched(tmp_path):

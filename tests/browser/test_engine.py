@@ -149,3 +149,19 @@ def test_what_is_cancelled_before_its_turn_is_not_answered(pages):
     }"""
     assert pages[0].evaluate(script) == ["ServiceError", "AbortError"]
     assert ask(pages[0], "classify", CASES["capsnet-mnist"], {"model": "capsnet-mnist"})["results"]
+
+
+def test_capsules_of_which_none_is_active_change_no_logit(pages):
+    script = """async () => {
+        const { explanation } = await import(new URL("engine/explanation.js", location.href));
+        const zeros = (...dims) => ({ dims, data: new Float32Array(dims.reduce((a, b) => a * b)) });
+        const outputs = {
+            couplings: zeros(1, 3, 2, 4, 2, 2),
+            agreements: zeros(1, 3, 2, 4, 2, 2),
+            activations: zeros(1, 3, 2),
+            activities: zeros(1, 4, 2, 2),
+        };
+        const manifest = { architecture: "capsnet", parameters: {} };
+        return explanation(outputs, { manifest, grids: [{ name: "primary" }] }).logit_change;
+    }"""
+    assert pages[0].evaluate(script) == [[0, 0]] * 3

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import STRICT, serve_files
 from tests.service.playground.test_explore import (
     CHANGED,
+    Held,
     answer,
     choose_model,
     draw_every_digit,
@@ -184,3 +185,42 @@ def test_a_host_may_isolate_the_page_and_have_a_policy_of_its_own(open_page, sit
         page.click('[aria-label="Sample: 1"]')
         assert answer(page) == "1"
         page.close()
+
+
+def test_a_model_that_is_downloaded_slowly_holds_up_no_other(page):
+    page.click('[aria-label="Sample: 1"]')
+    answer(page)
+    weights = Held("**/capsnet-multimnist/*/weights.bin")
+    weights.hold(page)
+    with page.expect_request(weights.pattern):
+        choose_model(page, "capsnet-multimnist")
+    choose_model(page, "capsnet-digits")
+    assert answer(page) == "1"
+    weights.release()
+
+
+def test_a_runtime_that_has_not_come_is_told_in_words_and_asked_for_again(open_page, site):
+    failed = []
+
+    def fail_once(route: Route) -> None:
+        failed.append(route)
+        route.abort() if len(failed) == 1 else route.continue_()
+
+    page = open_page(f"{site}/", may_complain=True, prepare=lambda page: page.route("**/*.wasm", fail_once))
+    page.click('[aria-label="Sample: 1"]')
+    expect(page.locator("#notice")).to_contain_text("A file of this site cannot be loaded")
+    page.click('[aria-label="Sample: 7"]')
+    assert answer(page) == "7"
+
+
+def test_two_downloads_are_both_told_until_they_end(page):
+    script = """async (told) => {
+        const { showProgress } = await import("/playground/scripts/banner.js");
+        return told.map(([name, loaded]) => {
+            showProgress({ name, loaded, total: 9e6 });
+            return document.getElementById("banner-progress").textContent;
+        });
+    }"""
+    said = page.evaluate(script, [["a", 1e6], ["b", 2e6], ["a", 9e6], ["b", 9e6]])
+    a, b = "Loading a: 1 of 9 MB", "Loading b: 2 of 9 MB"
+    assert said == [a, f"{a}, {b}", b, ""]

@@ -19,9 +19,10 @@ export async function versions(name) {
  * @param {Blob[]} files of images; of a stereo model pairs, the left view first
  * @param {{model: string, version?: number, top_k?: number, model_input?: boolean, reconstruction?: boolean}} query
  * @param {AbortSignal} [signal]
+ * @param {{tellsSlow?: boolean}} [options] whether the page says that it waits; many files take their time
  */
-export function classify(files, query, signal) {
-  return request(`classify?${asQuery(query)}`, { method: "POST", body: form("images", files), signal });
+export function classify(files, query, signal, { tellsSlow } = {}) {
+  return request(`classify?${asQuery(query)}`, { method: "POST", body: form("images", files), signal, tellsSlow });
 }
 
 /** The answer of /segment: objects that lie over one another, taken apart. */

@@ -30,7 +30,7 @@ const chooser = new Chooser(async (model) => {
   score.setModel(model);
   await explore.setModel(model);
 });
-const before = kept();
+const before = await kept();
 const started = chooser.start(before?.model, before?.version);
 const tour = new Tour(
   async () => {
@@ -46,10 +46,10 @@ addEventListener("hashchange", () => (parts().has("see") || parts().has("tab")) 
 await started;
 if (!canReadPixels()) // what a link brings is told after it
   tell("This browser hides the pixels of canvases from pages (fingerprinting protection): what is drawn or turned here gets a wrong answer. Allow this page to read canvases.", { lasts: true });
-if (before) await restore(explore, before);
-else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
 explore.onEdit = () => keep({ see: null }); // a reload brings back what is on the screen, or nothing
 byId("capsule").addEventListener("input", explore.onEdit);
+if (before) await restore(explore, before);
+else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
 
 function onShow(name) {
   dismiss();

@@ -6,7 +6,7 @@ import { byId } from "./dom.js";
 import { takeDrops } from "./drops.js";
 import { dropped, isHidden } from "./folders.js";
 import { labelsOf } from "./labels.js";
-import { sentence } from "./notices.js";
+import { hush, sentence, tell } from "./notices.js";
 import { save } from "./picture.js";
 import { scoreAll } from "./scoring.js";
 import { Table } from "./table.js";
@@ -18,6 +18,7 @@ export class Score {
   #table = new Table();
   #run = null; // the latest: {model, total, rows, stop: its AbortController, failure, isOver}
   #waiting = null; // files that were given before there was a model
+  #choices = 0; // so far: a folder that is read slowly takes the place of nothing newer
 
   /** @param {() => Promise<boolean>} onGone called when the model is gone */
   constructor(onGone) {
@@ -27,13 +28,13 @@ export class Score {
       byId(`${id}-button`).addEventListener("click", () => input.click());
       input.addEventListener("change", () => {
         const files = [...input.files].filter(({ webkitRelativePath }) => !isHidden(webkitRelativePath));
-        this.start(files.map((file) => ({ file, path: file.webkitRelativePath || file.name })));
+        this.#choose(files.map((file) => ({ file, path: file.webkitRelativePath || file.name })));
         input.value = "";
       });
     }
     byId("score-stop").addEventListener("click", () => this.#run?.stop.abort());
     byId("score-csv").addEventListener("click", () => save(csvOf(this.#run), `${this.#run.model.name}-${this.#run.model.version}-scores.csv`));
-    takeDrops(byId("score"), async (transfer) => this.start(await dropped(transfer)));
+    takeDrops(byId("score"), (transfer) => this.#choose(dropped(transfer)));
   }
 
   /** Score with this model from now on. */
@@ -49,12 +50,14 @@ export class Score {
     if (found) this.start(found);
   }
 
-  /** Score files, [{file, path}]; once a model is there. */
+  /** Score files, [{file, path} or {path, error}]; once a model is there. */
   async start(found) {
+    if (!found.length) return tell("No files to score.");
     if (!this.model) return this.#wait(found);
     const { model } = this;
+    const refused = refusal(found, model);
+    if (refused) return tell(refused);
     const items = this.#items(found);
-    if (!items) return;
     this.#run?.stop.abort();
     this.#table.begin();
     const run = (this.#run = { model, total: items.length, rows: [], stop: new AbortController(), failure: "", isOver: false });
@@ -75,8 +78,18 @@ export class Score {
     }
   }
 
+  /** Score what is chosen or dropped, once it is read, unless something newer has come. */
+  async #choose(reading) {
+    const choice = ++this.#choices;
+    const timer = setTimeout(() => choice === this.#choices && tell("Reading the folder …"), RENDER_MS);
+    const found = await reading;
+    clearTimeout(timer);
+    if (choice !== this.#choices) return;
+    hush();
+    await this.start(found);
+  }
+
   #wait(found) {
-    if (!found.length) return;
     this.#waiting = found;
     say(`Waiting for a model: ${found.length} files`);
   }
@@ -84,11 +97,6 @@ export class Score {
   #items(found) {
     const views = this.model.manifest.views;
     const sorted = found.sort((a, b) => a.path.localeCompare(b.path, undefined, { numeric: true }));
-    if (!sorted.length) return null;
-    if (sorted.length % views) {
-      say(`${this.model.name} takes pairs; got ${sorted.length} files.`);
-      return null;
-    }
     const groups = [];
     for (let start = 0; start < sorted.length; start += views) groups.push(sorted.slice(start, start + views));
     const labels = this.#labels(groups.map(([{ path }]) => path));
@@ -96,6 +104,7 @@ export class Score {
       name: group.map(({ path }) => path).join(", "),
       files: group.map(({ file }) => file),
       truth: labels[index] ?? null,
+      error: group[0].error,
     }));
   }
 
@@ -113,6 +122,13 @@ export class Score {
     this.#table.show(rows);
     showConfusion(rows, model.manifest.class_names);
   }
+}
+
+/** Why a model does not score these files; null if it does. */
+function refusal(found, { name, manifest: { views } }) {
+  const unread = found.find(({ error }) => error);
+  if (unread && views > 1) return `${unread.path} ${unread.error}. Without it, nobody knows which files are a pair.`;
+  return found.length % views ? `${name} takes pairs; got ${found.length} files.` : null;
 }
 
 /** Show a text, and let screen readers read it: not each step of a progress. */

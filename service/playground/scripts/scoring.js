@@ -11,14 +11,16 @@ const ABOUT_THE_QUERY = new Set(["/problems/invalid-field", "/problems/no-decode
 /**
  * Classify items, each of one file or of a pair.
  *
- * @param {{files: File[]}[]} items
+ * @param {{files: File[], error?: string}[]} items an error: the files cannot be read
  * @param {{name: string, version: number}} model
  * @param {(item: object, outcome: {result?: object, error?: string}) => void} onOutcome for each item, in any order
  * @param {AbortSignal} signal
  */
 export async function scoreAll(items, model, onOutcome, signal) {
+  for (const item of items) if (item.error) onOutcome(item, { error: item.error });
+  const readable = items.filter(({ error }) => !error);
   const batches = [];
-  for (let start = 0; start < items.length; start += BATCH) batches.push(items.slice(start, start + BATCH));
+  for (let start = 0; start < readable.length; start += BATCH) batches.push(readable.slice(start, start + BATCH));
   const worker = async () => {
     for (let batch = batches.shift(); batch; batch = batches.shift()) await score(batch, model, onOutcome, signal);
   };
@@ -28,7 +30,7 @@ export async function scoreAll(items, model, onOutcome, signal) {
 async function score(batch, model, onOutcome, signal) {
   try {
     const query = { model: model.name, version: model.version, top_k: model.manifest.objects_per_image };
-    const answer = await api.classify(batch.flatMap(({ files }) => files), query, signal);
+    const answer = await api.classify(batch.flatMap(({ files }) => files), query, signal, { tellsSlow: false });
     batch.forEach((item, index) => onOutcome(item, { result: answer.results[index] }));
   } catch (error) {
     if (!(error instanceof ServiceError) || !ABOUT_A_FILE.has(error.status) || ABOUT_THE_QUERY.has(error.type)) throw error;

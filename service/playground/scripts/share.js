@@ -1,7 +1,7 @@
 // A link that brings back what is on the screen: the view, the model, the image and the sliders.
 
 import { changed, parts } from "./address.js";
-import { base64, bytes } from "./picture.js";
+import { base64, bytes, fromBase64 } from "./picture.js";
 import { packStrokes, unpackStrokes } from "./strokes.js";
 
 /** The address of the view that is shown, and of what the explore view has. */
@@ -15,10 +15,12 @@ export function linkTo(explore) {
 }
 
 /** What the address of this page keeps of the explore view; null if nothing, or if it is damaged. */
-export function kept() {
+export async function kept() {
   try {
     const found = unpack(parts().get("see"));
-    return isWhole(found) ? found : null;
+    if (!isWhole(found)) return null;
+    if (found.image?.seen) await fromBase64(found.image.seen);
+    return found;
   } catch {
     return null;
   }
@@ -39,13 +41,24 @@ function isImage({ strokes, toy, seen }) {
 /** Show the image and the sliders that an address keeps; the model has been chosen. */
 export async function restore(explore, { image, objects, chosen }) {
   if (!image) return;
-  if (image.strokes) explore.pad.setStrokes(unpackStrokes(image.strokes));
-  else if (image.toy) explore.pair.setPosition(image);
-  else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
+  await place(explore, image);
   if (!(await explore.settled())) return;
   const { answer } = explore.state;
   for (const [place, { label }] of objects.entries()) await explore.chooseClass(label, place);
   if (explore.state.answer === answer) await explore.capsule.restore({ objects, chosen });
+}
+
+/** Show the image of a link, which is no edit. */
+async function place(explore, image) {
+  const { onEdit } = explore;
+  explore.onEdit = () => {};
+  try {
+    if (image.strokes) explore.pad.setStrokes(unpackStrokes(image.strokes));
+    else if (image.toy) explore.pair.setPosition(image);
+    else await explore.take(await filesOf(image.seen, explore.model.manifest.views));
+  } finally {
+    explore.onEdit = onEdit;
+  }
 }
 
 /** The model's input as files, which have no names: one, or the left and the right half of two views. */

@@ -85,10 +85,10 @@ function line(row) {
   );
 }
 
-/** A canvas that shows the file once it is read: one after the other, as a photograph takes much memory. */
+/** A canvas that shows the file, if there is one, once it is read: one after the other, as a photograph takes much memory. */
 function thumbnail(file) {
   const canvas = element("canvas", { width: THUMBNAIL, height: THUMBNAIL, "aria-hidden": "true" });
-  reading = reading.then(() => draw(canvas, file));
+  if (file) reading = reading.then(() => draw(canvas, file));
   return canvas;
 }
 

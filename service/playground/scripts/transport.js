@@ -21,20 +21,20 @@ export class ServiceError extends Error {
 /** What the page says about the connection: events "lost", "busy", "slow", "well" and "key" (with `refused`). */
 export const connection = new EventTarget();
 
+let presentKey = inSession((storage) => storage.getItem(KEY));
 let awaitedKey = null;
 let open = 0; // requests that have not ended
 
-const presentKey = () => sessionStorage.getItem(KEY);
-
 /** Whether requests bring an API key. */
-export const hasKey = () => presentKey() !== null;
+export const hasKey = () => presentKey !== null;
 
 /** Whether requests wait for a key. */
 export const awaitsKey = () => awaitedKey !== null;
 
 /** Use this key from now on; requests that waited for one go on. */
 export function useKey(key) {
-  sessionStorage.setItem(KEY, key);
+  presentKey = key;
+  inSession((storage) => storage.setItem(KEY, key));
   awaitedKey?.resolve();
   awaitedKey = null;
 }
@@ -43,7 +43,7 @@ export function useKey(key) {
  * The body of the answer to a request; waits while the service is busy or away, and for a key if it wants one.
  *
  * @param {string} path relative to the page, such as "classify?top_k=2"
- * @param {RequestInit} options of fetch; a signal ends the waiting
+ * @param {RequestInit & {tellsSlow?: boolean}} options of fetch; a signal ends the waiting; whether the page says that it waits
  * @param {"json" | "blob"} kind of the body
  * @throws {ServiceError} the service refuses the request, something else answers, or (status 0) a file cannot be read
  */
@@ -60,7 +60,7 @@ export async function request(path, options = {}, kind = "json") {
 
 async function bodyOf(path, options, kind) {
   for (let tries = 1; ; tries++) {
-    const key = presentKey();
+    const key = presentKey;
     const answer = await send(path, options, key, kind);
     if (answer === null) {
       say("lost");
@@ -79,9 +79,9 @@ async function bodyOf(path, options, kind) {
 }
 
 /** The answer of the service with its body, read; null if there is none, or only a part of it. */
-async function send(path, options, key, kind) {
+async function send(path, { tellsSlow = true, ...options }, key, kind) {
   const headers = { ...options.headers, ...(key ? { "X-API-Key": key } : {}) };
-  const slow = setTimeout(() => say("slow"), SLOW_MS);
+  const slow = setTimeout(() => tellsSlow && say("slow"), SLOW_MS);
   try {
     const answer = await read(await fetch(path, { ...options, headers }), kind);
     return isGatewayError(answer) ? null : answer;
@@ -96,9 +96,10 @@ async function send(path, options, key, kind) {
 
 /** Another key than the refused one: the present key if it is newer, else one to be typed. */
 function keyAfter(refusedKey, options) {
-  const key = presentKey();
+  const key = presentKey;
   if (key !== null && key !== refusedKey) return;
-  sessionStorage.removeItem(KEY);
+  presentKey = null;
+  inSession((storage) => storage.removeItem(KEY));
   if (!awaitedKey) {
     awaitedKey = {};
     // Not Promise.withResolvers: Safari has it from 17.4 on, Firefox from 121, Chrome from 119.
@@ -106,6 +107,16 @@ function keyAfter(refusedKey, options) {
     connection.dispatchEvent(new CustomEvent("key", { detail: { refused: key !== null } }));
   }
   return Promise.race([awaitedKey.promise, aborted(options.signal)]);
+}
+
+/** What `use` gives of the tab's storage; null if the browser blocks it: the key is then kept until the page is left. */
+function inSession(use) {
+  try {
+    return use(sessionStorage);
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error;
+    return null;
+  }
 }
 
 function say(state) {

@@ -182,6 +182,27 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_asked_for_again_when_it_is_refu
         assert page.evaluate("localStorage.length") == 0
 
 
+BLOCKED = """Object.defineProperty(window, "sessionStorage", {
+    get() { throw new DOMException("Access is denied", "SecurityError"); },
+})"""
+
+
+def test_a_browser_that_blocks_site_data_keeps_a_key_until_the_page_is_left(open_page, models):
+    with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:
+        page = open_page(
+            f"{str(client.base_url).rstrip('/')}/",
+            may_complain=True,
+            wait_for="#key-dialog[open]",
+            prepare=lambda page: page.add_init_script(BLOCKED),
+        )
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".model")).to_have_count(1)
+        page.set_input_files("#file", "docs/seven.jpg")
+        answer(page)
+        expect(page.locator("#key-dialog")).to_be_hidden()
+
+
 @pytest.mark.long
 def test_a_browser_of_2023_asks_for_a_key(open_page, models):
     with live_service(settings_for(models, api_keys=KEY, optimize=False), ready=False) as client:

@@ -1,5 +1,6 @@
 """The view that classifies many files."""
 
+import base64
 import codecs
 import csv
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Download, Route, expect
+from playwright.sync_api import Download, Page, Route, expect
 
 from service.score.table import FORMULA_STARTS
 from tests.service.playground.test_explore import Held, choose_model
@@ -100,6 +101,16 @@ def test_a_label_is_found_however_its_accents_are_written(page):
     composed, decomposed, marked = "\u00c4pfel", "A\u0308pfel", "\u0939\u093f\u0928\u094d\u0926\u0940"
     paths = [f"{decomposed}/1.png", f"{decomposed}-1.png", f"{marked}_1.png"]
     assert page.evaluate(script, [paths, [composed, marked]]) == [composed, composed, marked]
+
+
+def test_a_part_of_a_class_name_is_not_taken_for_a_class(page):
+    script = "async (given) => (await import('/playground/scripts/labels.js')).labelsOf(...given)"
+    labels = {
+        "sports_car_1.png": "sports_car", "sports_car.png": "sports_car", "a-sports_car.png": "sports_car",
+        "car_1.png": "car", "car-sports_car.png": "car", "C++_1.png": "C++", "C_1.png": "C",
+    }  # fmt: skip
+    classes = ["car", "sports_car", "C", "C++"]
+    assert page.evaluate(script, [list(labels), classes]) == list(labels.values())
 
 
 def fail(route: Route) -> None:
@@ -275,3 +286,85 @@ def test_the_picture_of_a_scored_file_is_read_once(page, files):
     page.wait_for_function("() => window.reads >= 51")
     page.wait_for_timeout(200)
     assert page.evaluate("window.reads") == 51
+
+
+DROP = """([base64, waits]) => {
+    const content = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+    const denied = new DOMException("It is locked", "NotReadableError");
+    const file = (name, read) => ({ isFile: true, fullPath: `/scans/${name}`, file: read });
+    const readable = file("7_a.png", (resolve) => resolve(new File([content], "7_a.png")));
+    const locked = file("8_b.png", (_, reject) => reject(denied));
+    const refuse = { readEntries: (_, reject) => reject(denied) };
+    const folder = { fullPath: "/scans/more", createReader: () => refuse };
+    const parts = [[readable, locked, folder], []];
+    const readEntries = (resolve) => {
+        window.goOn = () => { waits = false; resolve(parts.shift()); };
+        if (!waits) window.goOn();
+    };
+    const scans = { fullPath: "/scans", createReader: () => ({ readEntries }) };
+    const dataTransfer = { types: ["Files"], files: [], items: [{ webkitGetAsEntry: () => scans }] };
+    dispatchEvent(Object.assign(new Event("drop"), { dataTransfer }));
+}"""
+
+
+def drop(page: Page, file: Path, *, waits: bool = False) -> None:
+    """Drop a folder with this file, one that is locked, and a locked folder; it may wait for `goOn`."""
+    page.evaluate(DROP, [base64.b64encode(file.read_bytes()).decode(), waits])
+
+
+def test_what_cannot_be_read_of_a_dropped_folder_costs_no_other_file_its_answer(page, files):
+    page.click("#tab-score")
+    drop(page, files[7])
+    expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
+    expect(page.locator("#score-said")).to_contain_text("2 not readable")
+    expect(page.locator("#scores-body")).to_contain_text("cannot be read: It is locked")
+
+
+def test_pairs_are_not_scored_without_a_file_that_cannot_be_read(page, files):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")
+    page.click("#tab-score")
+    drop(page, files[7])
+    expect(page.locator("#notice")).to_contain_text("scans/8_b.png cannot be read: It is locked")
+    expect(page.locator("#score-results")).to_be_hidden()
+
+
+def test_a_folder_that_is_read_slowly_takes_the_place_of_no_newer_choice(page, files):
+    page.click("#tab-score")
+    drop(page, files[7], waits=True)
+    expect(page.locator("#notice")).to_have_text("Reading the folder …")
+    page.set_input_files("#score-files", files[:2])
+    expect(page.locator("#score-said")).to_contain_text("2 of 2 files")
+    expect(page.locator("#notice")).to_be_hidden()
+    page.evaluate("() => window.goOn()")
+    page.wait_for_timeout(500)
+    expect(page.locator("#score-progress")).to_have_attribute("max", "2")
+
+
+def test_scoring_many_files_is_not_said_to_be_slow(page, files):
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click("#tab-score")
+    with page.expect_request("**/classify*"):
+        page.set_input_files("#score-files", files)
+    page.wait_for_timeout(2000)  # more than until the page says that it waits
+    expect(page.locator("#notice")).to_be_hidden()
+    held.release()
+
+
+def test_a_choice_that_is_refused_is_told_beside_the_run_that_goes_on(page, files, tmp_path):
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")
+    held = Held("**/classify*")
+    held.hold(page)
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:2])
+    expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
+    page.set_input_files("#score-files", files[:3])
+    expect(page.locator("#notice")).to_have_text("matrix-capsnet-toys takes pairs; got 3 files.")
+    expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
+    (tmp_path / ".hidden").mkdir()
+    shutil.copy(files[0], tmp_path / ".hidden" / "a.png")
+    page.set_input_files("#score-folder", tmp_path / ".hidden")
+    expect(page.locator("#notice")).to_have_text("No files to score.")
+    held.release()

@@ -363,6 +363,40 @@ def test_a_link_with_other_contents_than_the_page_gives_opens_the_page(open_page
     assert answer(page) == "1"
 
 
+NO_PICTURE = {"image": {"seen": "bm8gcGljdHVyZQ=="}, "objects": [], "chosen": 0}
+
+
+@pytest.mark.parametrize("model", ["capsnet-digits", "matrix-capsnet-toys"])
+def test_a_link_whose_image_is_none_is_damaged(open_page, address, model):
+    page = open_page(link(address, {"model": model} | NO_PICTURE))
+    expect(page.locator("#notice")).to_contain_text("This link is damaged")
+
+
+def test_an_edit_before_a_link_is_answered_takes_it_from_the_address(open_page, address):
+    held = Held("**/classify*")
+    page = open_page(link(address, ONE), prepare=held.hold)
+    expect(page.locator("#clear")).to_be_enabled()
+    assert "see=" in page.url
+    page.click("#clear")
+    expect(page).to_have_url(f"{address}/")
+    held.release()
+
+
+def test_an_edit_of_a_link_whose_picture_fails_takes_it_from_the_address(moved_link, open_page, address):
+    problem = {"title": "Internal error", "status": 500}
+    page = open_page(
+        moved_link,
+        may_complain=True,
+        prepare=lambda page: page.route(
+            "**/reconstruct*", lambda route: route.fulfill(status=500, json=problem)
+        ),
+    )
+    expect(page.locator("#notice")).to_contain_text("Internal error")
+    assert page.url == moved_link
+    page.click("#clear")
+    expect(page).to_have_url(f"{address}/")
+
+
 def test_curl_and_python_give_the_answer_on_the_screen(copying, tmp_path):
     draw(copying, 5)
     command = copied(copying, "#copy-curl")
