@@ -23,6 +23,7 @@ from service.errors import shown
 from service.http.multipart import Upload, too_many_images
 from service.http.picture_pool import PicturePool
 from service.inference.model_input import decode_image
+from service.observability.timings import end_part
 from service.settings import Settings
 
 # N images, H rows, W columns, C channels. A pair of views is one image of two channels, and two files.
@@ -51,11 +52,14 @@ async def decode_files(
     """
     pictures = _Pictures(files, facts, rule, settings)
     indices = range(0, len(files), facts.views)
-    if len(indices) == 1 and all(decodes_inline(file.content, facts) for file in files):
-        return pictures.decode(0)[None]
-    pictures.check_declared()
-    with pool.room_for(len(files)):
-        return np.stack(await pool.run_all([partial(pictures.decode, index) for index in indices]))
+    try:
+        if len(indices) == 1 and all(decodes_inline(file.content, facts) for file in files):
+            return pictures.decode(0)[None]
+        pictures.check_declared()
+        with pool.room_for(len(files)):
+            return np.stack(await pool.run_all([partial(pictures.decode, index) for index in indices]))
+    finally:
+        end_part("decode")
 
 
 def decodes_inline(content: bytes, facts: Preprocessing) -> bool:

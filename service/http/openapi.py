@@ -37,7 +37,7 @@ KEYS: dict[str, Any] = {
 
 
 def require_keys(document: dict[str, Any], open_paths: Collection[str]) -> None:
-    """Say in the document that every operation needs a key, except those of the open paths."""
+    """Say in the document that every operation needs a key, whose limits hold, except the open paths."""
     document["components"]["securitySchemes"] = KEYS
     document["security"] = [{name: []} for name in KEYS]
     for path, operations in document["paths"].items():
@@ -46,6 +46,7 @@ def require_keys(document: dict[str, Any], open_paths: Collection[str]) -> None:
                 operation["security"] = []
             else:
                 operation["responses"].setdefault("401", PROBLEM)
+                operation["responses"].setdefault("429", PROBLEM)
 
 
 def build_document(

@@ -57,10 +57,12 @@ class Found:
     Attributes:
         bundles: by model and version; where two folders hold the same, the first wins.
         faults: of folders that cannot be listed or are not there, and of entries that cannot be looked at.
+        unlisted: why folders cannot be listed, of those that are there.
     """
 
-    bundles: dict[str, dict[int, Path]]
-    faults: dict[Path, OSError]
+    bundles: dict[str, dict[int, Path]] = field(default_factory=dict)
+    faults: dict[Path, OSError] = field(default_factory=dict)
+    unlisted: dict[Path, str] = field(default_factory=dict)
 
     def is_uncertain(self, bundle: Path) -> bool:
         """Whether a bundle may be there, though it or a folder above it cannot be looked at just now."""
@@ -91,6 +93,7 @@ class Bundles:
         self._metrics = metrics
         self._roots_seen: set[Path] = set()
         self._roots_awaited: set[Path] = set()  # of which the log has told that they are not there
+        self._unlisted: dict[Path, str] = {}  # of which the log has told
 
     async def scan(self) -> None:
         """Note every model and version that is on disk now.
@@ -99,6 +102,8 @@ class Bundles:
             OSError: a folder that was there is not; what was known of its models stays.
         """
         found = await asyncio.to_thread(_list_bundles, self._roots)
+        _warn_of_unlisted(found.unlisted, self._unlisted)
+        self._unlisted = found.unlisted
         self._check_roots(found)
         missing = {model: self._missing(model, found) for model in self.versions}
         if any(missing.values()):
@@ -304,29 +309,29 @@ def find_bundles(roots: tuple[Path, ...]) -> dict[str, dict[int, Path]]:
     Folders whose names are not a model name or not a positive integer are skipped: exporters write to
     temporary folders and rename them, and volumes hold `lost+found`.
     """
-    return _list_bundles(roots).bundles
+    found = _list_bundles(roots)
+    _warn_of_unlisted(found.unlisted, told={})
+    return found.bundles
+
+
+def _warn_of_unlisted(unlisted: Mapping[Path, str], told: Mapping[Path, str]) -> None:
+    """Log the folders that cannot be listed, except those that the log has told of with the same reason."""
+    for folder, reason in sorted(unlisted.items() - told.items()):
+        log.warning("skipped %s: %s", folder, reason)
 
 
 def _list_bundles(roots: tuple[Path, ...]) -> Found:
-    found = Found({}, {})
+    found = Found()
     for root in roots:
-        for folder in _folders(root, found.faults):
+        for folder in _folders(root, found):
             if MODEL_NAME.fullmatch(folder.name):
                 _add_versions(folder, found)
-                _warn_if_not_listed(folder, found)
-        _warn_if_not_listed(root, found)
     return found
-
-
-def _warn_if_not_listed(folder: Path, found: Found) -> None:
-    error = found.faults.get(folder)
-    if error and not isinstance(error, NOT_THERE):
-        log.warning("skipped %s: %s", folder, error)
 
 
 def _list_model(roots: tuple[Path, ...], model: str) -> Found:
     """The bundles of one model."""
-    found = Found({}, {})
+    found = Found()
     for root in roots:
         if _is_folder(root, found.faults) and _is_folder(root / model, found.faults):
             _add_versions(root / model, found)
@@ -335,7 +340,7 @@ def _list_model(roots: tuple[Path, ...], model: str) -> Found:
 
 def _add_versions(folder: Path, found: Found) -> None:
     """Note the bundles of a model in one folder, unless an earlier folder has them."""
-    for bundle in _folders(folder, found.faults):
+    for bundle in _folders(folder, found):
         if VERSION.fullmatch(bundle.name):
             found.bundles.setdefault(folder.name, {}).setdefault(int(bundle.name), bundle)
 
@@ -345,12 +350,14 @@ def _is_due(bundle: BundleVersion, *, is_wanted: bool, again: bool) -> bool:
     return again if bundle.reason else is_wanted and bundle.manifest is None
 
 
-def _folders(parent: Path, faults: dict[Path, OSError]) -> list[Path]:
+def _folders(parent: Path, found: Found) -> list[Path]:
     """The folders in a folder; notes why it cannot be listed."""
     try:
-        return sorted(path for path in parent.iterdir() if _is_folder(path, faults))
+        return sorted(path for path in parent.iterdir() if _is_folder(path, found.faults))
     except OSError as error:
-        faults[parent] = error
+        found.faults[parent] = error
+        if not isinstance(error, NOT_THERE):
+            found.unlisted[parent] = str(error)
         return []
 
 

@@ -100,9 +100,11 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
     facts = manifest.preprocessing
     if given.is_array:
         max_images = service.settings.max_images_per_request
-        with service.pool.room_for(1):
-            pixels = await service.pool.run(decode_array, given.files[0].content, facts, max_images)
-        end_part("decode")
+        try:
+            with service.pool.room_for(1):
+                pixels = await service.pool.run(decode_array, given.files[0].content, facts, max_images)
+        finally:
+            end_part("decode")
         return Images([None] * len(pixels), pixels)
     if len(given.files) % manifest.views:
         raise InvalidFieldError(
@@ -111,7 +113,6 @@ async def decode_images(given: ImageFiles, manifest: Manifest, rule: Rule, servi
         )
     names = [file.filename for file in given.files]
     pixels = await decode_files(given.files, facts, rule, service.settings, service.pool)
-    end_part("decode")
     return Images(names if manifest.views == 1 else pair_names(names), pixels)
 
 

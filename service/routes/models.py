@@ -14,7 +14,9 @@ from service.state import service_of
 routes = APIRouter(tags=["Models"])
 
 
-@routes.get("/models", summary="All models and their versions", responses={200: {"model": ModelsAnswer}})
+@routes.get(
+    "/models", summary="All models and their versions", responses={200: {"model": ModelsAnswer}, **PROBLEMS}
+)
 async def get_models(request: Request) -> Response:
     """Which versions are loaded, which are refused and why; without the manifests."""
     models = service_of(request).models

@@ -49,7 +49,8 @@ async def post_reconstruct(request: Request, query: Annotated[ReconstructQuery, 
     async with service.while_wanted(request):
         fields, files = await parse_fields(body, service)
         async with service.models.use(*chosen_version(fields, query)) as model:
-            log_fields(request, model=model.full_name)
+            images = len(files) // model.manifest.views  # 0 where a pose is given
+            log_fields(request, model=model.full_name, images=images)
             made = await reconstruct(model, fields, files, query.preprocess, service)
             if prefers_png(request):
                 grid = await service.pool.run(to_png_grid, made.pictures, made.columns)

@@ -17,6 +17,7 @@ from service.http.bodies import (
 )
 from service.http.multipart import MULTIPART, Part, Upload
 from service.http.openapi import FILE, REFERENCE
+from service.observability.timings import end_part
 from service.routes.schemas import ReconstructFields, ReconstructRequest
 from service.state import Service
 
@@ -97,9 +98,12 @@ async def parse_fields(body: Body, service: Service) -> tuple[ReconstructFields,
     """
     if body.kind == MULTIPART:
         parts = await parse_parts(body, service.settings.max_images_per_request, service.pool)
-        return await service.pool.run(_reconstruct_form, parts)
-    require_content(body)
-    return await service.pool.run(_reconstruct_json, body.content)
+        parsed = await service.pool.run(_reconstruct_form, parts)
+    else:
+        require_content(body)
+        parsed = await service.pool.run(_reconstruct_json, body.content)
+    end_part("parse")
+    return parsed
 
 
 def _reconstruct_form(parts: list[Part]) -> tuple[ReconstructFields, list[Upload]]:

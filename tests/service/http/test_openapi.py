@@ -42,3 +42,9 @@ def test_fields_that_may_be_null_are_shown_as_one_type_and_null(document):
 
 def test_a_field_called_title_is_kept(document):
     assert document["components"]["schemas"]["Problem"]["properties"]["title"] == {"type": "string"}
+
+
+def test_every_operation_that_asks_for_models_says_that_it_may_fail(document):
+    for path in document["paths"]:
+        if path.startswith("/models"):
+            assert {"200", "4XX", "5XX"} <= document["paths"][path]["get"]["responses"].keys(), path

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from PIL import Image
 from starlette.types import ASGIApp
 
 from service import errors
@@ -44,6 +45,14 @@ def test_the_line_of_a_classification_counts_its_images(process):
     answer, line = process.asked("POST", "/classify", content=array.getvalue(), headers=headers)
     assert answer.status_code == 200
     assert (line["model"], line["images"]) == ("tiny/1", 3)
+
+
+def test_the_line_of_a_reconstruction_counts_its_image(process):
+    picture = BytesIO()
+    Image.new("L", (28, 28)).save(picture, "PNG")
+    answer, line = process.asked("POST", "/reconstruct", files={"image": picture.getvalue()})
+    assert answer.status_code == 200
+    assert (line["model"], line["images"]) == ("tiny/1", 1)
 
 
 def test_the_line_of_an_error_names_its_problem(process):

@@ -260,6 +260,23 @@ def test_a_folder_that_is_not_there_yet_is_told_once(tmp_path, caplog):
     run(scenario())
 
 
+def test_a_folder_that_cannot_be_listed_is_told_once_until_it_can_be(tmp_path, caplog):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "a" / "tiny" / "1")
+        folder = tmp_path / "b"
+        folder.symlink_to("x" * 300)  # too long to be looked up, by root, too
+        async with opened(f"{tmp_path / 'a'}{os.pathsep}{folder}") as repository:
+            await repository.scan()
+            assert caplog.text.count(f"skipped {folder}") == 1
+            folder.unlink()
+            await repository.scan()
+            folder.symlink_to("x" * 300)
+            await repository.scan()
+            assert caplog.text.count(f"skipped {folder}") == 2
+
+    run(scenario())
+
+
 def test_a_path_list_is_served_as_one(tmp_path):
     async def scenario() -> None:
         write_bundle(tmp_path / "a" / "tiny" / "1")

@@ -1,6 +1,7 @@
 """Server-Timing: where the time of a request went, in one process and with several workers."""
 
 import asyncio
+import base64
 import io
 import re
 import socket
@@ -17,6 +18,7 @@ from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for
 from tests.support.slow_loading import hold_loading
 from tests.support.tiny_bundle import write_bundle
+from tests.support.tiny_explain import write_explained_bundle
 
 PARTS = ["receive", "parse", "decode", "queue", "compute", "encode", "total"]
 TENSOR = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.5] * 784}
@@ -29,23 +31,36 @@ def timing(answer: httpx.Response) -> dict[str, float]:
     return {name: float(ms) for name, ms in (entry.split(";dur=") for entry in entries)}
 
 
-def picture() -> bytes:
+def picture(side: int = 28) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(file, "PNG")
+    Image.fromarray(np.eye(side, dtype=np.uint8) * 255).save(file, "PNG")
     return file.getvalue()
+
+
+SWEPT = {"image": base64.b64encode(picture()).decode(), "sweep": {"dimensions": [0], "step": 0.1}}
+PICTURES = {
+    "/classify": ("/classify", {"files": {"images": picture()}}),
+    "/segment, which runs a graph twice": ("/segment", {"files": {"images": picture()}}),
+    "/explain": ("/explain", {"files": {"images": picture()}}),
+    "/reconstruct": ("/reconstruct", {"files": {"image": picture()}}),
+    "a large picture": ("/reconstruct", {"files": {"image": picture(64)}}),
+    "a sweep as a grid": ("/reconstruct", {"json": SWEPT, "headers": {"Accept": "image/png"}}),
+}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     root = tmp_path_factory.mktemp("models")
     for name in ("tiny", "second"):
-        write_bundle(root / name / "1")
+        write_explained_bundle(root / name / "1")
     with live_service(settings_for(root, default_model="tiny")) as client:
         yield client
 
 
-def test_every_part_of_the_way_of_a_picture_is_there_in_its_order(client):
-    answer = client.post("/classify", files={"images": picture()})
+@pytest.mark.parametrize(("path", "sent"), PICTURES.values(), ids=PICTURES.keys())
+def test_every_part_of_the_way_of_a_picture_is_there_in_its_order(client, path, sent):
+    answer = client.post(path, **sent)
+    assert answer.status_code == 200
     assert list(timing(answer)) == PARTS
 
 
@@ -55,11 +70,6 @@ def test_the_parts_are_within_the_whole(client):
         total = parts.pop("total")
         assert all(ms >= 0 for ms in parts.values())
         assert sum(parts.values()) <= total + 0.01
-
-
-def test_a_graph_that_runs_twice_is_added_up(client):
-    answer = client.post("/segment", files={"images": picture()})
-    assert list(timing(answer)) == PARTS
 
 
 def test_the_first_request_for_a_model_says_how_long_it_was_loaded(client):
@@ -86,6 +96,22 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_counts_as_that(tmp_path,
     assert parts["load"] > 200 > parts["encode"]
 
 
+def test_a_deadline_that_passes_while_pictures_are_decoded_counts_as_that(tmp_path):
+    write_bundle(tmp_path / "tiny" / "1")
+    limits = {"deadline_ms": 300, "max_request_pixels": 1_000_000_000, "decode_threads": 1}
+    with live_service(settings_for(tmp_path, default_model="tiny", **limits)) as client:
+        late = client.post("/classify", files=[("images", picture(3000))] * 64)
+    assert late.status_code == 504
+    parts = timing(late)
+    assert list(parts) == ["receive", "parse", "decode", "encode", "total"]
+    assert parts["decode"] > parts["encode"]
+
+
+def test_a_pose_has_no_picture_to_decode(client):
+    answer = client.post("/reconstruct", json={"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"})
+    assert list(timing(answer)) == [part for part in PARTS if part != "decode"]
+
+
 def test_tensors_have_no_pictures_to_decode(client):
     answer = client.post("/v2/models/tiny/infer", json={"inputs": [TENSOR]})
     assert list(timing(answer)) == [part for part in PARTS if part != "decode"]
@@ -99,7 +125,13 @@ def test_where_no_part_is_known_there_is_the_whole(client):
 def test_an_error_says_how_far_it_came(client):
     broken = client.post("/classify", files={"images": b"no picture"})
     assert broken.status_code == 415
-    assert list(timing(broken)) == ["receive", "parse", "encode", "total"]
+    assert list(timing(broken)) == ["receive", "parse", "decode", "encode", "total"]
+
+
+def test_an_array_that_cannot_be_read_counts_as_decoding(client):
+    broken = client.post("/classify", content=b"no array", headers={"Content-Type": "application/x-npy"})
+    assert broken.status_code == 422
+    assert list(timing(broken)) == ["receive", "decode", "encode", "total"]
 
 
 GET = b"GET /models HTTP/1.1\r\nHost: test\r\n"
