@@ -14,7 +14,7 @@ PINNED := pyproject.toml constraints.txt
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s  %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'PYTHON=python3.12 makes .venv with this Python; 3.11 or later.'
+	@echo 'PYTHON=python3.12 makes .venv with this Python, 3.11 or later; if there is a .venv, `make clean` first.'
 	@echo 'TORCH_INDEX=URL adds a package index for torch, such as the one of CPU builds.'
 
 serve: $(VENV)/.serve ## serve models/ on port 8000 (CAPSNET_PORT); installs the CPU runtime, without torch
@@ -65,8 +65,8 @@ constraints: $(VENV)/.made ## update constraints.txt to the newest versions that
 
 clean: ## remove .venv and the files of the tools; keeps runs/ and data/
 	rm -rf $(VENV) build capsnet.egg-info
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis .cache
-	find capsnet training export service browser tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .schemathesis .cache
+	find capsnet training export service browser docs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- .venv, and a stamp in it for each set that has been installed ------------------------------------------
 

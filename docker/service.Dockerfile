@@ -18,7 +18,8 @@ ENV PATH=/opt/capsnet/bin:$PATH \
     CAPSNET_MODELS=/srv/models:/var/lib/capsnet/models \
     CAPSNET_CACHE=/var/cache/capsnet
 WORKDIR /srv
-COPY models models
+# Readable whatever the umask of the checkout. Letters (a+rX) would need a newer Dockerfile syntax.
+COPY --chmod=755 models models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=2m --start-interval=2s --retries=3 \

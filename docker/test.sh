@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Builds the images, runs them with compose as a user would, and checks what they answer: one line per check.
-# Needs a Docker engine with compose 2.24 or later, curl and Python; `make docker-test` runs it. All of it
+# Needs Docker Engine 25 and Compose 2.24 or later, curl and Python; `make docker-test` runs it. All of it
 # happens in a compose project of its own, on a free port, and is gone at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
+image_python=3.11 # of docker/training.Dockerfile
 limit_bytes=395000000 # of the image, without the shipped bundles
 sample=docs/seven.jpg # a photograph of a seven
 answers_within_s=30   # a published bundle is served
@@ -19,7 +20,8 @@ scratch=$(mktemp -d)
 passed=0
 failed=0
 
-compose() { docker compose --project-name capsnet-test --profile train --profile monitoring --file docker-compose.yml --file "$scratch/test.yml" "$@"; }
+# Neither the variables nor the service see the `.env` of whoever runs this; see gather_torch for the second.
+compose() { docker compose --env-file /dev/null --project-name capsnet-test --profile train --profile monitoring --file docker-compose.yml --file "$scratch/test.yml" "$@"; }
 
 # check CLAIM COMMAND...: the command's output is shown only when it fails.
 check() {
@@ -143,12 +145,16 @@ compiles_and_loads() { # a library in the folder for temporary files, as Triton 
     python -c "import ctypes; ctypes.CDLL(\"/tmp/one.so\")"'
 }
 
-sidecar_ends_with() { # STATUS
-  local status
-  status=$(timeout 600 docker wait "$(compose ps --all --quiet training)")
+sidecar_ends_with() { # STATUS, within ten minutes
+  local container state deadline=$((SECONDS + 600))
+  container=$(compose ps --all --quiet training)
+  while state=$(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$container") &&
+    [[ $state != exited* ]] && [ "$SECONDS" -lt "$deadline" ]; do
+    sleep 1
+  done
   compose logs --tail 5 training
-  echo "exit status $status"
-  [ "$status" = "$1" ]
+  echo "$state"
+  [ "$state" = "exited $1" ]
 }
 
 stops_within_its_grace() {
@@ -171,16 +177,18 @@ in_grafana() { compose exec -T grafana "$@"; }
 grafana_has_the_dashboard() { in_grafana wget -q -O - http://127.0.0.1:3000/api/dashboards/uid/capsnet | grep -q capsnet_requests_total; }
 grafana_lets_admin_in() { in_grafana wget -q -O - http://admin:admin@127.0.0.1:3000/api/org/users; }
 
-# torch as this machine's pip finds it, so that a machine with a mirror of builds for the CPU uses that;
-# TORCH_INDEX names one for the build itself.
+# torch as this machine's pip finds it for the image's Python, so that a machine with a mirror of builds for the CPU
+# uses that; TORCH_INDEX names one for the build itself.
 gather_torch() {
   mkdir -p "$scratch/wheels"
   if [ -z "${TORCH_INDEX:-}" ]; then
-    "$python" -m pip --disable-pip-version-check download -qq --no-deps --constraint constraints.txt --dest "$scratch/wheels" torch ||
+    "$python" -m pip --disable-pip-version-check download -qq --no-deps --python-version "$image_python" --only-binary :all: --constraint constraints.txt --dest "$scratch/wheels" torch ||
       echo "pip finds no torch here; the build will look for it itself"
   fi
   cat >"$scratch/test.yml" <<EOF
 services:
+  service:
+    env_file: !reset []
   training:
     build: {additional_contexts: {wheels: "$scratch/wheels"}}
     environment: {OMP_NUM_THREADS: 1} # enough for a tiny network, and no fight for a busy machine's cores

@@ -125,8 +125,9 @@ def attributes_of(documented: type) -> dict[str, str]:
 
 async def answers_of_a_service() -> tuple[dict[str, Any], str]:
     """The OpenAPI document and the metrics of a service without models, which listens on no port."""
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}  # not the environment's
     with tempfile.TemporaryDirectory() as empty:
-        app = create_app(Settings(models=empty, device="cpu"))
+        app = create_app(Settings(**{**defaults, "models": empty, "device": "cpu"}))
         async with app.router.lifespan_context(app) as state:
 
             async def started(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -135,7 +136,7 @@ async def answers_of_a_service() -> tuple[dict[str, Any], str]:
             transport = httpx.ASGITransport(started)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
                 document, metrics = await client.get("/openapi.json"), await client.get("/metrics")
-                return document.json(), metrics.text
+                return document.raise_for_status().json(), metrics.raise_for_status().text
 
 
 def routes_table(document: dict[str, Any]) -> str:

@@ -117,7 +117,7 @@ def test_an_engine_that_shared_brings_has_to_start(checkout, starts):
     assert ("the Docker engine does not start" in ran.stderr) != starts
 
 
-def test_images_are_built_beside_the_tests_and_its_own_engine_is_stopped(checkout):
+def test_the_image_of_the_service_is_built_beside_the_tests_and_its_own_engine_is_stopped(checkout):
     asked = checkout.parent / "asked"
     script = checkout.parent / "shared" / "tools" / "docker-engine.sh"
     script.parent.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_images_are_built_beside_the_tests_and_its_own_engine_is_stopped(checkou
     )
     assert run(checkout).returncode == 0
     lines = [line.strip() for line in asked.read_text().splitlines()]
-    built = lines.index("docker compose --project-name capsnet-test --profile train build")
+    built = lines.index("docker compose --project-name capsnet-test build service")
     assert lines.index("engine") < built < lines.index("made docker-test")
     assert lines[-1] == "engine stop"
 

@@ -43,6 +43,17 @@ def test_each_service_builds_the_stage_of_its_device(name):
     assert f"CAPSNET_DEVICE={SERVICES[name]['environment']['CAPSNET_DEVICE']}" in stage
 
 
+def test_a_sidecar_gets_a_gpu_for_each_worker_of_torchrun():
+    several = yaml.safe_load((ROOT / "docker" / "several-machines.yml").read_text())["services"]
+    [device] = SERVICES["training-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["count"] == several["training-gpu"]["environment"]["PET_NPROC_PER_NODE"]
+
+
+def test_files_that_the_pages_fill_with_secrets_are_ignored_by_git():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"/.env", "/api-keys.txt", "/compose.override.yaml", "/deploy/"} <= set(ignored)
+
+
 def test_images_that_are_pulled_are_named_exactly():
     for service in SERVICES.values():
         if "build" not in service:

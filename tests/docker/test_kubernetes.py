@@ -13,6 +13,7 @@ import yaml
 
 from export.contract.processors import usable_cpus
 from service.http.graceful_server import LINGER_S
+from service.inference.providers import LARGEST_BATCH
 from service.settings import PREFIX, Settings
 from tests.support.code_blocks import blocks
 from tests.support.live_service import live_service, settings_for
@@ -21,7 +22,7 @@ from tests.support.tiny_bundle import write_bundle
 
 KUBERNETES = ROOT / "docker" / "kubernetes"
 FOLDERS = ("base", "models-volume", "kserve")
-COMPONENT = "key-files"  # is put into one of them
+KEY_FILES, GPU = COMPONENTS = ("key-files", "gpu")  # are put into them
 # Of Kubernetes: the oldest that the page names, and the newest.
 VERSIONS = ("1.30", kubernetes_validate.latest_version().rpartition(".")[0])
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text()
@@ -57,15 +58,19 @@ def is_target(manifest: Manifest, target: dict[str, str]) -> bool:
 
 
 def apply_patch(manifest: Manifest, operations: list[dict[str, Any]]) -> None:
-    """JSON patch (RFC 6902), as far as the folders need it: add to the end of a list."""
+    """JSON patch (RFC 6902), as far as the folders need it."""
     for operation in operations:
-        assert operation["op"] == "add"
         *steps, end = operation["path"].removeprefix("/").split("/")
         place: Any = manifest
         for step in steps:
             place = place[int(step)] if isinstance(place, list) else place[step]
-        assert end == "-"
-        place.append(operation["value"])
+        end = end.replace("~1", "/")
+        if end == "-":
+            assert operation["op"] == "add"
+            place.append(operation["value"])
+        else:
+            assert operation["op"] == ("replace" if end in place else "add")
+            place[end] = operation["value"]
 
 
 def one(folder: str, kind: str) -> Manifest:
@@ -146,7 +151,19 @@ def test_a_kustomization_lists_every_file_of_its_folder(folder):
 
 
 def test_no_folder_is_left_out_here():
-    assert {path.name for path in KUBERNETES.iterdir() if path.is_dir()} == {*FOLDERS, COMPONENT}
+    assert {path.name for path in KUBERNETES.iterdir() if path.is_dir()} == {*FOLDERS, *COMPONENTS}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_lists_every_file_of_its_folder(component):
+    kustomization = read(f"{component}/kustomization.yaml")
+    assert kustomization.keys() == {"apiVersion", "kind", "patches"}
+    assert (kustomization["apiVersion"], kustomization["kind"]) == (
+        "kustomize.config.k8s.io/v1alpha1",
+        "Component",
+    )
+    files = {path.name for path in (KUBERNETES / component).iterdir()} - {"kustomization.yaml"}
+    assert {patch["path"] for patch in kustomization["patches"]} == files
 
 
 def test_selectors_name_the_labels_of_the_pods():
@@ -205,16 +222,21 @@ def test_the_keys_of_the_page_are_those_that_the_pods_read():
     assert all(one["optional"] for one in taken)
 
 
-def with_key_files(folder: str) -> Manifest:
-    """What runs the pods of a folder, with the component."""
-    runs = one(folder, "InferenceService" if folder == "kserve" else "Deployment")
+def with_component(component: str, folder: str, kind: str) -> Manifest:
+    """A resource of a folder, with what the component changes in it."""
+    found = one(folder, kind)
     (patch,) = [
         patch
-        for patch in read(f"{COMPONENT}/kustomization.yaml")["patches"]
-        if is_target(runs, patch["target"])
+        for patch in read(f"{component}/kustomization.yaml")["patches"]
+        if is_target(found, patch["target"])
     ]
-    apply_patch(runs, read(f"{COMPONENT}/{patch['path']}"))
-    return runs
+    apply_patch(found, read(f"{component}/{patch['path']}"))
+    return found
+
+
+def with_key_files(folder: str) -> Manifest:
+    """What runs the pods of a folder, with the component."""
+    return with_component(KEY_FILES, folder, "InferenceService" if folder == "kserve" else "Deployment")
 
 
 def pod_with_key_files(folder: str = "base") -> Manifest:
@@ -231,7 +253,7 @@ def test_the_base_with_files_of_keys_is_valid(version):
 def test_files_of_keys_are_the_same_in_every_folder(folder):
     def added(spec: Manifest) -> list[Manifest]:
         (served,) = spec["containers"]
-        return [each for each in (*spec["volumes"], *served["volumeMounts"]) if each["name"] == COMPONENT] + [
+        return [each for each in (*spec["volumes"], *served["volumeMounts"]) if each["name"] == KEY_FILES] + [
             each for each in served["env"] if each["name"].endswith("_FILE")
         ]
 
@@ -353,6 +375,33 @@ def test_memory_fits_what_was_measured():
     assert quantity(resources["limits"]["memory"]) == 2 * 2**30
 
 
+# GPUs
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["Deployment", "HorizontalPodAutoscaler"])
+@pytest.mark.parametrize("folder", ["base", "models-volume"])
+def test_what_is_made_for_gpus_is_valid(folder, kind, version):
+    assert kubernetes_validate.validate(with_component(GPU, folder, kind), version, strict=True) == version
+
+
+def test_a_pod_with_a_gpu_has_the_image_memory_and_time_that_compose_gives():
+    (served,) = with_component(GPU, "base", "Deployment")["spec"]["template"]["spec"]["containers"]
+    composed = COMPOSE["services"]["service-gpu"]
+    assert served["image"] == container()["image"].replace("-service:", "-service-gpu:")
+    assert served["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert composed["mem_limit"].endswith(":-8g}")
+    assert quantity(served["resources"]["limits"]["memory"]) == 8 * 2**30
+    assert composed["healthcheck"]["start_period"] == "10m"
+    assert served["startupProbe"]["failureThreshold"] * served["startupProbe"]["periodSeconds"] == 600
+
+
+def test_pods_with_gpus_are_added_when_more_than_their_largest_batch_waits():
+    (metric,) = with_component(GPU, "base", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert int(metric["pods"]["target"]["averageValue"]) == LARGEST_BATCH["cuda"]
+    assert LARGEST_BATCH["cuda"] <= Settings.model_fields["queue_images"].default
+
+
 # Scaling
 
 
@@ -371,6 +420,12 @@ def test_the_metric_to_scale_on_is_told_by_the_service_and_made_by_the_rule(scra
     filled = {"Series": name, "LabelMatchers": 'namespace="n",pod="p"', "GroupBy": "pod"}
     query = re.sub(r"<<\.(\w+)>>", lambda found: filled[found[1]], rule["metricsQuery"])
     assert query == f'sum by (pod) (avg_over_time({name}{{namespace="n",pod="p"}}[1m]))'
+
+
+def test_the_page_has_prometheus_ask_several_times_in_the_minute_of_the_rule():
+    page = (ROOT / "docs" / "serving" / "kubernetes.md").read_text()
+    (interval_s,) = re.findall(r"--set server\.global\.scrape_interval=(\d+)s", page)
+    assert int(interval_s) <= 30
 
 
 def test_the_autoscaler_scales_the_deployment_and_never_to_one_pod():

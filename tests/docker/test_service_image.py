@@ -55,11 +55,19 @@ def test_every_command_that_the_image_keeps_can_work_there():
     assert removed == {"capsnet-train", "capsnet-export"}
 
 
+def test_what_an_image_keeps_of_the_checkout_is_readable_whatever_its_umask():
+    training = (ROOT / "docker" / "training.Dockerfile").read_text()
+    assert "\nCOPY --chmod=755 models models\n" in DOCKERFILE
+    assert "\nCOPY --chmod=755 docker/train-and-publish.sh " in training
+
+
 @pytest.mark.parametrize("image", ["service", "training"])
 def test_what_an_image_copies_is_not_ignored(image):
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     sources = re.findall(
-        r"^COPY ([\w./-]+) ", (ROOT / "docker" / f"{image}.Dockerfile").read_text(), re.MULTILINE
+        r"^COPY (?:--chmod=755 )?([\w./-]+) ",
+        (ROOT / "docker" / f"{image}.Dockerfile").read_text(),
+        re.MULTILINE,
     )
     assert ignored[:2] == ["# Only what the images are made of.", "*"]
     for source in sources:

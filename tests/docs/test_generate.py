@@ -33,6 +33,13 @@ def test_a_table_that_is_not_made_is_noticed(tmp_path):
         outdated_pages({"other": TABLE_OF_TODAY}, tmp_path)
 
 
+def test_the_environment_does_not_change_the_tables(monkeypatch):
+    made = tables()
+    monkeypatch.setenv("CAPSNET_METRICS_PORT", "9101")
+    monkeypatch.setenv("CAPSNET_API_KEYS", "a-key")
+    assert tables() == made
+
+
 def test_the_pages_have_every_table_once_and_as_the_code_says():
     made = tables()
     shown = [found[1] for page in PAGES.rglob("*.md") for found in TABLE.finditer(page.read_text())]
