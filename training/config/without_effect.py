@@ -61,7 +61,10 @@ def _of_a_decoder_alone(config: RunConfig) -> Iterator[str]:
     if not config.loss.reconstruction_weight:
         yield "loss.reconstruction_weight: with 0, a decoder alone learns nothing"
     if config.optimizer.stop_at_error_percent is not None:
-        yield "optimizer.stop_at_error_percent: has no effect on a decoder alone, which changes no answer"
+        yield (
+            "optimizer.stop_at_error_percent: a decoder alone changes no answer: it would be trained for one "
+            "epoch, or is never stopped by this"
+        )
 
 
 def _of_exclusive_classes(config: RunConfig) -> Iterator[str]:

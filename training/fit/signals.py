@@ -13,8 +13,8 @@ AGAIN_S = 1.0  # a signal that comes sooner is the same one: bash and `timeout` 
 def stop_on_signal() -> Iterator[list[int]]:
     """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives.
 
-    One of the first two that comes `AGAIN_S` or more after it interrupts at once. SIGHUP comes when the
-    terminal is closed; under nohup it is ignored, and stays so.
+    A SIGINT or SIGTERM that comes `AGAIN_S` or more after the first signal, whichever that was, interrupts at
+    once. SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
     """
     received: list[int] = []
     arrived_at = 0.0

@@ -52,11 +52,11 @@ export class Score {
 
   /** Score files, [{file, path} or {path, error}]; once a model is there. */
   async start(found) {
-    if (!found.length) return tell("No files to score.");
+    if (!found.length) return this.#refuse("No files to score.");
     if (!this.model) return this.#wait(found);
     const { model } = this;
     const refused = refusal(found, model);
-    if (refused) return tell(refused);
+    if (refused) return this.#refuse(refused);
     const items = this.#items(found);
     this.#run?.stop.abort();
     this.#table.begin();
@@ -87,6 +87,12 @@ export class Score {
     if (choice !== this.#choices) return;
     hush();
     await this.start(found);
+  }
+
+  /** Say why a choice is not scored: where its progress would be, unless another run goes on there. */
+  #refuse(why) {
+    if (this.#run && !this.#run.isOver) tell(why);
+    else say(why);
   }
 
   #wait(found) {

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from export.contract.manifest import Manifest, read_manifest
+from export.contract.manifest import Manifest, Role
 from service.errors import NotReadyError, UnknownModelError
+from service.inference import loading
 from service.inference.loading import check_bundle, load_engine
 from service.models import scanner, version_loader
 from service.models.scanner import find_bundles
 from tests.support.repositories import loaded, opened, run, states
-from tests.support.tiny_bundle import rewrite_manifest, write_bundle
+from tests.support.tiny_bundle import write_bundle
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 
@@ -207,15 +208,23 @@ def test_a_model_is_not_taken_down_by_a_load_while_its_folder_is_away(tmp_path):
     run(scenario())
 
 
-def test_what_nobody_thought_of_costs_its_version_alone(tmp_path):
+def test_what_nobody_thought_of_costs_its_version_alone(tmp_path, monkeypatch):
+    read_graphs = loading._read_graphs
+
+    def read(bundle: Path, manifest: Manifest) -> dict[Role, bytes]:
+        if bundle.name == "2":
+            raise ZeroDivisionError("division by zero")
+        return read_graphs(bundle, manifest)
+
+    monkeypatch.setattr(loading, "_read_graphs", read)
+
     async def scenario() -> None:
         write_bundle(tmp_path / "tiny" / "1")
-        samples = read_manifest(write_bundle(tmp_path / "tiny" / "2")).samples
-        rewrite_manifest(tmp_path / "tiny" / "2", samples=samples.model_copy(update={"file": "\0"}))
+        write_bundle(tmp_path / "tiny" / "2")
         async with opened(tmp_path) as repository:
             assert states(repository, "tiny") == {2: "refused", 1: "loaded"}
             refused = repository.describe("tiny", manifests=False)["versions"][0]
-            assert refused["reason"].startswith("ValueError: embedded null byte")
+            assert refused["reason"].startswith("ZeroDivisionError: division by zero")
 
     run(scenario())
 

@@ -182,6 +182,22 @@ def test_files_that_are_given_while_others_are_scored_take_their_place(page, fil
     expect(page.locator("#score-said")).to_contain_text("3 of 3 files")
 
 
+def test_what_is_said_of_a_refused_choice_stays_when_the_explore_view_gets_its_answer(page, files):
+    held = Held("**/classify*")
+    held.hold(page)
+    choose_model(page, "matrix-capsnet-toys")
+    expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")
+    page.click("#tab-score")
+    page.set_input_files("#score-files", files[:3])
+    said = "matrix-capsnet-toys takes pairs; got 3 files."
+    expect(page.locator("#score-said")).to_have_text(said)
+    held.release()
+    page.click("#tab-explore")
+    expect(page.locator("#best")).to_have_text("truck")
+    page.click("#tab-score")
+    expect(page.locator("#score-said")).to_have_text(said)
+
+
 @pytest.mark.long
 def test_files_that_are_given_before_a_model_is_there_are_scored_once_it_is(open_page, address, files):
     held = Held("**/models/*")
@@ -325,7 +341,7 @@ def test_pairs_are_not_scored_without_a_file_that_cannot_be_read(page, files):
     expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")
     page.click("#tab-score")
     drop(page, files[7])
-    expect(page.locator("#notice")).to_contain_text("scans/8_b.png cannot be read: It is locked")
+    expect(page.locator("#score-said")).to_contain_text("scans/8_b.png cannot be read: It is locked")
     expect(page.locator("#score-results")).to_be_hidden()
 
 
@@ -361,10 +377,10 @@ def test_a_choice_that_is_refused_is_told_beside_the_run_that_goes_on(page, file
     page.set_input_files("#score-files", files[:2])
     expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
     page.set_input_files("#score-files", files[:3])
-    expect(page.locator("#notice")).to_have_text("matrix-capsnet-toys takes pairs; got 3 files.")
+    expect(page.locator("#notice:visible")).to_have_text("matrix-capsnet-toys takes pairs; got 3 files.")
     expect(page.locator("#score-said")).to_contain_text("0 of 1 files")
     (tmp_path / ".hidden").mkdir()
     shutil.copy(files[0], tmp_path / ".hidden" / "a.png")
     page.set_input_files("#score-folder", tmp_path / ".hidden")
-    expect(page.locator("#notice")).to_have_text("No files to score.")
+    expect(page.locator("#notice:visible")).to_have_text("No files to score.")
     held.release()

@@ -44,7 +44,7 @@ def own(tmp_path, text):
         (
             f"{DECODER}stop_at_error_percent = 15\n[loss]\nreconstruction_weight = 0",
             "loss.reconstruction_weight: with 0, a decoder alone learns nothing; "
-            "optimizer.stop_at_error_percent: has no effect on a decoder alone, which changes no answer",
+            "optimizer.stop_at_error_percent: a decoder alone changes no answer: it would be trained for one",
         ),
         (
             f'{CNN}[loss]\nclassification = "spread"\nreconstruction_weight = 0.1',

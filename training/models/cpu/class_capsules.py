@@ -16,7 +16,7 @@ LONGEST_POSE = 16  # elements of an upper capsule that vote_kernels.py sums at o
 
 
 class CpuClassCapsules(ClassCapsules):
-    """Class capsules whose routing is a `CpuRouting`."""
+    """Class capsules that leave their votes as factors, where their routing is a `CpuRouting`."""
 
     def forward(self, u: Tensor) -> Tensor:
         """Lower capsules [B, I, E] to upper capsules v [B, J, D]."""
