@@ -42,8 +42,9 @@ from capsnet import (
 from capsnet.answers import read_png
 from capsnet.errors import retry_after_s, unreachable
 from capsnet.retries import Contact, tenacity_options
-from capsnet.uploads import REQUEST_IMAGES
+from capsnet.uploads import REQUEST_IMAGES, UPRIGHT
 from capsnet.wire_format import HEADER_LENGTH, write_request
+from export.contract.pictures import UPRIGHT as SERVICES_UPRIGHT
 from tests.support.deep_pictures import tiff
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.paths import ROOT
@@ -313,6 +314,11 @@ def test_a_photograph_opened_by_pil_is_turned_upright_though_its_exif_is_damaged
     lying = client.classify(photograph()).results[0].classes[0]
     assert of_image.probability == pytest.approx(of_file.probability, abs=1e-6)
     assert of_image.probability != pytest.approx(lying.probability, abs=1e-6)
+
+
+def test_the_client_turns_pictures_as_the_service_does():
+    """Each has the table of EXIF's orientations: the client imports nothing of the service's."""
+    assert UPRIGHT == SERVICES_UPRIGHT
 
 
 def test_a_photograph_whose_orientation_cannot_be_read_is_taken_as_it_lies(client):
