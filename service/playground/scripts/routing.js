@@ -18,6 +18,7 @@ const CLASSES = "classes"; // among the layers
 export class Routing {
   #asking = new Latest();
   #files = null;
+  #asked = null; // the files whose explanation is there, or on its way
   #answer = null;
   #shown = null; // of the answer: its classes, or the types of a layer
   #iteration = 0;
@@ -64,20 +65,22 @@ export class Routing {
     this.#player.stop();
     this.#asking.cancel();
     this.#files = files;
-    this.#answer = null;
+    this.#asked = this.#answer = null;
     byId("explain").hidden = false;
     if (!byId("explain").open) byId("explain-body").hidden = true; // else it is dimmed: the page does not jump
     this.#look();
   }
 
   #look() {
-    if (!byId("explain").open || !this.#files || this.#answer) return;
+    if (!byId("explain").open || !this.#files || this.#asked === this.#files) return;
+    this.#asked = this.#files;
     this.#pending.begin();
     this.#asking.ask(async (signal) => {
       const { name, version } = this.model;
       try {
         await this.#take(await api.explain(this.#files, { model: name, version }, signal), signal);
       } catch (error) {
+        if (!signal.aborted) this.#asked = null; // else it is another question's
         if (!(error instanceof ServiceError) || error.status === 404) throw error; // the version is gone
         byId("explain-note").textContent = error.message; // such as the command that adds the graph
         byId("explain-body").hidden = true;

@@ -157,6 +157,20 @@ def test_a_panel_that_is_opened_while_somebody_draws_explains_the_drawing_alone(
     assert len(asked) == 1
 
 
+def test_a_panel_that_is_closed_and_opened_while_it_waits_asks_once(page):
+    page.click('[aria-label="Sample: 4"]')
+    answer(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/explain" in request.url else None)
+    held = Held("**/explain*")
+    held.hold(page)
+    for _ in ("open", "close", "open"):
+        page.click("#explain summary")
+    held.release()
+    expect(page.locator("#explain-steps input")).to_have_count(3)
+    assert len(asked) == 1
+
+
 @pytest.mark.long
 def test_an_explanation_of_another_image_is_not_there_when_the_panel_is_opened(page):
     explain_a_four(page)
