@@ -51,6 +51,7 @@ REPLACED = {
     ),
     '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
 }
+BUILT = {PAGE, "engine", "models", "playground"}  # what a playground's folder holds
 LINKS = {DOCUMENTATION: "", SERVER: "the service"}  # into the site, and what a playground alone has instead
 
 
@@ -94,8 +95,8 @@ def build(models: Path, out: Path) -> None:
     bundles = bundles_in(models)
     if out.exists() and not out.is_dir():
         raise BuildError(f"{out} is a file: choose a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
-        raise BuildError(f"{out} is not empty, and no playground: choose another folder")
+    if out.is_dir() and not {file.name for file in out.iterdir()} <= BUILT:
+        raise BuildError(f"{out} holds more than a playground: choose another folder")
     runtime = runtime_files(ROOT / "build" / "npm")
     out = out.resolve()  # a link stays one
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ test error of both.
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from browser.graphs import browser_graphs
 from docs.build import ROOT
 from export.contract.manifest import newest_version, read_checked, read_manifest
-from export.evaluate import answers, run_config
+from export.evaluate import answers, config_to_measure
 from export.explain.shared_weights import hold_weights
 from export.optimize.half_gate import Agreement, compare
+from training.data.own_pictures import find_again
 from training.data.run_images import evaluation_batches
 from training.evaluate.metrics import exact_errors
 
@@ -26,8 +28,11 @@ def main() -> None:
     parser.add_argument("bundles", nargs="*", type=Path, help="folders of models; without, all of models/")
     parser.add_argument("--data", type=Path, default=os.environ.get("CAPSNET_DATA", "data"), help="data sets")
     options = parser.parse_args()
-    for folder in options.bundles or sorted((ROOT / "models").iterdir()):
-        agreement, wrong, wrong_rounded = compare_bundle(newest_version(folder), options.data)
+    for folder in options.bundles or sorted(path for path in (ROOT / "models").iterdir() if path.is_dir()):
+        try:
+            agreement, wrong, wrong_rounded = compare_bundle(newest_version(folder), options.data)
+        except (OSError, ValueError) as error:
+            sys.exit(f"browser.compare: {error}")
         errors = [f"{100 * count / agreement.images:.2f} %" for count in (wrong, wrong_rounded)]
         print(
             f"{folder.name}: {agreement.images} test images, {agreement.other_decisions} with other classes, "
@@ -45,11 +50,13 @@ def compare_bundle(bundle: Path, root: Path) -> tuple[Agreement, int, int]:
 
     Raises:
         FileNotFoundError: a file of the data set is missing; names it and the command that downloads it.
+        BundleError: the bundle disagrees with its manifest, or with the data set.
+        RoundingError: float16 does not hold a weight.
     """
     manifest = read_manifest(bundle)
     graphs, weights = browser_graphs(bundle, manifest)
     encoders = (read_checked(bundle, manifest.graphs["encoder"]), hold_weights(graphs["encoder"], weights))
-    batches = evaluation_batches(run_config(manifest), root)
+    batches = evaluation_batches(find_again(config_to_measure(manifest), None, bundle), root)
     plain, rounded = ([*answers(encoder, manifest.architecture, batches)] for encoder in encoders)
     objects = manifest.objects_per_image
     wrong, wrong_rounded = (

@@ -1,7 +1,7 @@
 """The graphs of a bundle for browsers: all weights in one file, in float16, which halves the download.
 
-A graph computes in float32: it casts each weight once, when a runtime opens it. So rounding the weights is
-all that differs from the bundle's own graphs.
+A graph computes in float32: it casts each weight once, when a runtime opens it. So rounding the weights, and
+with them the large constants of EM routing, is all that differs from the bundle's own graphs.
 """
 
 from dataclasses import dataclass, field

@@ -17,6 +17,7 @@ from export.confidence import measure_confidence
 from export.contract.architecture import CPU_BATCH
 from export.contract.manifest import (
     MANIFEST_FILE,
+    VERSION,
     Architecture,
     BundleError,
     Confidence,
@@ -120,6 +121,7 @@ def publish(
     if (out / MANIFEST_FILE).exists():
         raise ValueError(f"{out} is a published version; give its model's folder, {out.absolute().parent}")
     refuse_in_published(out)
+    _refuse_among_models(out)
     name = model_name(Path(os.path.normpath(out.absolute())).name)  # as it is called, not where a link leads
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; expected the model's folder")
@@ -137,6 +139,21 @@ def publish(
         add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
+
+
+def _refuse_among_models(out: Path) -> None:
+    """Refuse a version's folder within a model's, and a folder of models: neither is `models/NAME`."""
+    place = out.absolute()
+    if VERSION.fullmatch(place.name) and _holds_versions(place.parent):
+        raise ValueError(f"{out} is a version's folder; give its model's folder, {place.parent}")
+    if place.is_dir() and any(_holds_versions(folder) for folder in place.iterdir()):
+        raise ValueError(f"{out} is a folder of models; add the name of this one: {out}/NAME")
+
+
+def _holds_versions(folder: Path) -> bool:
+    with suppress(OSError):  # a file, or of somebody else's
+        return any((folder / str(version) / MANIFEST_FILE).is_file() for version in versions(folder))
+    return False
 
 
 def _refuse_another_models(out: Path, name: str) -> None:
@@ -159,6 +176,7 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
     """Turn a run's best checkpoint into graphs and measure them; the arguments are those of `publish`."""
     best = open_run(run, torch.device("cpu"), images)
     config, model = best.recorded, _capsule_network(run, best.model)
+    _refuse_crop_that_is_not_served(run, config.data)
     train, validation = training_batches(best.config, root)
     shown = train if validation is None else validation
     graphs = trace(model)
@@ -180,6 +198,14 @@ def _export(run: Path, name: str, root: Path, images: Path | None) -> Exported:
         test=test,
         times_measured=measured_before,
     )
+
+
+def _refuse_crop_that_is_not_served(run: Path, data: DataConfig) -> None:
+    if data.crop_pixels and data.spec.placement != "centre-crop":
+        raise ValueError(
+            f"{run} was trained with crop_pixels, but a service shows a model of {data.name} "
+            "the whole of a picture, not its middle: train without"
+        )
 
 
 def _capsule_network(run: Path, model: Network) -> CapsuleNetwork:
@@ -286,6 +312,7 @@ def _describe(
 
 def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
     """Of images, and where these show several objects of the objects as well."""
+    viewpoints = f", viewpoints of another {data.familiar} only" if data.familiar else ""
     measured = {"test_error": (test.error_percent, f"{test.images} images, {test.errors} wrong")}
     if data.spec.objects_per_image > 1:
         measured["object_error"] = (
@@ -297,7 +324,7 @@ def _metrics(test: Errors, data: DataConfig, name: str) -> tuple[Metric, ...]:
             name=metric,
             value=value,
             unit="percent",
-            data=f"{data.name} test set, {counts}",
+            data=f"{data.name} test set{viewpoints}, {counts}",
             command=f"capsnet-export evaluate models/{name}",
         )
         for metric, (value, counts) in measured.items()

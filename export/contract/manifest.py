@@ -172,7 +172,7 @@ class Confidence(_Fact):
         right_confident: how many of these reach it.
         wrong: how many answers were wrong.
         wrong_confident: how many of these reach it, too.
-        data: images that were held out of training, never those of the test set.
+        data: images that were held out of training, never those that the test error is of.
         command: measures it again.
     """
 

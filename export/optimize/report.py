@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -55,7 +56,7 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
 
     Args:
         bundle: its folder.
-        out: where VARIANT.onnx are written; made if it is not there.
+        out: where VARIANT.onnx are written; made if it is not there. Those of another version are removed.
         threads: that a run may use.
 
     Raises:
@@ -72,6 +73,8 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
     check_samples({"encoder": encoder}, manifest.architecture, samples)
+    for variant in get_args(Variant):  # none of another version may stand beside those of this one
+        (out / f"{variant}.onnx").unlink(missing_ok=True)
     architecture = stated_architecture(manifest)
     if architecture is None:
         raise NothingFasterError(

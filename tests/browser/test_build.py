@@ -99,9 +99,14 @@ def test_the_versions_in_the_folder_of_one_model_are_no_models(tmp_path):
         bundles_in(tmp_path / "tiny")
 
 
-def test_a_folder_with_something_else_is_not_touched(tmp_path):
+@pytest.mark.parametrize("beside", ["", PAGE])
+def test_a_folder_with_something_else_is_not_touched(tmp_path, monkeypatch, beside):
+    monkeypatch.setattr(
+        "browser.build.runtime_files", lambda folder: pytest.fail("it is going to be replaced")
+    )
+    (tmp_path / beside).touch()  # a page of somebody's own
     (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(BuildError, match="is not empty, and no playground"):
+    with pytest.raises(BuildError, match="holds more than a playground"):
         build(MODELS, tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "mine"
 

@@ -26,3 +26,11 @@ def test_it_prints_how_many_images_get_other_classes_and_both_test_errors(tmp_pa
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "capsnet-mnist: 40 test images, 0 with other classes" in ran.stdout
     assert " % in float32 and " in ran.stdout
+
+
+def test_a_missing_test_set_is_told_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "browser.compare", "models/capsnet-mnist", "--data", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("browser.compare: ")
+    assert "capsnet-train download mnist" in ran.stderr

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import helper
 
 from export import bundle, next_version, parity
@@ -24,8 +25,10 @@ from export.evaluate import evaluate_bundle, evaluate_encoder
 from export.next_version import publish_next
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import replace_file, rewrite_manifest, write_bundle
-from training.config import to_dict
+from training.config import load_preset, to_dict
+from training.evaluate.metrics import Errors
 from training.runs import checkpoint
+from training.runs.open_run import open_run
 from training.runs.result import note_measurement, times_measured
 
 
@@ -131,6 +134,8 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
         ("file/pets", None, NotADirectoryError, "file'"),
         ("nowhere/pets", None, FileNotFoundError, "leads nowhere: .*nowhere'"),
         ("drawn/1/pets", None, BundleError, "in a published version, which must not change: .*/1$"),
+        ("drawn/2", None, ValueError, "is a version's folder; give its model's folder, .*/drawn$"),
+        (".", None, ValueError, "is a folder of models; add the name of this one: .*/NAME$"),
         ("drawn", None, ValueError, "holds versions of capsnet-drawn; publish under that name"),
         ("pets", "caf\udce9", ValueError, "is not UTF-8"),
     ],
@@ -144,6 +149,30 @@ def test_what_can_be_said_before_anything_is_measured_is(
     monkeypatch.setattr(bundle, "open_run", lambda *_: pytest.fail("it is opened to be measured"))
     with pytest.raises(error, match=told):
         publish(tiny_run, tmp_path / out, Path("data"), remark=remark)
+
+
+def test_a_run_on_the_middle_of_digits_is_refused_for_a_service_shows_the_whole(
+    tiny_run, tmp_path, monkeypatch
+):
+    opened = open_run(tiny_run, torch.device("cpu"))
+    cropped = replace(opened.recorded, data=replace(opened.recorded.data, crop_pixels=20))
+    monkeypatch.setattr(bundle, "open_run", lambda *_: replace(opened, recorded=cropped))
+    with pytest.raises(
+        ValueError, match="trained with crop_pixels, but a service shows a model of drawn the whole"
+    ):
+        publish(tiny_run, tmp_path / "capsnet-drawn", Path("data"))
+    assert not (tmp_path / "capsnet-drawn").exists()
+
+
+def test_an_error_of_novel_viewpoints_says_so():
+    run = load_preset("smallnorb")
+    novel = replace(run.data, familiar="azimuth")
+    for data, expected in (
+        (run.data, "smallnorb test set, "),
+        (novel, "smallnorb test set, viewpoints of another azimuth only, "),
+    ):
+        [metric] = bundle._metrics(Errors(10, 1, 10, 1), data, "toys")
+        assert metric.data == f"{expected}10 images, 1 wrong"
 
 
 def test_a_bundle_that_names_other_classes_is_not_measured(trained_bundle, tmp_path):

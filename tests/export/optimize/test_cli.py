@@ -93,6 +93,21 @@ def test_half_precision_needs_no_faster_graph(trained_bundle, tmp_path, capsys):
     assert second.startswith(f"wrote {tmp_path / 'out' / 'half.onnx'}: of ")
 
 
+def test_graphs_of_another_version_do_not_stay_beside_those_of_this_one(
+    trained_bundle, tmp_path, monkeypatch
+):
+    def refuse(*_: object) -> None:
+        raise ValueError("keep to float32")
+
+    older = [tmp_path / f"{name}.onnx" for name in ("toom_cook_1d", "toom_cook_2d", "em_moments", "half")]
+    for file in older:
+        file.touch()
+    monkeypatch.setattr("export.optimize.half_gate.check_half", refuse)
+    with pytest.raises(SystemExit):
+        main(["optimize", str(trained_bundle), "--half", "--out", str(tmp_path)])
+    assert not [file for file in older if file.exists()]
+
+
 def test_matrix_capsules_are_told_why_there_is_no_half_of_them(tmp_path, capsys):
     toys = str(ROOT / "models" / "matrix-capsnet-toys")
     said = failure(capsys, toys, "--half", "--out", str(tmp_path / "out"))
