@@ -2,11 +2,10 @@
 
 from urllib.parse import quote
 
-import httpx
-
 from capsnet.answers import Model, Pinned, read_json, to_model, to_models
 from capsnet.errors import CapsnetError
 from capsnet.exchange import Exchange, Params, Request, params
+from capsnet.retries import is_temporary
 
 
 def models() -> Exchange[tuple[Model, ...]]:
@@ -20,11 +19,11 @@ def model(name: str) -> Exchange[Model]:
 
 
 def ready() -> Exchange[bool]:
-    """Whether the service is ready to answer requests."""
+    """Whether the service is ready to answer requests; it is not while a proxy says that it is away."""
     try:
         yield Request("GET", "/readyz")
     except CapsnetError as error:
-        if error.status != httpx.codes.SERVICE_UNAVAILABLE:
+        if not is_temporary(error):
             raise
         return False
     return True

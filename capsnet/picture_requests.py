@@ -19,6 +19,7 @@ from capsnet.answers import (
 )
 from capsnet.errors import CapsnetError, changed_bundle, wrong_views
 from capsnet.exchange import Exchange, Params, Request, params
+from capsnet.retries import is_temporary
 from capsnet.uploads import (
     REQUEST_IMAGES,
     Picture,
@@ -44,7 +45,7 @@ Parse = Callable[[Any, Sequence[str | None]], Answer[R]]  # of a JSON body and t
 REQUEST_RECONSTRUCTIONS = 512  # a service's default limit per request
 
 # Statuses that a single picture can cause: it is too large, of another format or unreadable, or it triggers a
-# bug in the service, which must not end a long stream. (A 500 of others has been repeated before.)
+# bug in the service, which must not end a long stream.
 ABOUT_A_PICTURE = frozenset({413, 415, 422, 500})
 TOO_SLOW = 408  # the body took longer than the service waits; half of it may be fast enough
 TOO_LARGE = 413  # half of the request may be small enough, unless a single picture is too large
@@ -192,7 +193,7 @@ def _failed(picture: Picture, error: Exception) -> Failed:
 
 def _is_about_a_picture(error: CapsnetError) -> bool:
     """Whether the service might have answered another picture."""
-    return error.status in ABOUT_A_PICTURE and error.type not in ABOUT_THE_QUERY
+    return error.status in ABOUT_A_PICTURE and error.type not in ABOUT_THE_QUERY and not is_temporary(error)
 
 
 def _one_each(response: httpx.Response, parse: Parse[R], uploads: Sequence[Upload]) -> Answer[R]:

@@ -63,19 +63,22 @@ class Contact:
     made: bool = False
 
 
+def is_temporary(error: CapsnetError) -> bool:
+    """Whether it is not about the request: the service is overloaded, or a proxy has lost it."""
+    # A 500 that the service does not name as its own bug is a proxy's.
+    return error.status in TEMPORARY or (error.status == 500 and error.type != INTERNAL_ERROR)
+
+
 def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
     """The arguments of tenacity's Retrying and AsyncRetrying, for calls that raise CapsnetError."""
     backoff = wait_random_exponential(multiplier=retry.first_wait_s, max=retry.max_wait_s)
 
-    def is_temporary(error: BaseException) -> bool:
+    def is_to_be_repeated(error: BaseException) -> bool:
         if isinstance(error, ConnectError):
             return contact.made or retry.until_started
         if isinstance(error, UnreachableError):
             return True
-        if not isinstance(error, CapsnetError):
-            return False
-        # A 500 that the service does not name as its own bug is that of a proxy which has lost it.
-        return error.status in TEMPORARY or (error.status == 500 and error.type != INTERNAL_ERROR)
+        return isinstance(error, CapsnetError) and is_temporary(error)
 
     def wait_s(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
@@ -83,7 +86,7 @@ def tenacity_options(retry: Retry, contact: Contact) -> dict[str, Any]:
         return min(asked_s, retry.max_wait_s) + backoff(state)
 
     return {
-        "retry": retry_if_exception(is_temporary),
+        "retry": retry_if_exception(is_to_be_repeated),
         "wait": wait_s,
         "stop": stop_after_attempt(retry.attempts) | stop_before_delay(retry.timeout_s),
         "reraise": True,

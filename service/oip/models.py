@@ -123,7 +123,10 @@ def describe_server(settings: Settings, *extensions: str) -> dict[str, Any]:
 
 
 async def describe(model: OipModel, models: Models) -> dict[str, Any]:
-    """The protocol's metadata of a model; -1 is the batch axis."""
+    """The protocol's metadata of a model; -1 is the batch axis.
+
+    Versions are the bundle's: an earlier one may lack this decoder or explain graph.
+    """
     versions = [
         str(entry.version)
         for entry in await models.index()

@@ -248,8 +248,8 @@ async def _answer(
 
     def write() -> Response:
         message = write_answer(model, asked, outputs)
-        # HTTP libraries offer a list of codings by themselves. Compressing for them would take milliseconds
-        # and gain little: floats hardly compress. A single coding is a user's choice.
+        # Most HTTP libraries offer a list of codings by themselves. Compressing for them would take
+        # milliseconds and gain little: floats hardly compress. A single one is a user's choice, or Go's.
         if coding in CODINGS:
             headers = {**message.headers, "Content-Encoding": coding}
             return Response(compress(message.body, coding), headers=headers)

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -37,29 +37,23 @@ from service.score.query import (
 KEY = "CAPSNET_API_KEY"  # only from the environment: everybody on a machine can read its command lines
 UNAUTHORIZED = 401
 BUG = 500
-MAX_FAULTS = 100  # bugs in a row: more are not those of single pictures
 PLACE = re.compile(r"^image ([12]) of ([12]) \('picture'\): ")  # the client's name for what has none
 UNBOUNDED = sys.maxsize  # attempts: only --retry-timeout ends them
 
 
 @dataclass
 class HttpScorer:
-    """A version of a model that a service runs.
-
-    Attributes:
-        faults: pictures in a row, the last ones, to which the service answered with a bug.
-    """
+    """A version of a model that a service runs."""
 
     client: AsyncClient
     model: ChosenModel
     query: Query
-    faults: int = 0
 
     async def score(self, batch: Batch) -> list[Outcome]:
         """One outcome per picture, in one request if nothing fails.
 
         Raises:
-            ScoreError: the service has gone, refuses the query, or fails at every picture.
+            ScoreError: the service has gone, or refuses the query.
         """
         seen = self.client.classify_many(
             [_to_picture(picture) for picture in batch if isinstance(picture, LoadedPicture)],
@@ -76,26 +70,15 @@ class HttpScorer:
             found = [outcome async for outcome in seen]
         except CapsnetError as error:
             raise _score_error(error) from None
-        self._count_faults(found)
         outcomes = iter(found)
         return [
             picture if isinstance(picture, Skipped) else self._outcome(picture.name, next(outcomes))
             for picture in batch
         ]
 
-    def _count_faults(self, outcomes: Sequence[Scored | Failed]) -> None:
-        for one in outcomes:
-            is_fault = isinstance(one, Failed) and getattr(one.error, "status", None) == BUG
-            self.faults = self.faults + 1 if is_fault else 0
-        if self.faults >= MAX_FAULTS:
-            raise ScoreError(
-                f"the service answered the last {self.faults} pictures with an internal error, which its log "
-                "describes; once it is fixed, continue with --resume, or score these, too, with --overwrite"
-            )
-
     def _outcome(self, name: str, seen: Scored | Failed) -> Outcome:
         if isinstance(seen, Failed):
-            return Skipped(name, _without_place(seen.reason))
+            return Skipped(name, _without_place(seen.reason), getattr(seen.error, "status", None) == BUG)
         answer = seen.classification
         return Row(name, [self._capsule(one) for one in answer.classes], answer.confident, answer.blank)
 

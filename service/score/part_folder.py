@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -162,10 +163,24 @@ class PartFolder:
         """
         files, path = open_place(self.place)
         aside = f"{path}/{ASIDE}{number:06}.{uuid4().hex}"
+        try:
+            facts, skipped = await self._write_rows(files, aside, columns, outcomes)
+            self._refuse_taken()
+            self._write_errors(files, f"{path}/{ERRORS}/{number:06}.jsonl", skipped)
+            self._put_in_place(files, aside, f"{path}/part-{number:06}.parquet")
+        except BaseException:  # where a disk is full, each try would leave one more
+            with suppress(OSError):
+                files.delete_file(aside)
+            raise
+        return facts
+
+    async def _write_rows(
+        self, files: FileSystem, path: str, columns: Columns, outcomes: AsyncIterable[Sequence[Outcome]]
+    ) -> tuple[PartFacts, list[Skipped]]:
         labels: Counter[str] = Counter()
         skipped: list[Skipped] = []
         rows: list[Row] = []
-        with files.open_output_stream(aside) as file, pq.ParquetWriter(file, make_schema(columns)) as writer:
+        with files.open_output_stream(path) as file, pq.ParquetWriter(file, make_schema(columns)) as writer:
             async for some in outcomes:
                 rows += [one for one in some if isinstance(one, Row)]
                 skipped += [one for one in some if isinstance(one, Skipped)]
@@ -178,16 +193,18 @@ class PartFolder:
             writer.add_key_value_metadata(
                 {FACTS: json.dumps({"run": self.run, "labels": facts.labels, "skipped": facts.skipped})}
             )
+        return facts, skipped
+
+    def _refuse_taken(self) -> None:
         if self.is_taken():
             raise ScoreError(f"another command has begun a new run in {self.shown}")
-        self._write_errors(files, f"{path}/{ERRORS}/{number:06}.jsonl", skipped)
-        part = f"{path}/part-{number:06}.parquet"
+
+    def _put_in_place(self, files: FileSystem, aside: str, part: str) -> None:
         try:
             files.move(aside, part)
         except FileNotFoundError:  # another command of this run has tidied up, if it has the part
             if _facts(files, part, self.run) is None:
                 raise
-        return facts
 
     @staticmethod
     def _write_errors(files: FileSystem, path: str, skipped: Sequence[Skipped]) -> None:

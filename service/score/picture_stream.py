@@ -141,8 +141,8 @@ def check_pairs(pictures: Iterator[Picture]) -> None:
             raise ScoreError(
                 "the model takes two views of each image: pictures in pairs, each left view just before its "
                 f"right one, in the same folder, archive or Parquet file; {source} has {count}, an odd "
-                f"number, up to {last}; find the missing or extra one, or list the pairs in a file for "
-                "--files-from"
+                f"number, up to {last}; find the missing or extra one (a folder in it may sort between the "
+                "two views), or list the pairs in a file for --files-from"
             )
 
 

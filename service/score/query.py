@@ -93,10 +93,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A picture without a row, and the reason."""
+    """A picture without a row, and the reason.
+
+    Attributes:
+        name: of the picture.
+        reason: for people.
+        is_bug: the service answered with an internal error.
+    """
 
     name: str
     reason: str
+    is_bug: bool = False
 
 
 Outcome = Row | Skipped

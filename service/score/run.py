@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from service.score.output import (
     open_output,
 )
 from service.score.picture_stream import PictureStream, check_pairs, in_batches
-from service.score.query import Batch, ChosenModel, Outcome, Query, ScoreError
+from service.score.query import Batch, ChosenModel, Outcome, Query, ScoreError, Skipped
 from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, skip_done
 from service.score.sources import Sources
 from service.score.table import Columns, Format, choose_format
@@ -30,6 +30,8 @@ from service.settings import read_settings
 
 if TYPE_CHECKING:
     from service.score.local_scorer import LocalScorer
+
+MAX_BUGS = 100  # of the service, in a row: more are not those of single pictures
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
         opened = open_output(run.destination, spec, columns, run.found, run.names)
         progress = progress_bar(run.sources, run.destination, run.done_before, model.views)
         with opened as output, progress as bar:
-            started_s = time.monotonic()
+            started_s, bugs = time.monotonic(), 0
             batches = in_batches(run.remaining, options.batch, run.max_file_bytes, model.views)
             async with aclosing(in_order(scorer.score, batches, options.concurrency)) as done:
                 async for outcomes in done:
@@ -116,9 +118,27 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
                     if run.destination.errors is None:
                         report(outcomes)
                     bar.update(len(outcomes))
+                    bugs = _count_bugs(bugs, outcomes)
             output.finish()
             seconds = time.monotonic() - started_s
     return output.record, seconds
+
+
+def _count_bugs(before: int, outcomes: Sequence[Outcome]) -> int:
+    """How many pictures in a row, the last ones, have met a bug of the service; they are recorded as skipped.
+
+    Raises:
+        ScoreError: so many that it is not about single pictures.
+    """
+    bugs = before
+    for one in outcomes:
+        bugs = bugs + 1 if isinstance(one, Skipped) and one.is_bug else 0
+    if bugs >= MAX_BUGS:
+        raise ScoreError(
+            f"the service answered the last {bugs} pictures with an internal error, which its log describes; "
+            "once it is fixed, continue behind them with --resume, or score them, too, with --overwrite"
+        )
+    return bugs
 
 
 def query_of(options: argparse.Namespace, previous: RunSpec | None) -> Query:

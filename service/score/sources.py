@@ -82,7 +82,9 @@ class Sources:
 
     def are_countable(self) -> bool:
         """Whether the pictures can be counted without reading them."""
-        return not self.files_from and not any(_is_container(path) for path in self.paths)
+        return not self.files_from and not any(
+            map(_is_container, chain.from_iterable(map(expand, self.paths)))
+        )
 
     def count(self) -> int:
         """The number of pictures; if they are countable, none is read."""

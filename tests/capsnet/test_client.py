@@ -654,9 +654,13 @@ def test_a_client_pins_the_version_that_the_operators_rule_names(connect, tmp_pa
             ]
 
 
-def test_ready_is_false_while_nothing_is_served_and_asks_once(connect, url):
+AWAY = (502, {}, b"<html>Bad Gateway</html>")  # of a proxy
+
+
+@pytest.mark.parametrize("answer", [BUSY, AWAY, (500, {}, b"Internal Server Error")])
+def test_ready_is_false_while_nothing_is_served_and_asks_once(connect, url, answer):
     assert connect(url).ready() is True
-    with server(BUSY) as (unready, asked):
+    with server(answer) as (unready, asked):
         assert connect(unready).ready() is False
         assert len(asked) == 1
 

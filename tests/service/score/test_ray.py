@@ -1,6 +1,7 @@
 """capsnet-score --ray on a cluster of this machine: the rows of --local, whichever process or node dies."""
 
 import argparse
+import errno
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from service.score import main
+from service.score import main, part_folder
 from service.score.part_folder import PartFacts, PartFolder, PartsRecord
 from service.score.query import Query
 from service.score.run import run_spec
@@ -336,6 +337,18 @@ def test_a_part_that_is_written_again_is_the_same_and_takes_old_errors_away(job,
         (row,) = pq.read_table(tmp_path / "out" / "part-000007.parquet").to_pylist()
         assert row["path"] == str(picture)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_errors", "part-000007.parquet"]
+
+
+def test_a_part_that_cannot_be_written_leaves_nothing_on_a_full_disk(job, tmp_path, monkeypatch):
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "1.png").write_bytes(random_png(1))
+    folder, model = PartFolder(str(tmp_path / "out"), "out"), choose_model(job)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(part_folder, "make_table", fill)
+    assert "No space left" in score_shards(shard_columns(tmp_path / "1.png"), job, model, folder)["fault"][0]
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_part_of_another_run_in_the_folder_is_not_counted_and_takes_no_place(job, tmp_path):

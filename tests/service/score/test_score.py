@@ -28,7 +28,7 @@ from PIL import Image
 from export.contract.manifest import read_manifest
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
-from service.score import http_scorer, main
+from service.score import main, run
 from service.score.http_scorer import open_service
 from service.score.local_scorer import LocalScorer
 from service.score.picture_stream import Picture, PictureReadError, PictureStream, in_batches
@@ -785,14 +785,35 @@ def test_a_proxy_that_has_lost_its_service_costs_no_row(service, digits, tmp_pat
 def test_a_service_that_goes_on_failing_ends_the_run_which_can_be_continued(
     service, digits, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(http_scorer, "MAX_FAULTS", 4)
+    monkeypatch.setattr(run, "MAX_BUGS", 4)
     arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 2, "--concurrency", 1]
     with in_front_of(service, lambda post: 500 if post > 1 else None) as url:
         assert score(*arguments, "--url", url) == 2
     assert "the service answered the last 4 pictures with an internal error" in capsys.readouterr().err
     assert len(read_csv(tmp_path / "a.csv")) == 2
     assert score(*arguments, "--url", service.base_url, "--resume") == 1
-    assert len(read_csv(tmp_path / "a.csv")) == 10 - 2, "the first batch with bugs had been written"
+    assert len(read_csv(tmp_path / "a.csv")) == 10 - 4
+
+
+def test_a_run_that_met_bugs_alone_goes_on_behind_them(service, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "MAX_BUGS", 4)
+    arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 8]
+    with in_front_of(service, lambda _: 500) as url:
+        assert score(*arguments, "--url", url) == 2
+    assert score(*arguments, "--url", service.base_url, "--resume") == 1
+    assert len(read_csv(tmp_path / "a.csv")) == 10 - 8
+    assert len((tmp_path / "a.csv.errors.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_proxy_that_does_not_find_its_service_again_ends_the_run_and_no_picture_is_lost(
+    service, digits, tmp_path
+):
+    arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 2, "--concurrency", 1]
+    with in_front_of(service, lambda post: 599 if post > 1 else None) as url:
+        assert score(*arguments, "--url", url, "--retry-timeout", 1) == 2
+    assert len(read_csv(tmp_path / "a.csv")) == 2
+    assert score(*arguments, "--url", service.base_url, "--resume") == 0
+    assert len(read_csv(tmp_path / "a.csv")) == 10
 
 
 def test_a_table_keeps_to_the_version_it_began_with(digits, tmp_path):

@@ -490,6 +490,9 @@ def test_patterns_find_archives_and_parquet_files(tmp_path):
     (tmp_path / "notes.txt").touch()
     expected = [f"{tmp_path}/1.parquet#0", *(f"{tmp_path}/2.tar/{name}" for name in NAMES)]
     assert names_in(tmp_path / "*") == expected
+    assert not Sources([str(tmp_path / "*")]).are_countable(), "counting them would read them"
+    (tmp_path / "digit.png").touch()
+    assert Sources([str(tmp_path / "d*")]).are_countable()
 
 
 def test_a_batch_holds_no_more_than_a_request_may(tmp_path):
