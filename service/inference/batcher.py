@@ -211,7 +211,10 @@ class Batcher:
             if timings := timings_of_request():
                 timings.add(*job.parts())
             timer.cancel()
-            job.future.cancel()  # no effect on a result; workers skip jobs without one
+            job.future.cancel()  # no effect on a result
+            if job.left:
+                with self._lock:  # it takes the place of no other
+                    queue.remove(job)
 
     def _enqueue(self, queue: GraphQueue, job: Job) -> None:
         with self._lock:

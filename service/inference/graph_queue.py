@@ -68,6 +68,12 @@ class GraphQueue:
         self.jobs.append(job)
         self.waiting += job.left
 
+    def remove(self, job: Job) -> None:
+        """Remove a job that nobody waits for any more, if it is here."""
+        if job in self.jobs:
+            self.jobs.remove(job)
+            self.waiting -= job.left
+
     def take(self, batch: list[Slice], is_wanted: Callable[[Job], bool]) -> None:
         """Move the slices of one batch from the head of the queue.
 

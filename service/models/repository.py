@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -212,6 +212,10 @@ class Repository:
         self._inventory.check_known(model)
         self._remembered.take_down(model)
         self._requested.discard(model)
+        # It is down from now on, so all of it happens, even if nobody waits for that any more.
+        await self._wait_for(self._begin(self._drop(model)), model)
+
+    async def _drop(self, model: str) -> None:
         async with self._inventory.changing[model]:  # what is being loaded ends first
             dropped = self._loaded.pop(model, {})
             self.on_change()
@@ -327,10 +331,10 @@ class Repository:
         None of a model that an operator has taken down, be it while this waits or loads. Where nobody waits
         for it any more it goes on, or what it has replaced would never be taken down.
         """
-        await self._wait_for(self._begin_update(model), model)
+        await self._wait_for(self._begin(self._serve_newest(model)), model)
 
-    def _begin_update(self, model: str) -> asyncio.Task[None]:
-        update = asyncio.create_task(self._serve_newest(model))
+    def _begin(self, change: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        update = asyncio.create_task(change)
         self._updates.add(update)
         update.add_done_callback(self._updates.discard)
         return update
@@ -436,7 +440,7 @@ class Repository:
         """Load a model for this request and for those that come meanwhile."""
         self._requested.add(model)
         if model not in self._loading:
-            self._loading[model] = update = self._begin_update(model)
+            self._loading[model] = update = self._begin(self._serve_newest(model))
             update.add_done_callback(lambda _: self._loading.pop(model))
         try:
             await self._wait_for(self._loading[model], model)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from export.contract.processors import usable_cpus
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
 from service.inference.providers import DeviceError, EngineOptions
@@ -35,6 +36,8 @@ class VersionLoader:
             settings.precision,
             optimize=settings.optimize,
         )
+        # Of many models that are asked for at once; a thread each would leave none to scans and /metrics.
+        self._loading = asyncio.Semaphore(usable_cpus())
 
     async def load(
         self,
@@ -55,7 +58,8 @@ class VersionLoader:
         if bundle.reason or (loaded and loaded.bundle == bundle and not again):
             return loaded
         try:
-            engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
+            async with self._loading:
+                engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
         except DeviceError:
             raise
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others

@@ -217,14 +217,14 @@ class _Worker:
                 _give_back(self._held.pop(key))
 
     async def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        timings = begin_timings()
         try:
             if name in ("run", "is_answering"):
                 arguments = (self._model(arguments[0]), *arguments[1:])
-            timings = begin_timings()
             value = await self._server.calls[name](*arguments)
             self.channel.send(("answer", number, value, timings.parts))
         except Exception as error:  # whatever it is, the worker's request gets it
-            self.channel.send(("error", number, _portable(error)))
+            self.channel.send(("error", number, _portable(error), timings.parts))
 
     def _model(self, key: int) -> LoadedModel:
         if key not in self._held:  # it was loaded by the engine process before this one

@@ -21,7 +21,7 @@ from service.models.index_entry import IndexEntry
 from service.models.interface import LoadedGraph, Models, ServedModel, Serving
 from service.models.traffic import Traffic
 from service.models.use import Use
-from service.observability.timings import timings_of_request
+from service.observability.timings import end_part, timings_of_request
 from service.workers.channel import Channel
 from service.workers.place import EngineAddress
 from service.workers.shared_number import SharedNumber
@@ -174,16 +174,18 @@ class RemoteModels(Models):
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
         try:
             self._channel.send(("call", number, name, arguments))
-            value, parts = await answer
-            if parts and (timings := timings_of_request()):
-                timings.add(*parts)  # all processes of a machine have the same monotonic clock
-            return cast(object, value)
+            value, error, parts = await answer
         except asyncio.CancelledError:
             if self._channel:  # it may have died just now
                 self._channel.send(("cancel", number))
             raise
         finally:
             self._waiting.pop(number, None)
+        if parts and (timings := timings_of_request()):
+            timings.add(*parts)  # all processes of a machine have the same monotonic clock
+        if error:
+            raise error
+        return cast(object, value)
 
     async def _ask(self, name: str, *arguments: object) -> object:
         """What the engine process knows without loading or running anything.
@@ -236,9 +238,9 @@ class RemoteModels(Models):
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
             case "answer", number, value, parts if number in self._waiting:
-                _settle(self._waiting[number], (value, parts), None)
-            case "error", number, error if number in self._waiting:
-                _settle(self._waiting[number], None, error)
+                _settle(self._waiting[number], (value, None, parts), None)
+            case "error", number, error, parts if number in self._waiting:
+                _settle(self._waiting[number], (None, error, parts), None)
             case "table", table:
                 self._use_table(table)
 
@@ -313,6 +315,7 @@ class _RemoteModel(ServedModel):
         try:
             return await self._models.call("run", self.key, graph, *feeds)
         except asyncio.CancelledError:
+            end_part("queue")  # its own parts would come later
             why = f"{self.name}/{self.version} was computing, or images wait for it"
             raise asyncio.CancelledError(Unfinished(why)) from None
 

@@ -219,6 +219,24 @@ def test_while_one_worker_collects_a_batch_another_runs_the_other_graph(monkeypa
     asyncio.run(scenario())
 
 
+def test_requests_that_nobody_waits_for_any_more_take_nobodys_place():
+    async def scenario() -> None:
+        with closing(make_batcher(queue_images=10)) as batcher:
+            graph = Doubling()
+            held, *given_up, live = await while_held(graph, batcher, *[images(1)] * 8, images(2, 3))
+            assert batcher.waiting_images == 10
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up)
+            assert batcher.waiting_images == 2
+            more = asyncio.create_task(graph.submit(batcher, np.ones((8, 1), np.float32)))
+            await asyncio.sleep(0)
+            graph.gate.set()
+            await asyncio.gather(held, live, more)
+
+    asyncio.run(scenario())
+
+
 def test_a_bad_request_fails_alone():
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,10 @@ from service.errors import (
     RefusedModelError,
     UnknownModelError,
 )
-from service.inference.providers import DeviceError
-from service.models import remembered
+from service.inference.engine import Engine
+from service.inference.loading import load_engine
+from service.inference.providers import DeviceError, EngineOptions
+from service.models import remembered, version_loader
 from service.models.remembered import Remembered
 from service.models.repository import Repository
 from service.models.version_loader import VersionLoader
@@ -123,6 +126,47 @@ def test_a_model_taken_down_while_another_is_being_loaded_stays_down(tmp_path):
             assert loaded(repository) == ["first/1"]
 
     run(scenario())
+
+
+def test_a_model_is_taken_down_even_if_nobody_waits_for_that_any_more(tmp_path):
+    async def scenario() -> None:
+        write_bundle(tmp_path / "tiny" / "1")
+        async with opened(tmp_path) as repository:
+            async with repository._inventory.changing["tiny"]:
+                unloading = asyncio.create_task(repository.unload("tiny"))
+                await the_queue_for(repository, "tiny")
+                unloading.cancel()
+                await asyncio.wait([unloading])
+                assert loaded(repository) == ["tiny/1"]
+            while repository.loaded():
+                await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_many_models_that_are_loaded_at_once_leave_threads_to_others(tmp_path, monkeypatch):
+    loading, most = [], []
+
+    def load(path: Path, model: str, options: EngineOptions) -> Engine:
+        loading.append(model)
+        most.append(len(loading))
+        try:
+            return load_engine(path, model, options)
+        finally:
+            loading.remove(model)
+
+    async def scenario() -> None:
+        names = [f"model-{number}" for number in range(6)]
+        for name in names:
+            write_bundle(tmp_path / name / "1")
+        async with opened(tmp_path) as repository:
+            await asyncio.gather(*map(repository.load, names))
+            assert len(loaded(repository)) == 6
+
+    monkeypatch.setattr(version_loader, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(version_loader, "load_engine", load)
+    run(scenario())
+    assert max(most) == 2
 
 
 def test_a_model_taken_down_while_a_first_request_waits_for_it_stays_down(tmp_path):

@@ -17,6 +17,7 @@ from service.models.local_models import LocalModels
 from service.models.remembered import Remembered
 from service.models.repository import Repository
 from service.observability.metrics import Metrics
+from service.observability.timings import begin_timings
 from service.workers.channel import Channel
 from service.workers.engine_process import EngineServer, _portable
 from service.workers.place import EngineAddress
@@ -204,6 +205,11 @@ def test_a_request_that_is_given_up_is_given_up_there(engine):
     async def scenario() -> None:
         async with engine.serving() as (_, repository), engine.worker() as models:
             served = await models.load_to_use(None, None)
+            timings = begin_timings()
+            with pytest.raises(Exception, match="dimensions"):
+                await served.encode(np.zeros((1, 5, 5, 1), np.float32))
+            assert [part.name for part in timings.parts] == ["queue", "compute"]
+            timings.parts.clear()
             [there] = repository.loaded()
             there.batcher.submit = lambda *_: asyncio.sleep(3600)  # a graph that takes an hour
             asking = asyncio.create_task(served.encode(PIXELS))
@@ -216,6 +222,7 @@ def test_a_request_that_is_given_up_is_given_up_there(engine):
                 [told] = cancelled.args
             assert isinstance(told, Unfinished)
             assert told == "tiny/1 was computing, or images wait for it"
+            assert [part.name for part in timings.parts] == ["queue"]
 
     run(scenario())
 

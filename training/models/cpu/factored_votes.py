@@ -1,7 +1,7 @@
 """The predictions of lower capsules, kept as their two factors and never computed as a whole.
 
 The predictions u_hat_j|i = W_ij u_i of 128 MNIST images take 94 MB, which routing would read five times, and
-as often again for gradients. It needs only two things of them, which come from the factors u and W (24 times
+as often again for gradients. It needs only two things of them, which come from the factors u and W (9 times
 smaller) in one pass over both:
 
     s_j  = sum over i of c_ij u_hat_j|i = sum over i, e of (c_ij u_ie) W_ije      weighted sum

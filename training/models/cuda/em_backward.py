@@ -177,7 +177,8 @@ def gradients_of_matrix(
     j, n = number // children, number % children
     h = each_element()
     grad_matrix = tl.zeros([4, 4, 1, example_tile], tl.float32)
-    for p in range(positions):
+    for position in range(positions):
+        p = tl.cast(position, tl.int64)  # strides times it pass 2^31
         c = tl.load(child + p * children + n)
         for start in range(0, batch, example_tile):
             b = start + tl.arange(0, example_tile)[None, None, None]
