@@ -33,8 +33,8 @@ class RunConfig:
     Attributes:
         preset: where the values come from.
         seed: of the weights, the order of the images and their shifts.
-        started_from: the run or bundle whose weights this one began with, and how they came about; None if
-            random.
+        started_from: the run or bundle whose weights this one began with, how they came about, and how many
+            `steps_before` there were; None if random.
     """
 
     preset: str = "mnist"
@@ -44,6 +44,14 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     started_from: dict[str, Any] | None = None
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of all stages before, whose random choices this one does not repeat.
+
+        0 of a stage that an earlier version began: it does.
+        """
+        return int((self.started_from or {}).get("steps_before", 0))
 
     @model_validator(mode="after")
     def _refuse_a_loss_for_one_object_of_several(self) -> Self:

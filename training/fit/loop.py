@@ -245,10 +245,11 @@ class Trainer:
     def _step(self, train: Batches, per_epoch: int) -> Tensor:
         """One optimizer step; returns classification and reconstruction loss, [2], on the device."""
         step = self.progress.step
-        generator = generator_for(self.config.seed, step, self.device)
+        choice = self.config.steps_before + step  # each stage makes others
+        generator = generator_for(self.config.seed, choice, self.device)
         index = self._batch_index(len(train), per_epoch)
         batch = train.random(index, generator, self.processes.part(len(index)))
-        own = step * self.processes.count + self.processes.rank
+        own = choice * self.processes.count + self.processes.rank
         torch.manual_seed(seed_for(self.config.seed, DROPOUT_SEED_OFFSET + own))
         rate = learning_rate(self.config.optimizer, step, per_epoch)
         margin = spread_margin(self.config.loss, step, per_epoch * self.config.optimizer.epochs)
@@ -261,7 +262,8 @@ class Trainer:
         """Which images this step trains on: each epoch goes through its own permutation."""
         epoch, within = divmod(self.progress.step, per_epoch)
         if within == 0 or self._order is None:
-            generator = generator_for(self.config.seed, -1 - epoch)
+            # Below 0, where no step's choices are; so far from those of earlier stages as there were steps.
+            generator = generator_for(self.config.seed, -1 - epoch - self.config.steps_before)
             self._order = torch.randperm(images, generator=generator).to(self.device)
         size = self.config.optimizer.batch_size
         return self._order[within * size : (within + 1) * size]

@@ -127,7 +127,13 @@ def config_from_options(
     first = from_dict(origin["config"])
     config = _holding_out_as(first, config)
     _refuse_other_held_out(start_from, first, config)
-    return replace(config, started_from=origin)
+    return replace(config, started_from=origin | {"steps_before": _steps(origin)})
+
+
+def _steps(origin: dict[str, Any]) -> int:
+    """Of a stage and of all before it."""
+    earlier = origin["config"].get("started_from")
+    return int(origin["step"]) + (_steps(earlier) if earlier else 0)
 
 
 def _of_random_weights(

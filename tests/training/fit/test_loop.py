@@ -26,6 +26,7 @@ from training.config import (
 )
 from training.data.batches import SingleObjects, make_batches
 from training.data.images import Images, hold_out
+from training.data.seeding import generator_for, seed_for
 from training.evaluate.evaluation import Evaluation, evaluate
 from training.fit import loop
 from training.fit.loop import Limits, Trainer, TrainingDivergedError
@@ -471,6 +472,25 @@ def test_a_share_of_blank_images_is_trained_on_as_empty(tmp_path, monkeypatch):
     fit(tmp_path, replace(CONFIG, data=replace(CONFIG.data, blank_fraction=0.5)))
     assert all(torch.equal(empty, absent) for empty, absent in seen)
     assert 0 < sum(int(empty.sum()) for empty, _ in seen) < 40, "of 2 epochs of 20 images"
+
+
+def test_a_stage_repeats_no_random_choice_of_the_stages_before(tmp_path, monkeypatch):
+    made = []
+
+    def noted(seed: int, index: int, device: str = "cpu") -> torch.Generator:
+        made.append(("generator", seed_for(seed, index)))
+        return generator_for(seed, index, device)
+
+    def noted_seed(seed: int, index: int) -> int:
+        made.append(("dropout", seed_for(seed, index)))
+        return seed_for(seed, index)
+
+    monkeypatch.setattr(loop, "generator_for", noted)
+    monkeypatch.setattr(loop, "seed_for", noted_seed)
+    for stage in (0, 10, 20):
+        fit(tmp_path / str(stage), replace(CONFIG, started_from={"steps_before": stage}))
+    assert len(made) == 3 * (2 + 2 * 10), "two orders, and what ten steps choose"
+    assert len(set(made)) == len(made)
 
 
 def test_where_epochs_are_short_only_the_best_and_the_last_are_written(tmp_path, monkeypatch):

@@ -190,7 +190,9 @@ def test_a_run_that_starts_from_a_bundle_begins_with_its_weights_and_says_so(tra
     manifest, config = read_manifest(trained_bundle), checkpoint.read_config(run)
     origin = config.started_from
     assert origin["bundle"] == f"{manifest.model}/{trained_bundle.name}"
-    assert origin["step"] == manifest.training["step"]
+    assert origin["step"] == manifest.training["step"] == config.steps_before
+    third = new_config(tmp_path / "third", preset="drawn", start_from=run)
+    assert third.steps_before == config.steps_before + third.started_from["step"] > config.steps_before
     training = {**manifest.training, "config": differences(config)}
     card = model_card(manifest.model_copy(update={"training": training}))
     assert f"published as {origin['bundle']}" in card
