@@ -96,7 +96,7 @@ def run_experiment(
         if before and runner.rows() == rows and (before.finished or seed is not None):
             claim = before  # what a part leaves as it was is as finished as it was
         elif seed is None:
-            measured = [on] if on else _measured(sets, runner.rows())
+            measured = [on] if on else _measured(sets, runner)
             parts = tuple(one for one in sets if one in {*claim.parts, *measured})
             finished = len(parts) == len(sets)
             claim = replace(claim, finished=finished, parts=() if finished else parts)
@@ -115,10 +115,10 @@ def _sets(plan: Any) -> list[str]:
     return [key for key in getattr(plan, "networks", {}) if key in DATASETS]
 
 
-def _measured(sets: list[str], rows: list[Row]) -> list[str]:
-    """The data sets that a plan for all was measured on: some may not have been there."""
-    there = {*map(part_of, data_sets(rows))} if sets else set()
-    return [one for one in sets if one in there]
+def _measured(sets: list[str], runner: Runner) -> list[str]:
+    """The data sets that a plan for all was measured on: some may not be there, or no more."""
+    there = {*map(part_of, data_sets(runner.rows()))} if sets else set()
+    return [one for one in sets if one in there and one not in runner.missing]
 
 
 def _part(name: str, plan: Any, data: str) -> Any:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,14 @@ class Runner:
         networks: holds the runs of all experiments.
         root: holds one folder per data set.
         device: where networks are trained and measured.
+        missing: data sets that an experiment wanted and that are not there, and how to get them.
     """
 
     out: Path
     networks: Path
     root: Path
     device: torch.device
+    missing: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[Row]:
         """What has been found so far, in the order in which it was found.
@@ -228,10 +230,13 @@ class Runner:
         return run, trainer.progress
 
 
-def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted: bool = False) -> None:
+def measure_each(
+    runner: Runner, sets: Iterable[str], measure: Callable[[str], None], all_wanted: bool = False
+) -> None:
     """Measure on each data set that is available, and say how to get the others.
 
     Args:
+        runner: notes those that are missing.
         sets: names of data sets.
         measure: on one of them.
         all_wanted: the paper has all of them, and none stands in for another.
@@ -239,15 +244,15 @@ def measure_each(sets: Iterable[str], measure: Callable[[str], None], all_wanted
     Raises:
         MissingDataError: none is there, or one is not that is wanted.
     """
-    missing = []
+    runner.missing.clear()
     for data in (names := list(sets)):
         try:
             measure(data)
         except MissingDataError as error:
             tqdm.write(f"{data} is not measured: {error}")
-            missing.append(str(error))
-    if len(missing) == len(names) or (all_wanted and missing):
-        raise MissingDataError("; or ".join(missing))
+            runner.missing[data] = str(error)
+    if len(runner.missing) == len(names) or (all_wanted and runner.missing):
+        raise MissingDataError("; or ".join(runner.missing.values()))
 
 
 def read_rows(out: Path) -> list[Row]:

@@ -16,7 +16,7 @@ from training.experiments import EXPERIMENTS, markdown
 from training.experiments.command import read_claim, run_experiment
 from training.experiments.hinton2018 import norb
 from training.experiments.quick import narrowed
-from training.experiments.runner import ROWS, Runner
+from training.experiments.runner import ROWS, MissingDataError, Runner, measure_each
 from training.experiments.sabour2017 import routing
 
 
@@ -115,6 +115,33 @@ def test_a_set_that_is_not_there_is_a_part_that_is_left(tmp_path, monkeypatch):
     available = {"toys", "smallnorb"}
     assert "In part" not in run_experiment("norb", runner, "quick").read_text()
     assert read_claim(runner.out).finished
+
+
+def test_a_set_of_which_some_seeds_are_there_but_no_data_is_a_part_that_is_left(tmp_path, monkeypatch):
+    """They were measured elsewhere; without its data the rest of it is not."""
+
+    def measure(runner, plan):
+        def on(data):
+            if data not in available:
+                raise MissingDataError("gone")
+            for seed in plan.seeds:
+                runner.measure({"data": data, "seed": seed}, {}, dict)
+
+        measure_each(runner, plan.networks, on)
+
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    runner = runner_in(tmp_path / "out")
+    available = {"smallnorb"}
+    run_experiment("norb", runner, "quick", "smallnorb", 0)
+    available = {"toys"}
+    report = run_experiment("norb", runner, "quick")
+    assert "**In part**" in report.read_text()
+    assert not read_claim(runner.out).finished
+    available = {"toys", "smallnorb"}
+    assert "In part" not in run_experiment("norb", runner, "quick").read_text()
 
 
 @pytest.fixture

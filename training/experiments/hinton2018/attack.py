@@ -115,7 +115,7 @@ def _attacks(plan: Plan) -> list[Attack]:
 
 def run(runner: Runner, plan: Plan) -> None:
     """Measure gradients and attack each network, on the data that is there."""
-    measure_each(plan.networks, partial(_run, runner, plan))
+    measure_each(runner, plan.networks, partial(_run, runner, plan))
 
 
 def _run(runner: Runner, plan: Plan, data: str) -> None:

@@ -44,7 +44,7 @@ QUICK = Plan(
 
 def run(runner: Runner, plan: Plan) -> None:
     """Train a network with each seed on each set that is there, and measure it."""
-    measure_each(plan.networks, partial(_run_on, runner, plan), all_wanted=True)
+    measure_each(runner, plan.networks, partial(_run_on, runner, plan), all_wanted=True)
 
 
 def _run_on(runner: Runner, plan: Plan, data: str) -> None:

@@ -68,7 +68,7 @@ QUICK = Plan(
 
 def run(runner: Runner, plan: Plan) -> None:
     """Train each network with each seed on each set that is there, and measure both errors."""
-    measure_each(plan.networks, partial(_run_on, runner, plan))
+    measure_each(runner, plan.networks, partial(_run_on, runner, plan))
 
 
 def _run_on(runner: Runner, plan: Plan, data: str) -> None:

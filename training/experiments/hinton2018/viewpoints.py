@@ -106,7 +106,7 @@ def stopped_at(config: RunConfig, error_percent: float) -> RunConfig:
 
 def run(runner: Runner, plan: Plan) -> None:
     """Train the CNN, then capsules until they are as good, on each set that is there, and measure both."""
-    measure_each(plan.networks, partial(_run_on, runner, plan))
+    measure_each(runner, plan.networks, partial(_run_on, runner, plan))
 
 
 def _run_on(runner: Runner, plan: Plan, data: str) -> None:

@@ -80,7 +80,7 @@ class Votes(NamedTuple):
 
 def run(runner: Runner, plan: Plan) -> None:
     """Look at the votes for every test image, on the data that is there."""
-    measure_each(plan.networks, partial(_run, runner, plan))
+    measure_each(runner, plan.networks, partial(_run, runner, plan))
 
 
 def _run(runner: Runner, plan: Plan, data: str) -> None:

@@ -207,10 +207,11 @@ def explained(changes: Tensor, amounts: Tensor, labels: Tensor, components: int 
     for label in labels.unique():
         of_class = changes[:, labels == label].double()
         fitted, others = (_standing(of_class[:, start::2], amounts) for start in (0, 1))
+        center = fitted[0].mean(dim=0)  # a constant term: the amounts have none
+        fitted, others = ((x - center, y) for x, y in (fitted, others))
         if components is not None and components < changes.shape[-1]:
-            center = fitted[0].mean(dim=0)
-            _, _, directions = torch.linalg.svd(fitted[0] - center, full_matrices=False)
-            fitted, others = (((x - center) @ directions[:components].T, y) for x, y in (fitted, others))
+            _, _, directions = torch.linalg.svd(fitted[0], full_matrices=False)
+            fitted, others = ((x @ directions[:components].T, y) for x, y in (fitted, others))
         errors = others[1] - others[0] @ _ridge(*fitted)
         left += float(errors.square().sum())
         total += float(others[1].square().sum())

@@ -85,6 +85,14 @@ def test_directions_that_each_image_has_of_its_own_tell_nothing_of_other_images(
     assert equivariance.explained(changes(directions), AMOUNTS, LABELS) < 0.3
 
 
+def test_a_feature_that_never_changes_makes_no_difference():
+    directions = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+    uneven = changes(directions) + AMOUNTS.square()[:, None, None] * torch.arange(16)
+    with_one_more = torch.cat([uneven, torch.zeros_like(uneven[..., :1])], dim=2)
+    found = [equivariance.explained(some, AMOUNTS, LABELS, components=16) for some in (uneven, with_one_more)]
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+
+
 def test_features_that_say_how_far_but_not_in_which_direction_tell_nothing():
     evenly = AMOUNTS.square()[:, None, None] * torch.ones(40, 3)
     assert equivariance.explained(evenly, AMOUNTS, LABELS) < 0.01
