@@ -772,10 +772,21 @@ def test_a_file_above_the_services_limit_fails_alone(client):
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 99}, {"version": 9}, {"model": "nobody"}])
-def test_a_wrong_question_ends_a_stream_and_is_asked_once(client, wrong):
+def test_a_wrong_question_ends_a_stream(client, wrong):
     with pytest.raises(CapsnetError) as refused:
         list(client.classify_many([random_png(seed) for seed in range(4)], batch=2, **wrong))
     assert refused.value.status in {404, 422}
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": 99}, {"version": 9}, {"model": "nobody"}])
+def test_a_wrong_question_of_a_stream_is_asked_once(connect, raw, wrong):
+    query = {"model": "tiny", "version": 1, **wrong}
+    came = raw.post("/classify", params=query, content=random_png())
+    pictures = [random_png(seed) for seed in range(4)]
+    with server((came.status_code, {}, came.content)) as (url, asked), pytest.raises(CapsnetError) as refused:
+        list(connect(url).classify_many(pictures, batch=2, concurrency=1, **query))
+    assert len(asked) == 1
+    assert refused.value.status == came.status_code
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "nobody"])
@@ -1021,10 +1032,11 @@ def test_bytes_that_are_no_http_are_an_error_of_the_connection(connect):
         connect(url, retry=QUICK).models()
 
 
-def test_more_or_fewer_results_than_pictures_are_not_understood(connect):
-    two = b'{"model": "m", "version": 1, "results": []}'
+@pytest.mark.parametrize("results", [0, 3])  # two would be those of a pair
+def test_more_or_fewer_results_than_pictures_are_not_understood(connect, results):
+    body = json.dumps({"model": "m", "version": 1, "digest": "a", "results": [SEEN] * results}).encode()
     with (
-        server((200, {}, two)) as (url, _),
+        server((200, {}, body)) as (url, _),
         pytest.raises(CapsnetError, match="Invalid response from the server"),
     ):
         connect(url).classify(random_png())
@@ -1173,6 +1185,7 @@ def test_waits_grow_are_random_and_have_a_limit():
     for attempt in range(1, 2000):
         assert 0 <= wait_s(retry, attempt) <= min(8, 2 ** (attempt - 1))
     assert len({wait_s(retry, 3) for _ in range(10)}) > 1
+    assert max(wait_s(retry, 4) for _ in range(200)) > 4
     assert all(5 <= wait_s(retry, 1, 5) <= 6 for _ in range(10))
     assert wait_s(retry, 1, math.inf) <= 9
 

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from service.errors import InvalidFieldError
 from service.http.direct_route import DirectRoute, DirectRoutes
 from service.routes import classify, explain, reconstruct, segment
+from tests.support.raw_http import connected, read_to_end
 
 routes = APIRouter(route_class=DirectRoute)
 
@@ -89,3 +90,17 @@ def test_the_routes_of_pictures_are_direct(module):
     assert all(
         isinstance(route, DirectRoute) and not route.param_convertors for route in module.routes.routes
     )
+
+
+PAGES = ("/", "/playground/scripts/app.js", "/docs", "/docs/swagger-ui.css", "/openapi.json")  # undocumented
+
+
+def test_every_route_that_answers_get_answers_head_without_a_body(patient):
+    documented = patient.get("/openapi.json").json()["paths"]
+    paths = [path.format(name="tiny", version=1) for path, methods in documented.items() if "get" in methods]
+    for path in (*PAGES, *paths):
+        with connected(patient) as connection:
+            connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
+            head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == patient.get(path).status_code == 200, path
+        assert body == b"", path

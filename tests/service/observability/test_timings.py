@@ -85,12 +85,13 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_counts_as_that(tmp_path,
     for name in ("tiny", "second"):
         write_bundle(tmp_path / name / "1")
     try:
-        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=300)) as client:
+        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=1000)) as client:
             late = client.post("/classify?model=second", files={"images": picture()})
             may_go_on.set()
     finally:
         may_go_on.set()
     assert late.status_code == 504
+    assert late.headers["retry-after"] == "1"
     parts = timing(late)
     assert list(parts) == ["receive", "parse", "load", "encode", "total"]
     assert parts["load"] > 200 > parts["encode"]

@@ -342,8 +342,6 @@ ASKED: dict[str, Callable[[RemoteModels], Awaitable[object]]] = {
 
 
 def test_nothing_but_a_run_waits_for_an_engine_process_that_does_not_answer(engine, monkeypatch):
-    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.05)
-
     async def scenario() -> None:
         async with (
             engine.serving() as (server, _),
@@ -352,9 +350,11 @@ def test_nothing_but_a_run_waits_for_an_engine_process_that_does_not_answer(engi
         ):
             freeze(server)
             running = asyncio.create_task(served.encode(PIXELS))
-            for asked in (*ASKED.values(), lambda _: served.is_answering()):
-                with pytest.raises(NotReadyError, match="does not answer"):
-                    await asked(models)
+            with monkeypatch.context() as hurrying:
+                hurrying.setattr("service.workers.remote_models.ANSWER_S", 0.05)
+                for asked in (*ASKED.values(), lambda _: served.is_answering()):
+                    with pytest.raises(NotReadyError, match="does not answer"):
+                        await asked(models)
             await models.check_alive()  # which is the worker's own
             assert not running.done()
             thaw(server)
@@ -365,7 +365,7 @@ def test_nothing_but_a_run_waits_for_an_engine_process_that_does_not_answer(engi
 
 
 def test_a_load_takes_its_time_while_the_engine_process_answers(engine, monkeypatch):
-    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.05)
+    monkeypatch.setattr("service.workers.remote_models.ANSWER_S", 0.5)
 
     async def scenario() -> None:
         async with engine.serving() as (server, _), engine.worker() as models:
@@ -373,7 +373,7 @@ def test_a_load_takes_its_time_while_the_engine_process_answers(engine, monkeypa
             server.calls["load"] = lambda _: may_end.wait()
             loading = asyncio.create_task(models.load("tiny"))
             for _ in range(20):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.06)
                 assert await models.names() == ["tiny"]
             assert not loading.done()
             may_end.set()
