@@ -77,6 +77,7 @@ export class Explore {
       return this.#forget();
     }
     const question = (this.#question = { isFinal });
+    byId("spoken").textContent = "";
     this.#pending.begin();
     this.#looking.ask((signal) => this.#look(question, signal), isFinal);
   }
@@ -151,9 +152,10 @@ export class Explore {
   /** All at one go: nobody can use a part of an answer before the rest of it is there. */
   #show(answer) {
     const { result, files, seen, objects } = (this.#answer = answer);
-    const { isFinal } = answer.question;
+    const isLast = answer.question === this.#question; // nobody has drawn on
+    const isFinal = isLast && answer.question.isFinal;
     this.#pending.end();
-    if (answer.question !== this.#question) this.#pending.begin();
+    if (!isLast) this.#pending.begin();
     show(byId("seen"), seen);
     byId("seen").classList.remove("empty");
     this.bars.show(result);

@@ -164,6 +164,24 @@ def test_lifting_the_pen_while_an_earlier_drawing_is_asked_about_asks_about_the_
     assert last.value.response().ok
 
 
+@pytest.mark.long
+def test_the_answer_to_a_drawing_is_not_spoken_once_somebody_draws_on(page):
+    asked: list[Route] = []
+    page.route("**/classify*", asked.append)
+    with page.expect_request("**/classify*"):
+        press(page)
+    page.mouse.up()
+    press(page)
+    asked[0].continue_()
+    expect(page.locator("#best")).not_to_be_empty()
+    expect(page.locator("#spoken")).to_be_empty()
+    page.unroute("**/classify*")
+    page.mouse.up()
+    expect(page.locator("#spoken")).to_contain_text("It sees")
+    press(page)
+    expect(page.locator("#spoken")).to_be_empty()
+
+
 def touch(devtools: CDPSession, *places: tuple[float, float]) -> None:
     """Hold one finger at each of these places, in the order in which they came; those beyond are lifted."""
     points = [{"id": finger, "x": x, "y": y} for finger, (x, y) in enumerate(places)]

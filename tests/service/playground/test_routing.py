@@ -22,10 +22,14 @@ def explain_a_four(page: Page) -> None:
     expect(page.locator("#explain-steps input")).to_have_count(3)
 
 
-def played(page: Page) -> Iterator[int]:
-    """Play the iterations; each as soon as the page shows it, with the clock standing still."""
+def stop_the_clock(page: Page) -> None:
     page.clock.install(time=0)
     page.clock.pause_at(3600)  # seconds: not past yet, however slow the machine is
+
+
+def played(page: Page) -> Iterator[int]:
+    """Play the iterations; each as soon as the page shows it, with the clock standing still."""
+    stop_the_clock(page)
     page.click("#explain-play")
     for iteration in range(3):
         expect(page.locator("#explain-steps input").nth(iteration)).to_be_checked()
@@ -87,8 +91,10 @@ def test_a_convolutional_layer_of_matrix_capsules_can_be_chosen(page, index, pla
     page.locator("#explain-class").select_option(index=5)
     assert (picture(page, "#explain-heat"), picture(page, "#explain-votes")) != most_active
     assert not serious_findings(page)
-    with page.expect_response("**/explain*"):
+    with page.expect_response("**/explain*") as response:
         page.check('#toys input[value="car"]')
+    layer = response.value.json()["layers"][index]
+    expect(page.locator("#explain-bars .value")).to_have_text(bars(layer, -1))
     expect(page.locator("#explain-layer")).to_have_value(layer["name"])
     page.select_option("#explain-layer", "classes")
     expect(page.locator("#explain-class option")).to_have_count(5)
@@ -205,14 +211,16 @@ def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(open_page, 
 @pytest.mark.long
 def test_an_iteration_that_is_chosen_or_another_image_ends_the_playing(page):
     explain_a_four(page)
+    stop_the_clock(page)
     page.click("#explain-play")
-    page.locator("#explain-steps input").nth(2).check()
-    page.wait_for_timeout(2.5 * PLAY_MS)  # nothing goes wrong, see `open_page`
-    assert page.locator("#explain-steps input").nth(2).is_checked()
+    page.locator("#explain-steps input").nth(1).check()
+    page.clock.run_for(5 * PLAY_MS)
+    expect(page.locator("#explain-steps input").nth(1)).to_be_checked()
     page.click("#explain-play")
     page.click('[aria-label="Sample: 7"]')
-    page.wait_for_timeout(2.5 * PLAY_MS)
     expect(page.locator("#explain-class")).to_have_value("7")
+    page.clock.run_for(PLAY_MS)
+    expect(page.locator("#explain-steps input").nth(2)).to_be_checked()
 
 
 @pytest.mark.long
