@@ -167,7 +167,7 @@ def test_lifting_the_pen_while_an_earlier_drawing_is_asked_about_asks_about_the_
 @pytest.mark.long
 def test_the_answer_to_a_drawing_is_not_spoken_once_somebody_draws_on(page):
     asked: list[Route] = []
-    page.route("**/classify*", asked.append)
+    page.route("**/classify*", lambda route: asked.append(route))
     with page.expect_request("**/classify*"):
         press(page)
     page.mouse.up()
