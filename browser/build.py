@@ -14,7 +14,7 @@ from typing import Any
 
 from browser.graphs import WEIGHTS_FILE, RoundingError, browser_graphs
 from browser.runtime import HERE, NpmError, runtime_files
-from docs.build import PLAYGROUND, ROOT, SITE, faults
+from docs.build import NO_PLAYGROUND, PLAYGROUND, ROOT, SITE, faults
 from export.contract.manifest import VERSION, BundleError, Manifest, newest_version, read_manifest
 from export.contract.receptive_fields import capsule_grids
 from service.routes.playground import FOLDER, PAGE, SOURCES
@@ -95,8 +95,10 @@ def build(models: Path, out: Path) -> None:
     bundles = bundles_in(models)
     if out.exists() and not out.is_dir():
         raise BuildError(f"{out} is a file: choose a folder")
-    if out.is_dir() and not {file.name for file in out.iterdir()} <= BUILT:
-        raise BuildError(f"{out} holds more than a playground: choose another folder")
+    if not _may_be_replaced(out):
+        raise BuildError(f"{out} is not empty, and no playground: choose another folder")
+    if models.resolve().is_relative_to(out.resolve()):
+        raise BuildError(f"{out}, which is replaced, holds the models: choose another folder")
     runtime = runtime_files(ROOT / "build" / "npm")
     out = out.resolve()  # a link stays one
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +115,13 @@ def build(models: Path, out: Path) -> None:
         finally:
             if older.exists() and not out.exists():
                 older.rename(out)
+
+
+def _may_be_replaced(out: Path) -> bool:
+    """Whether a folder is empty, or not there, or holds a playground or the page that stands in for one."""
+    names = {file.name for file in out.iterdir()} if out.is_dir() else set()
+    stands_in = names == {PAGE} and (out / PAGE).read_text() == NO_PLAYGROUND
+    return not names or names == BUILT or stands_in
 
 
 def _write(bundles: list[Path], runtime: list[Path], out: Path, in_site: bool) -> None:

@@ -146,7 +146,11 @@ def _refuse_among_models(out: Path) -> None:
     place = out.absolute()
     if VERSION.fullmatch(place.name) and _holds_versions(place.parent):
         raise ValueError(f"{out} is a version's folder; give its model's folder, {place.parent}")
-    if place.is_dir() and any(_holds_versions(folder) for folder in place.iterdir()):
+    if (
+        place.is_dir()
+        and not _holds_versions(place)
+        and any(_holds_versions(folder) for folder in place.iterdir())
+    ):
         raise ValueError(f"{out} is a folder of models; add the name of this one: {out}/NAME")
 
 

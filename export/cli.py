@@ -323,10 +323,9 @@ def _write_half(bundle: Path, out: Path, test: "Iterator[NDArray[np.float32]]") 
     manifest = read_manifest(bundle)
     model = onnx.load(bundle / manifest.graphs["encoder"].file)
     half = half_precision(model)
-    file = out / "half.onnx"
-    file.unlink(missing_ok=True)  # of an earlier version, if this one is refused
     found = check_half(model, half, np.concatenate(list(test)), manifest.objects_per_image)
     out.mkdir(parents=True, exist_ok=True)
+    file = out / "half.onnx"
     write_atomically(file, half.SerializeToString())
     print(
         f"wrote {file}: of {found.images} test images {found.other_decisions} get another class; "

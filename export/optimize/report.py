@@ -56,7 +56,8 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
 
     Args:
         bundle: its folder.
-        out: where VARIANT.onnx are written; made if it is not there. Those of another version are removed.
+        out: where VARIANT.onnx are written; made if it is not there. Those of an earlier time and half.onnx
+            are removed.
         threads: that a run may use.
 
     Raises:
@@ -73,8 +74,8 @@ def optimize_bundle(bundle: Path, out: Path, threads: int) -> OptimizeReport:
     except DecodeError as error:
         raise BundleError(f"{bundle}: the encoder is no ONNX graph: {error}") from None
     check_samples({"encoder": encoder}, manifest.architecture, samples)
-    for variant in get_args(Variant):  # none of another version may stand beside those of this one
-        (out / f"{variant}.onnx").unlink(missing_ok=True)
+    for name in ({*get_args(Variant)} - {"plain"}) | {"half"}:  # of another version, perhaps
+        (out / f"{name}.onnx").unlink(missing_ok=True)
     architecture = stated_architecture(manifest)
     if architecture is None:
         raise NothingFasterError(

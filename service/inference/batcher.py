@@ -154,10 +154,7 @@ class Batcher:
         job = Job(feeds, len(feeds[0]), now, now + self._deadline_s, loop, loop.create_future())
         try:
             outputs = await self._result(queue, job)
-        except asyncio.CancelledError:  # at its request's deadline, or by the client
-            queue.statistics.failed(time.monotonic() - now)
-            raise asyncio.CancelledError(self._unfinished(job)) from None
-        except Exception:
+        except (asyncio.CancelledError, Exception):
             queue.statistics.failed(time.monotonic() - now)
             raise
         queue.statistics.succeeded(job.images, time.monotonic() - now)
@@ -207,6 +204,8 @@ class Batcher:
         timer = job.loop.call_later(self._deadline_s, lambda: job.fail(self._late(job)))
         try:
             return await job.future
+        except asyncio.CancelledError:  # at its request's deadline, or by the client
+            raise asyncio.CancelledError(self._unfinished(job)) from None
         finally:
             if timings := timings_of_request():
                 timings.add(*job.parts())

@@ -451,4 +451,4 @@ class Repository:
 def _log_failure(model: str, update: asyncio.Task[None]) -> None:
     """Of an update that nobody waits for any more."""
     if not update.cancelled() and (error := update.exception()):
-        log.error("loading %s failed", model, exc_info=error)
+        log.error("changing %s failed", model, exc_info=error)

@@ -12,6 +12,8 @@ from service.models.scanner import Bundles, BundleVersion
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
+MOST_LOADING = 8  # asyncio has more threads than that and than CPUs
+
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class VersionLoader:
             optimize=settings.optimize,
         )
         # Of many models that are asked for at once; a thread each would leave none to scans and /metrics.
-        self._loading = asyncio.Semaphore(usable_cpus())
+        self._loading = asyncio.Semaphore(min(max(2, usable_cpus()), MOST_LOADING))
 
     async def load(
         self,

@@ -21,7 +21,7 @@ from service.score.output import (
     open_output,
 )
 from service.score.picture_stream import PictureStream, check_pairs, in_batches
-from service.score.query import Batch, ChosenModel, Outcome, Query, ScoreError, Skipped
+from service.score.query import Batch, ChosenModel, Outcome, Query, Row, ScoreError
 from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, skip_done
 from service.score.sources import Sources
 from service.score.table import Columns, Format, choose_format
@@ -125,14 +125,17 @@ async def _score_remaining(options: argparse.Namespace, run: Run) -> tuple[Recor
 
 
 def _count_bugs(before: int, outcomes: Sequence[Outcome]) -> int:
-    """How many pictures in a row, the last ones, have met a bug of the service; they are recorded as skipped.
+    """How many pictures since the last row have met a bug of the service; they are recorded as skipped.
 
     Raises:
         ScoreError: so many that it is not about single pictures.
     """
     bugs = before
     for one in outcomes:
-        bugs = bugs + 1 if isinstance(one, Skipped) and one.is_bug else 0
+        if isinstance(one, Row):
+            bugs = 0
+        elif one.is_bug:  # others were not sent, or say nothing of the service
+            bugs += 1
     if bugs >= MAX_BUGS:
         raise ScoreError(
             f"the service answered the last {bugs} pictures with an internal error, which its log describes; "

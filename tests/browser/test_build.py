@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from browser.build import REPLACED, BuildError, build, bundles_in, page_of
+from browser.build import BUILT, REPLACED, BuildError, build, bundles_in, page_of
 from browser.graphs import WEIGHTS_FILE, RoundingError
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
@@ -80,6 +80,13 @@ def test_a_folder_without_bundles_is_refused(tmp_path):
             build(models, tmp_path / "out")
 
 
+def older_playground(out: Path) -> None:
+    """What a build wrote before."""
+    for folder in BUILT - {PAGE}:
+        (out / folder).mkdir(parents=True)
+    (out / PAGE).write_text("the older one")
+
+
 def test_the_newest_version_of_each_model_is_taken(tmp_path):
     for name in ("one/1", "one/2", "two/7"):
         write_bundle(tmp_path / name)
@@ -99,16 +106,31 @@ def test_the_versions_in_the_folder_of_one_model_are_no_models(tmp_path):
         bundles_in(tmp_path / "tiny")
 
 
-@pytest.mark.parametrize("beside", ["", PAGE])
-def test_a_folder_with_something_else_is_not_touched(tmp_path, monkeypatch, beside):
-    monkeypatch.setattr(
-        "browser.build.runtime_files", lambda folder: pytest.fail("it is going to be replaced")
-    )
-    (tmp_path / beside).touch()  # a page of somebody's own
-    (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(BuildError, match="holds more than a playground"):
+OTHERS = [["letter.txt"], [PAGE, "letter.txt"], [PAGE], ["models"], [*BUILT, "letter.txt"]]
+
+
+@pytest.fixture
+def replaces_nothing(monkeypatch) -> None:
+    """What is going to be replaced fails the test."""
+    monkeypatch.setattr("browser.build.runtime_files", lambda _: pytest.fail("it is going to be replaced"))
+
+
+@pytest.mark.usefixtures("replaces_nothing")
+@pytest.mark.parametrize("names", OTHERS)
+def test_a_folder_with_something_else_is_not_touched(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(BuildError, match="is not empty, and no playground"):
         build(MODELS, tmp_path)
-    assert (tmp_path / "letter.txt").read_text() == "mine"
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+
+
+@pytest.mark.usefixtures("replaces_nothing")
+def test_a_playground_that_holds_the_models_is_not_replaced(tmp_path):
+    older_playground(tmp_path)
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with pytest.raises(BuildError, match="holds the models"):
+        build(tmp_path / "models", tmp_path)
 
 
 def test_a_file_in_place_of_the_folder_is_not_touched(tmp_path):
@@ -124,8 +146,7 @@ def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
         raise RoundingError("float16 does not hold a weight")
 
     out = tmp_path / "playground"
-    out.mkdir()
-    (out / PAGE).write_text("the older one")
+    older_playground(out)
     monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
     monkeypatch.setattr("browser.build.browser_graphs", refuse)
     with pytest.raises(RoundingError):
@@ -143,8 +164,7 @@ def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch
 
     really = Path.rename
     out = tmp_path / "playground"
-    out.mkdir()
-    (out / PAGE).write_text("the older one")
+    older_playground(out)
     monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
     monkeypatch.setattr("browser.build.write_models", lambda bundles, folder: None)
     monkeypatch.setattr(Path, "rename", refuse)
@@ -155,8 +175,7 @@ def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch
 
 def test_a_link_to_an_older_playground_stays_one(tmp_path, monkeypatch):
     older, out, models = tmp_path / "older", tmp_path / "out", tmp_path / "models"
-    older.mkdir()
-    (older / PAGE).write_text("the older one")
+    older_playground(older)
     out.symlink_to(older)
     models.mkdir()
     (models / "matrix-capsnet-toys").symlink_to(MODELS / "matrix-capsnet-toys")

@@ -151,6 +151,14 @@ def test_what_can_be_said_before_anything_is_measured_is(
         publish(tiny_run, tmp_path / out, Path("data"), remark=remark)
 
 
+def test_a_version_that_was_put_aside_in_its_models_folder_keeps_nobody_from_publishing(
+    trained_bundle, tmp_path
+):
+    shutil.copytree(trained_bundle, tmp_path / "pets" / "withdrawn" / "1")
+    shutil.copytree(trained_bundle, tmp_path / "pets" / "3")
+    bundle._refuse_among_models(tmp_path / "pets")
+
+
 def test_a_run_on_the_middle_of_digits_is_refused_for_a_service_shows_the_whole(
     tiny_run, tmp_path, monkeypatch
 ):

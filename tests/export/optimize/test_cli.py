@@ -93,19 +93,20 @@ def test_half_precision_needs_no_faster_graph(trained_bundle, tmp_path, capsys):
     assert second.startswith(f"wrote {tmp_path / 'out' / 'half.onnx'}: of ")
 
 
+@pytest.mark.parametrize("half", [[], ["--half"]])
 def test_graphs_of_another_version_do_not_stay_beside_those_of_this_one(
-    trained_bundle, tmp_path, monkeypatch
+    trained_bundle, tmp_path, monkeypatch, half
 ):
     def refuse(*_: object) -> None:
         raise ValueError("keep to float32")
 
-    older = [tmp_path / f"{name}.onnx" for name in ("toom_cook_1d", "toom_cook_2d", "em_moments", "half")]
-    for file in older:
-        file.touch()
+    another = tmp_path / "plain.onnx"
+    for name in ("toom_cook_1d", "toom_cook_2d", "em_moments", "half", "plain"):
+        (tmp_path / f"{name}.onnx").touch()
     monkeypatch.setattr("export.optimize.half_gate.check_half", refuse)
     with pytest.raises(SystemExit):
-        main(["optimize", str(trained_bundle), "--half", "--out", str(tmp_path)])
-    assert not [file for file in older if file.exists()]
+        main(["optimize", str(trained_bundle), *half, "--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == [another]
 
 
 def test_matrix_capsules_are_told_why_there_is_no_half_of_them(tmp_path, capsys):

@@ -256,7 +256,7 @@ def test_a_load_that_fails_after_its_caller_has_left_is_logged(tmp_path, monkeyp
 
     run(scenario())
     [record] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert (record.name, record.getMessage()) == ("service.models.repository", "loading tiny failed")
+    assert (record.name, record.getMessage()) == ("service.models.repository", "changing tiny failed")
 
 
 async def the_queue_for(repository: Repository, model: str) -> None:

@@ -805,6 +805,18 @@ def test_a_run_that_met_bugs_alone_goes_on_behind_them(service, digits, tmp_path
     assert len((tmp_path / "a.csv.errors.jsonl").read_text().splitlines()) == 8
 
 
+def test_unreadable_pictures_between_those_that_meet_bugs_hide_nothing(
+    service, digits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run, "MAX_BUGS", 4)
+    names = "".join(f"{digits / str(n % 3)}/{n}.png\nmissing.png\n" for n in range(9))
+    (tmp_path / "names.txt").write_text(names)
+    arguments = ["--files-from", tmp_path / "names.txt", "--out", tmp_path / "a.csv", "--batch", 2]
+    with in_front_of(service, lambda _: 500) as url:
+        assert score(*arguments, "--url", url) == 2
+    assert len((tmp_path / "a.csv.errors.jsonl").read_text().splitlines()) == 8, "four of them missing"
+
+
 def test_a_proxy_that_does_not_find_its_service_again_ends_the_run_and_no_picture_is_lost(
     service, digits, tmp_path
 ):
@@ -884,6 +896,9 @@ def test_batches_are_taken_as_they_are_needed_and_come_back_in_order():
         nonlocal running, most
         running += 1
         most = max(most, running)
+        async with asyncio.timeout(30):
+            while most < 4:
+                await asyncio.sleep(0.001)
         await asyncio.sleep(0.002 * (3 - int(batch[0].name) // 10 % 4))
         running -= 1
         return [Skipped(picture.name, "") for picture in batch]
