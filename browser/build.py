@@ -120,7 +120,8 @@ def build(models: Path, out: Path) -> None:
 def _may_be_replaced(out: Path) -> bool:
     """Whether a folder is empty, or not there, or holds a playground or the page that stands in for one."""
     names = {file.name for file in out.iterdir()} if out.is_dir() else set()
-    stands_in = names == {PAGE} and (out / PAGE).read_text() == NO_PLAYGROUND
+    page = out / PAGE
+    stands_in = names == {PAGE} and page.is_file() and page.read_bytes() == NO_PLAYGROUND.encode()
     return not names or names == BUILT or stands_in
 
 

@@ -114,7 +114,8 @@ def publish(
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
         ExplainError: the explain graph gives another answer than the encoder; nothing is published.
-        ValueError: `out` is not a model name, or a version, or the run is not one.
+        ValueError: `out` is not a model name, or is a version or a folder of models; the run is not one, or
+            one on crops that a service does not show.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
         OSError: the run, which counts its measurements, or `out` cannot be written.
     """

@@ -126,6 +126,14 @@ def test_a_folder_with_something_else_is_not_touched(tmp_path, names):
 
 
 @pytest.mark.usefixtures("replaces_nothing")
+def test_a_page_that_is_no_utf_8_is_not_touched(tmp_path):
+    (tmp_path / PAGE).write_bytes(b"caf\xe9")
+    with pytest.raises(BuildError, match="is not empty, and no playground"):
+        build(MODELS, tmp_path)
+    assert (tmp_path / PAGE).read_bytes() == b"caf\xe9"
+
+
+@pytest.mark.usefixtures("replaces_nothing")
 def test_a_playground_that_holds_the_models_is_not_replaced(tmp_path):
     older_playground(tmp_path)
     write_bundle(tmp_path / "models" / "tiny" / "1")

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,10 +83,7 @@ def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_pat
             runner.measure({"data": data}, {"version": version}, dict)
 
     version = 1
-    monkeypatch.setattr(norb, "run", measure)
-    monkeypatch.setattr(norb, "report", lambda rows: "")
-    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
-    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    run_norb_as(monkeypatch, measure)
     runner = Runner(tmp_path / "out", tmp_path, tmp_path, torch.device("cpu"))
     for part, is_finished in (("toys", False), (None, True), ("toys", True)):
         run_experiment("norb", runner, "quick", part)
@@ -95,6 +93,14 @@ def test_what_was_finished_stays_so_when_a_part_of_it_is_asked_for_again(tmp_pat
     assert not read_claim(runner.out).finished
 
 
+def run_norb_as(monkeypatch: pytest.MonkeyPatch, measure: Callable[[Runner, object], None]) -> None:
+    """`norb` without networks: its rows come from `measure`, and its report has nothing to say of them."""
+    monkeypatch.setattr(norb, "run", measure)
+    monkeypatch.setattr(norb, "report", lambda rows: "")
+    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+
+
 def test_a_set_that_is_not_there_is_a_part_that_is_left(tmp_path, monkeypatch):
     """Another stood in for it; the report is as that of `--on` the other."""
 
@@ -102,10 +108,7 @@ def test_a_set_that_is_not_there_is_a_part_that_is_left(tmp_path, monkeypatch):
         for data in (one for one in plan.networks if one in available):
             runner.measure({"data": data}, {}, dict)
 
-    monkeypatch.setattr(norb, "run", measure)
-    monkeypatch.setattr(norb, "report", lambda rows: "")
-    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
-    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    run_norb_as(monkeypatch, measure)
     runner = runner_in(tmp_path / "out")
     available = {"toys"}
     report = run_experiment("norb", runner, "quick")
@@ -129,10 +132,7 @@ def test_a_set_of_which_some_seeds_are_there_but_no_data_is_a_part_that_is_left(
 
         measure_each(runner, plan.networks, on)
 
-    monkeypatch.setattr(norb, "run", measure)
-    monkeypatch.setattr(norb, "report", lambda rows: "")
-    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
-    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    run_norb_as(monkeypatch, measure)
     runner = runner_in(tmp_path / "out")
     available = {"smallnorb"}
     run_experiment("norb", runner, "quick", "smallnorb", 0)
@@ -153,11 +153,8 @@ def measured_by_name(monkeypatch) -> None:
             for seed in plan.seeds:
                 runner.measure({"data": data, "seed": seed}, {}, dict)
 
-    monkeypatch.setattr(norb, "run", measure)
-    monkeypatch.setattr(norb, "report", lambda rows: "")
-    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
+    run_norb_as(monkeypatch, measure)
     monkeypatch.setattr(norb, "QUICK", replace(norb.QUICK, seeds=(0, 1)))
-    monkeypatch.setattr(markdown, "origins", lambda rows: "")
 
 
 def runner_in(out: Path) -> Runner:
@@ -209,10 +206,7 @@ def test_a_part_that_is_finished_is_said_to_be_and_all_parts_are_the_whole(tmp_p
         for data in plan.networks:
             runner.measure({"data": data}, {}, dict)
 
-    monkeypatch.setattr(norb, "run", measure)
-    monkeypatch.setattr(norb, "report", lambda rows: "")
-    monkeypatch.setattr(norb, "plot", lambda rows, path: path.touch())
-    monkeypatch.setattr(markdown, "origins", lambda rows: "")
+    run_norb_as(monkeypatch, measure)
     runner = Runner(tmp_path / "out", tmp_path, tmp_path, torch.device("cpu"))
     report = run_experiment("norb", runner, "quick", "toys")
     assert "everything has been measured on toys, nothing on other data" in report.read_text()
