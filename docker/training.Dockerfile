@@ -27,7 +27,7 @@ COPY export export
 COPY service service
 COPY capsnet capsnet
 RUN pip install --no-deps --force-reinstall .
-COPY --chmod=755 docker/train-and-publish.sh /usr/local/bin/train-and-publish
+COPY --chmod=755 docker/train_and_publish.py /usr/local/bin/train-and-publish
 # The commit for the manifest; there is no git in the image.
 ARG CAPSNET_COMMIT=
 ENV CAPSNET_COMMIT=$CAPSNET_COMMIT

@@ -58,7 +58,7 @@ def test_every_command_that_the_image_keeps_can_work_there():
 def test_what_an_image_keeps_of_the_checkout_is_readable_whatever_its_umask():
     training = (ROOT / "docker" / "training.Dockerfile").read_text()
     assert "\nCOPY --chmod=755 models models\n" in DOCKERFILE
-    assert "\nCOPY --chmod=755 docker/train-and-publish.sh " in training
+    assert "\nCOPY --chmod=755 docker/train_and_publish.py " in training
 
 
 @pytest.mark.parametrize("image", ["service", "training"])

@@ -11,7 +11,7 @@ import pytest
 from tests.support.live_service import wait_until
 from tests.support.paths import ROOT
 
-SCRIPT = ROOT / "docker" / "train-and-publish.sh"
+SCRIPT = ROOT / "docker" / "train_and_publish.py"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def calls(tmp_path):
             **settings,
         }
         log.touch()
-        command = ["bash", "-c", 'SCRIPT=$$ exec bash "$0"', SCRIPT]
+        command = ["bash", "-c", 'SCRIPT=$$ exec "$0" "$1"', sys.executable, SCRIPT]
         done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=60)
         assert done.returncode == status
         said = log.read_text().splitlines()
