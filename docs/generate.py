@@ -9,6 +9,7 @@ errors      service/errors.py, the classes
 metrics     what the service answers to Prometheus
 client      capsnet/client.py, the methods of `Client`
 presets     training/presets/*.toml, the first comment and the values
+experiments training/experiments/__init__.py
 
 Two longer things are only in the built site, from files in build/tables that pages take in with a line such
 as `--8<-- "commands.md"`:
@@ -40,6 +41,7 @@ from service import errors
 from service.app import create_app
 from service.settings import PREFIX, Settings
 from training.config import load_preset, presets
+from training.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs"
@@ -71,6 +73,7 @@ def tables() -> dict[str, str]:
         "metrics": metrics_table(scraped),
         "client": client_table(),
         "presets": presets_table(),
+        "experiments": experiments_table(),
     }
 
 
@@ -192,6 +195,11 @@ def presets_table() -> str:
         network, epochs = NETWORKS[config.model.architecture], f"{config.optimizer.epochs:,}"
         rows.append((f"`{name}`", f"{network} on {config.data.name}, {epochs} epochs", first_sentence(name)))
     return table(["preset", "trains", "what it is"], rows)
+
+
+def experiments_table() -> str:
+    """Every experiment, and the table or figure of the papers that it is."""
+    return table(["name", "what it measures"], ((f"`{name}`", title) for name, title in EXPERIMENTS.items()))
 
 
 def first_sentence(preset: str) -> str:
