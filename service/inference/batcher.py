@@ -290,7 +290,6 @@ class Batcher:
         if self.given_up:
             log.critical("the inference threads of %s keep dying; this one is left dead", self._name)
         elif not self._closed:
-            self._metrics.restarted()
             self._start_again(worker)
 
     def _start_again(self, worker: _Worker) -> None:
@@ -303,6 +302,8 @@ class Batcher:
                 left = self._clear()
             for job in left:
                 job.fail(self._died())
+        else:
+            self._metrics.restarted()
 
     def _take_batch(self, worker: _Worker) -> GraphQueue | None:
         """Wait for work and take a batch of it; returns the batch's queue, None once closed."""

@@ -272,13 +272,15 @@ def test_a_deadline_that_passes_while_a_model_computes_says_so(tmp_path):
         content = to_npy(np.zeros((images, SIDE, SIDE, 1), np.float32))
         return client.post("/classify", content=content, headers={"Content-Type": "application/x-npy"})
 
-    settings = settings_for(tmp_path, threads=1, max_batch=64, deadline_ms=300)
+    many = 256  # in one batch, for more than five seconds
+    limits = {"max_batch": many, "queue_images": 2 * many, "max_images_per_request": many}
+    settings = settings_for(tmp_path, threads=1, deadline_ms=1500, **limits)
     with live_service(settings) as client, ThreadPoolExecutor() as pool:
-        first = pool.submit(ask, 64)  # in one batch, for more than a second
+        first = pool.submit(ask, many)
         wait_until(lambda: metric(client, "capsnet_queue_wait_seconds_count") > 0)
         second = pool.submit(ask, 3)
         told = [one.result().json()["detail"] for one in (first, second)]
-    late = "no result within 300 ms (CAPSNET_DEADLINE_MS); "
+    late = "no result within 1500 ms (CAPSNET_DEADLINE_MS); "
     assert told == [f"{late}slow/1 was computing", f"{late}3 images wait for slow/1"]
 
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.inference.batcher import RESTARTS
 from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
-from tests.support.live_process import KILLABLE, LiveProcess, live_process
+from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import (
@@ -176,12 +176,13 @@ def test_the_work_of_clients_that_hang_up_is_skipped_and_nothing_of_them_stays(t
 
 def test_a_full_queue_refuses_at_once_and_answers_those_it_holds(tmp_path):
     write_slow_bundle(tmp_path / "models" / "slow" / "1")
-    limits = {"queue_images": 60, "max_images_per_request": 60, "max_reconstructions": 60}
+    # The first request takes 0.02 s an image or more, so that the second one finds it waiting.
+    limits = {"queue_images": 240, "max_images_per_request": 240, "max_reconstructions": 240, "max_batch": 4}
     with (
         live_process(tmp_path / "models", tmp_path / "log", threads=1, **limits) as service,
         ThreadPoolExecutor(1) as other,
     ):
-        pictures = to_npy(noise(60))
+        pictures = to_npy(noise(240))
         first = other.submit(service.client.post, "/classify", content=pictures, headers=NPY)
         wait_until(lambda: service.metric(QUEUED) > 0)
         second = service.client.post("/classify", content=pictures, headers=NPY)
@@ -189,7 +190,7 @@ def test_a_full_queue_refuses_at_once_and_answers_those_it_holds(tmp_path):
         assert (second.status_code, problem_of(second)) == (503, "overloaded")
         assert int(second.headers["Retry-After"]) >= 1
         assert first.result().status_code == 200
-        assert len(first.result().json()["results"]) == 60
+        assert len(first.result().json()["results"]) == 240
 
 
 # -- the end -------------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def errors_in(service: LiveProcess) -> list[dict[str, Any]]:
 def test_sigterm_under_load_leaves_no_request_without_a_whole_answer(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
     with (
-        live_process(tmp_path / "models", tmp_path / "log") as service,
+        live_process(tmp_path / "models", tmp_path / "log", program=LINGERING) as service,
         under_load(service.address, 32, png()) as load,
     ):
         wait_until(lambda: len(load.of_status(200)) > 200)
@@ -216,8 +217,9 @@ def test_sigterm_under_load_leaves_no_request_without_a_whole_answer(tmp_path):
 
 def test_a_half_sent_upload_holds_the_end_up_no_longer_than_the_deadline_and_costs_nobody_else(tmp_path):
     write_bundle(tmp_path / "models" / "tiny" / "1")
+    settings = {"program": LINGERING, "deadline_ms": 1000}
     with (
-        live_process(tmp_path / "models", tmp_path / "log", deadline_ms=1000) as service,
+        live_process(tmp_path / "models", tmp_path / "log", **settings) as service,
         socket.create_connection(service.address) as stalled,
         under_load(service.address, 8, png()) as load,
     ):

@@ -136,7 +136,7 @@ def test_a_new_release_loses_no_request_and_a_dead_node_only_those_in_its_hands(
         with under_load(cluster.address, CLIENTS, random_png(1)) as load:
             wait_until(lambda: len(load.outcomes) > CLIENTS)
             cluster.tell("kill")
-            settled = time.monotonic() + 2
+            settled = time.monotonic() + 5
             wait_until(lambda: load.outcomes[-1].began > settled)
         failed = [outcome for outcome in load.outcomes if outcome.status != 200]
         assert len(failed) <= CLIENTS

@@ -99,7 +99,7 @@ def test_it_says_where_what_and_on_which_device_and_ends_gently_on_sigterm(tmp_p
             line = process.stdout.readline()
             address = next(word for word in line.split() if word.startswith("http://"))
             assert "tiny/1 on cpu" in line
-            assert httpx.get(f"{address}/readyz").status_code == 200
+            assert httpx.get(f"{address}/readyz", timeout=LIMIT_S).status_code == 200
             process.send_signal(signal.SIGTERM)
             assert process.wait(LIMIT_S) == 0
         finally:
@@ -136,7 +136,8 @@ def assert_ends_quietly(process: subprocess.Popen, number: int) -> None:
     ("library", "number"), [("_pydantic_core", signal.SIGINT), ("onnxruntime", signal.SIGTERM)]
 )
 def test_a_signal_during_the_imports_ends_it_quietly(tmp_path, number, library):
-    with starting(tmp_path, tmp_path) as process:
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    with starting(tmp_path / "models", tmp_path) as process:
         wait_until(lambda: has_opened(process, library))
         assert_ends_quietly(process, number)
 
@@ -323,6 +324,6 @@ def test_a_line_that_nobody_reads_any_more_is_no_reason_not_to_serve(tmp_path):
 def is_ready(port: int) -> bool:
     """Whether a service there is."""
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=LIMIT_S).status_code == 200
     except httpx.ConnectError:
         return False

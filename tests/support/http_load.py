@@ -68,7 +68,10 @@ def under_load(
 def _post_on(load: Load, address: tuple[str, int], path: str, body: bytes, kind: str) -> None:
     """Post on one connection until told to stop, or until an answer says that the connection closes."""
     connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
-    connection.connect()
+    try:
+        connection.connect()
+    except ConnectionRefusedError:  # this client begins after the service has ended
+        return
     goes_on = True
     while goes_on and not load.stopping.is_set():
         began = time.monotonic()

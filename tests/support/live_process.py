@@ -18,6 +18,7 @@ from tests.support.live_service import metric
 START_S = 60
 CAPSNET_SERVE = ("-m", "service.cli")
 KILLABLE = (str(Path(__file__).with_name("killable_serve.py")),)
+LINGERING = (str(Path(__file__).with_name("lingering_serve.py")),)
 COLLECTING = (str(Path(__file__).with_name("collecting_serve.py")),)
 
 

@@ -64,8 +64,8 @@ def logged_process(models: Path, log: Path) -> Iterator[Process]:
         try:
             line = running.stdout.readline()
             address = next(word for word in line.split() if word.startswith("http://"))
-            keyed = httpx.Client(base_url=address, headers={"X-API-Key": KEYS[0]})
-            with keyed, httpx.Client(base_url=address) as stranger:
+            keyed = httpx.Client(base_url=address, headers={"X-API-Key": KEYS[0]}, timeout=60)
+            with keyed, httpx.Client(base_url=address, timeout=60) as stranger:
                 yield Process(keyed, stranger, log)
         finally:
             running.send_signal(signal.SIGTERM)

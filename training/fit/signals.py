@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-AGAIN_S = 1.0  # a signal that comes sooner is the same one: bash and `timeout` send it twice
+AGAIN_S = 1.0  # a Ctrl-C that comes sooner is the same one: `timeout --signal INT` sends it twice
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
     """A list that is empty until SIGINT, SIGTERM or SIGHUP arrives.
 
-    A SIGINT or SIGTERM that comes `AGAIN_S` or more after the first signal, whichever that was, interrupts at
-    once. SIGHUP comes when the terminal is closed; under nohup it is ignored, and stays so.
+    A SIGINT that comes `AGAIN_S` or more after the first signal, whichever that was, interrupts at once. A
+    later SIGTERM does not: `timeout` sends it twice, and Python may hear the second one only after a long
+    step. SIGHUP comes when the terminal is closed, from bash and from the kernel; under nohup it is ignored,
+    and stays so.
     """
     received: list[int] = []
     arrived_at = 0.0
@@ -23,7 +25,7 @@ def stop_on_signal() -> Iterator[list[int]]:
         nonlocal arrived_at
         if not received:
             arrived_at = time.monotonic()
-        elif number != signal.SIGHUP and time.monotonic() >= arrived_at + AGAIN_S:
+        elif number == signal.SIGINT and time.monotonic() >= arrived_at + AGAIN_S:
             signal.signal(number, previous[number])
             signal.raise_signal(number)
         received.append(number)

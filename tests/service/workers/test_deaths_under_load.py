@@ -20,8 +20,8 @@ from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import SIDE
 
 IMAGES = 16  # of a request, and of a batch, which takes 0.3 s or more
-OF_EACH = 4  # connections of each worker, each with a request under way
-WAITING = 5 * IMAGES  # so many images wait when a process is killed: two requests of eight may be answered
+OF_EACH = 12  # connections of each worker, each with a request under way
+WAITING = 5 * IMAGES  # so many images wait at least when a process is killed
 PATIENCE_S = 30
 NPY = {"Content-Type": "application/x-npy"}
 BODY = to_npy(np.full((IMAGES, SIDE, SIDE, 1), 0.5, np.float32))
