@@ -61,8 +61,9 @@ def main() -> None:
     """Brings the data, trains and publishes: each of it if it is not done."""
     commands = Commands()
     preset = os.environ.get("CAPSNET_PRESET") or "mnist-short"
-    model = Path("models", os.environ.get("CAPSNET_MODEL_NAME") or "capsnet-trained")
-    run = Path("runs", model.name, preset)
+    name = os.environ.get("CAPSNET_MODEL_NAME") or "capsnet-trained"
+    model = Path(f"models/{name}")
+    run = Path(f"runs/{name}/{preset}")  # below it, too, where the preset is the absolute path of a file
     published = run / "published"
     if published.exists():
         other = "to train another model, set CAPSNET_MODEL_NAME or CAPSNET_PRESET"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def calls(tmp_path):
         (programs / name).chmod(0o755)
 
     def run(preset: str, fails: str = "", stops: str = "", status: int = 0, **settings: str) -> list[str]:
-        (tmp_path / "runs" / "some" / preset).mkdir(parents=True, exist_ok=True)  # as `fit` does
+        Path(f"{tmp_path}/runs/some/{preset}").mkdir(parents=True, exist_ok=True)  # as `fit` does
         log = tmp_path / "calls"
         environment = {
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -72,6 +73,16 @@ def test_data_is_brought_the_network_trained_and_published(calls, preset, brings
     run = f"runs/some/{preset}"
     assert calls(preset) == [
         *brings,
+        f"capsnet-train fit --preset {preset} --out {run}",
+        f"capsnet-export bundle {run} --out models/some",
+    ]
+
+
+def test_a_preset_of_ones_own_is_taken_by_its_path(calls, tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text((ROOT / "training" / "presets" / "drawn.toml").read_text())
+    run = f"runs/some{preset}"
+    assert calls(str(preset)) == [
         f"capsnet-train fit --preset {preset} --out {run}",
         f"capsnet-export bundle {run} --out models/some",
     ]

@@ -1,5 +1,6 @@
 """Faults, made on purpose and over a real socket: everybody is answered, and what can go on goes on."""
 
+import http.client
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.http.graceful_server import LINGER_S
 from service.inference.batcher import RESTARTS
 from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
@@ -196,6 +198,11 @@ def test_a_full_queue_refuses_at_once_and_answers_those_it_holds(tmp_path):
 # -- the end -------------------------------------------------------------------------------------------------
 
 
+def is_closed(address: tuple[str, int]) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(address) != 0
+
+
 def errors_in(service: LiveProcess) -> list[dict[str, Any]]:
     """Of its log, all of which is JSON."""
     return [line for line in service.lines if line["level"] in {"error", "critical"}]
@@ -213,6 +220,29 @@ def test_sigterm_under_load_leaves_no_request_without_a_whole_answer(tmp_path):
     assert not load.lost
     assert {outcome.status for outcome in load.outcomes} <= {200, 503}
     assert not errors_in(service)
+
+
+def test_a_busy_connection_stays_open_for_a_moment_after_sigterm(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+
+    def is_answered() -> bool:
+        with live_process(tmp_path / "models", tmp_path / "log") as service:
+            connection = http.client.HTTPConnection(*service.address, timeout=60)
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            stopped = time.monotonic()
+            service.stop()
+            wait_until(lambda: is_closed(service.address))
+            try:
+                connection.request("GET", "/healthz")
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                assert time.monotonic() > stopped + LINGER_S  # the test was held up
+                return False
+            assert answer.headers["Connection"] == "close"
+            return answer.status == 200
+
+    wait_until(is_answered)
 
 
 def test_a_half_sent_upload_holds_the_end_up_no_longer_than_the_deadline_and_costs_nobody_else(tmp_path):

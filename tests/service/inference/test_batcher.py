@@ -611,11 +611,7 @@ def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
                 await graph.submit(batcher, images(DEADLY))
             assert (await graph.submit(batcher, images(1)))[0] == 2
             assert batcher.answering
-            while (
-                not noted.restarts
-            ):  # the thread that died counts its successor, which may have answered by now
-                await asyncio.sleep(0.001)
-            assert noted.restarts == 1
+            await started(lambda: noted.restarts == 1)  # counted when its successor is at work
 
     asyncio.run(scenario())
 
@@ -675,7 +671,8 @@ def test_images_are_counted_anew_after_a_thread_died_while_it_took_some(monkeypa
 
 def test_a_thread_that_cannot_be_started_again_is_told_to_everyone(monkeypatch):
     async def scenario() -> None:
-        with closing(make_batcher()) as batcher:
+        noted = Noted()
+        with closing(make_batcher(noted)) as batcher:
             graph = Doubling()
             tasks = await while_held(graph, batcher, images(DEADLY), images(1))
 
@@ -691,6 +688,7 @@ def test_a_thread_that_cannot_be_started_again_is_told_to_everyone(monkeypatch):
                 await graph.submit(batcher, images(2))
             assert not batcher.answering
             assert batcher.waiting_images == 0
+            assert noted.restarts == 0
 
     asyncio.run(scenario())
 

@@ -69,13 +69,14 @@ BUSY = """
 import asyncio, os, signal, threading, time
 from service.score.ctrl_c import run_until_ctrl_c
 
-def press_on():
-    while True:  # two that come before the first is heard are one
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
+def press_twice():
+    os.kill(os.getpid(), signal.SIGINT)
+    while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the first one is not heard yet
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 async def work():
-    threading.Thread(target=press_on, daemon=True).start()
+    threading.Timer(0.2, press_twice).start()
     time.sleep(60)
 
 run_until_ctrl_c(work())
