@@ -76,18 +76,21 @@ def evaluate_batches(
     return Evaluation(images, wrong, per_image * images, missed, classification, reconstruction)
 
 
-def wrong_images(model: Network, batches: Batches) -> list[int]:
+def wrong_images(model: Network, batches: Batches, versions: int = 1) -> list[int]:
     """The numbers of the images, in their order, whose classes are not found exactly.
 
     Args:
         model: in evaluation mode.
-        batches: what to look at; each image once.
+        batches: what to look at.
+        versions: how often each of N images is shown, see `batches.fixed`; version k of image i has the
+            number k N + i.
     """
-    shown = list(batches.fixed(BATCH))
-    probabilities = class_probabilities(model, (batch.pixels for batch in shown))
-    targets = torch.cat([batch.targets for batch in shown]).cpu().bool()
-    named = most_probable(probabilities, batches.config.spec.objects_per_image)
-    return (named != targets).any(dim=1).nonzero()[:, 0].tolist()
+    wrong = []
+    for batch in batches.fixed(BATCH, versions):
+        probabilities = class_probabilities(model, [batch.pixels])
+        named = most_probable(probabilities, batches.config.spec.objects_per_image)
+        wrong.append((named != batch.targets.cpu().bool()).any(dim=1))
+    return torch.cat(wrong).nonzero()[:, 0].tolist()
 
 
 @torch.no_grad()

@@ -1,0 +1,59 @@
+"""Which of two networks is better on what both held out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.training.held_out import compare_networks, held_out, load
+from training.config import load_preset
+from training.data.run_images import training_batches
+from training.evaluate.evaluation import evaluate
+from training.models.build import build
+from training.runs import checkpoint
+
+NO_DATA = Path("none")  # digits are drawn
+
+
+def test_a_run_and_its_bundle_make_the_same_errors_those_of_validation(tiny_run, trained_bundle):
+    found, pictures = compare_networks([tiny_run, trained_bundle], NO_DATA, versions=1)
+    progress = checkpoint.read_progress(checkpoint.best_checkpoint(tiny_run))
+    assert pictures == checkpoint.read_config(tiny_run).data.validation_images
+    assert found.before == found.after == round(progress.best_error_percent * pictures / 100)
+    assert found.p == 1
+
+
+def test_a_network_that_learned_nothing_is_found_worse(tiny_run, tmp_path, monkeypatch):
+    def untrained(place: Path):
+        network, config = load(tiny_run)
+        return (build(config.model).eval() if place == tmp_path else network), config
+
+    monkeypatch.setattr("benchmarks.training.held_out.load", untrained)
+    found, _ = compare_networks([tmp_path, tiny_run], NO_DATA, versions=1)
+    assert found.before > 2 * found.after
+    assert found.p < 0.001
+
+
+def test_each_image_is_shown_with_so_many_partners_and_the_errors_are_those_of_evaluate(
+    drawn_mnist_root, monkeypatch
+):
+    preset = load_preset("multimnist-small")
+    config = replace(preset, data=replace(preset.data, validation_images=100))
+    network = build(config.model).eval()
+    monkeypatch.setattr("benchmarks.training.held_out.load", lambda _: (network, config))
+    found, pictures = compare_networks([Path("a"), Path("b")], drawn_mnist_root, versions=3)
+    _, held = training_batches(config, drawn_mnist_root)
+    assert pictures == 300
+    with torch.no_grad():
+        assert found.before == evaluate(network, held, config.loss, versions=3).errors
+
+
+def test_networks_that_held_out_others_are_not_compared(tiny_run):
+    config = checkpoint.read_config(tiny_run)
+    for other in (
+        replace(config, seed=config.seed + 1),
+        replace(config, data=replace(config.data, validation_images=7)),
+    ):
+        with pytest.raises(ValueError, match="held out are different images"):
+            held_out([config, other], NO_DATA)
