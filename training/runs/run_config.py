@@ -211,7 +211,7 @@ def _holding_out_as(earlier: RunConfig, config: RunConfig) -> RunConfig:
 
 def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> None:
     """Raise if a run to start from, configured as `first`, learned from what would be held out here."""
-    there, here = _held_out(first), _held_out(config)
+    there, here = held_out_by(first), held_out_by(config)
     if not config.data.validation_images:  # whatever was held out there may be trained on here
         del here["the seed"], here["validation_images"], here["held_out"]
     differing = [
@@ -248,7 +248,7 @@ def _origin_of_run(run: Path, best: bool) -> dict[str, Any]:
     }
 
 
-def _held_out(config: RunConfig) -> dict[str, Any]:
+def held_out_by(config: RunConfig) -> dict[str, Any]:
     """What decides which images are held out."""
     return {
         "the data set": config.data.name,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.training.held_out import compare_networks, held_out, load
+from benchmarks.training.held_out import compare_networks, held_out, load, main
 from training.config import load_preset
 from training.data.run_images import training_batches
 from training.evaluate.evaluation import evaluate
@@ -54,6 +54,36 @@ def test_networks_that_held_out_others_are_not_compared(tiny_run):
     for other in (
         replace(config, seed=config.seed + 1),
         replace(config, data=replace(config.data, validation_images=7)),
+        replace(config, data=replace(config.data, folder_digest="another folder's")),
+        replace(config, data=replace(config.data, crop_pixels=24)),
     ):
-        with pytest.raises(ValueError, match="held out are different images"):
+        with pytest.raises(ValueError, match="cannot be compared: "):
             held_out([config, other], NO_DATA)
+
+
+def test_all_versions_of_an_image_count_together(monkeypatch, drawn_mnist_root):
+    """One digit that is wrong with all its partners is one digit: either way, chance goes as far."""
+    preset = load_preset("multimnist-small")
+    config = replace(preset, data=replace(preset.data, validation_images=100))
+    networks = {Path("a"): [3, 103, 203], Path("b"): []}
+    monkeypatch.setattr("benchmarks.training.held_out.load", lambda place: (networks[place], config))
+    monkeypatch.setattr("benchmarks.training.held_out.wrong_images", lambda network, *_: network)
+    found, _ = compare_networks([*networks], drawn_mnist_root, versions=3)
+    assert (found.before, found.after, found.p) == (3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["runs/nope", "runs/nope"], "runs/nope"),
+        (["RUN", "RUN", "--versions", "2"], "drawn has one version of each image, not 2"),
+        (["RUN", "RUN", "--versions", "0"], "0 is less than 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_words(tiny_run, monkeypatch, capsys, given, told):
+    arguments = [str(tiny_run) if word == "RUN" else word for word in given]
+    monkeypatch.setattr("sys.argv", ["held_out", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
