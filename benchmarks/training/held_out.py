@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.option_types import positive
 from training.config import RunConfig
 from training.data.batches import Batches
 from training.data.download import data_root
@@ -82,13 +83,6 @@ def compare_networks(places: list[Path], root: Path, versions: int) -> tuple[Com
         for each in wrong
     ]
     return compare(*by_version), versions * len(held)
-
-
-def positive(text: str) -> int:
-    """A number of versions."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from service.inference.batcher import RESTARTS
 from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
-from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.live_service import is_closed, live_service, settings_for, wait_until
 from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import (
     CLASSES,
@@ -196,11 +196,6 @@ def test_a_full_queue_refuses_at_once_and_answers_those_it_holds(tmp_path):
 
 
 # -- the end -------------------------------------------------------------------------------------------------
-
-
-def is_closed(address: tuple[str, int]) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(address) != 0
 
 
 def errors_in(service: LiveProcess) -> list[dict[str, Any]]:

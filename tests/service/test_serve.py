@@ -15,7 +15,7 @@ import pytest
 
 from service.cli import main
 from tests.support.live_process import COLLECTING, live_process
-from tests.support.live_service import free_port, wait_until
+from tests.support.live_service import free_port, is_closed, wait_until
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import write_bundle
 
@@ -64,11 +64,6 @@ def upload_under_way(
                 yield process, connection, body
         finally:
             process.kill()
-
-
-def is_closed(address: tuple[str, int]) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(address) != 0
 
 
 def test_a_stalled_upload_holds_the_end_up_no_longer_than_the_deadline(tmp_path):

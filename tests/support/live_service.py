@@ -54,6 +54,12 @@ def live_service(
         thread.join()
 
 
+def is_closed(address: tuple[str, int]) -> bool:
+    """Whether nobody accepts connections there."""
+    with socket.socket() as connection:
+        return connection.connect_ex(address) != 0
+
+
 def free_port() -> int:
     """A port for a service that is started more than once; whoever asks for any port gets another."""
     of_the_system = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of Linux; elsewhere it begins higher

@@ -77,7 +77,7 @@ def test_all_versions_of_an_image_count_together(monkeypatch, drawn_mnist_root):
     [
         (["runs/nope", "runs/nope"], "runs/nope"),
         (["RUN", "RUN", "--versions", "2"], "drawn has one version of each image, not 2"),
-        (["RUN", "RUN", "--versions", "0"], "0 is less than 1"),
+        (["RUN", "RUN", "--versions", "0"], "expected a whole number from 1 on, got 0"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words(tiny_run, monkeypatch, capsys, given, told):

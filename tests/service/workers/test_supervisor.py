@@ -20,7 +20,7 @@ from service.settings import Settings, SettingsError, read_settings
 from service.workers import supervisor
 from service.workers.supervisor import Supervisor, share_of
 from tests.support.live_process import LINGERING, LiveProcess, live_process
-from tests.support.live_service import wait_until
+from tests.support.live_service import is_closed, wait_until
 from tests.support.live_workers import pids
 from tests.support.tiny_bundle import write_bundle
 
@@ -284,17 +284,9 @@ def test_a_second_interrupt_waits_for_no_client(tmp_path):
         stalled.sendall(b"POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\n1")
         wait_until(lambda: len(answering(service, 20)) == 2)
         service.running.send_signal(signal.SIGINT)
-        wait_until(lambda: not is_accepting(service))
+        wait_until(lambda: is_closed(service.address))
         service.running.send_signal(signal.SIGINT)
         service.running.wait(LIMIT_S)
-
-
-def is_accepting(service: LiveProcess) -> bool:
-    try:
-        socket.create_connection(service.address).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_processes_that_cannot_start_end_the_service(tmp_path):
