@@ -43,7 +43,7 @@ def origin(path: Path) -> dict[str, Any]:
     architecture = _trained_with(bundle, manifest).model.architecture
     if architecture != "capsnet":
         raise ValueError(
-            f"{bundle} is a {architecture}, whose graphs do not hold all weights: start from its run"
+            f"{bundle} is a {architecture}, whose graphs do not hold all weights: give its run instead"
         )
     version = bundle.name if VERSION.fullmatch(bundle.name) else bundle.resolve().name
     return {"bundle": f"{manifest.model}/{version}", **manifest.training}
@@ -86,7 +86,7 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
         network = CapsNet(config)
     wanted = network.state_dict()
     if missing := [name for name in wanted if name not in held]:
-        raise ValueError(f"{bundle}: its graphs do not hold {', '.join(missing)}: start from its run")
+        raise ValueError(f"{bundle}: its graphs do not hold {', '.join(missing)}: give its run instead")
     for name, factor in _weight_factors(manifest, config).items():
         held[name] /= factor
     return {name: held[name] for name in wanted}

@@ -100,7 +100,7 @@ def test_the_recorded_factor_is_the_one_that_counts(trained_bundle, tmp_path):
 def test_weights_that_export_computed_with_are_named(trained_bundle, tmp_path):
     model = build(replace(TINY, learned_priors=True, routing_iterations=1))
     bundle = bundle_of(model, tmp_path / "1", trained_bundle)
-    with pytest.raises(ValueError, match=r"do not hold class_caps\.routing\.priors: start from its run"):
+    with pytest.raises(ValueError, match=r"do not hold class_caps\.routing\.priors: give its run instead"):
         weights(bundle)
 
 
