@@ -10,7 +10,7 @@ from training.config import DataConfig, RunConfig, load_preset
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import SIZE, ToySplit
 from training.data.run_images import training_batches
-from training.runs.run_config import _held_out
+from training.runs.run_config import held_out_by
 
 HELD_OUT = 5 * 32  # there are one or two pairs more
 
@@ -91,7 +91,7 @@ def test_a_set_without_toys_is_refused():
 
 def test_a_run_that_held_out_pictures_did_not_hold_out_toys():
     pictures = replace(holding_out(60), data=replace(holding_out(60).data, held_out="images"))
-    assert _held_out(pictures) != _held_out(holding_out(60))
+    assert held_out_by(pictures) != held_out_by(holding_out(60))
 
 
 @pytest.mark.parametrize(
