@@ -273,9 +273,10 @@ def test_its_answers_are_those_of_the_plain_graph(shipped, options, fast, images
 def test_matrix_capsules_run_with_routing_from_moments_and_answer_as_before(options):
     bundle = newest_version(ROOT / "models" / "matrix-capsnet-toys")
     fast = load_engine(bundle, "matrix-capsnet-toys", options)
-    assert fast.encoder.describe().removesuffix("; measured under load") == "em_moments"
+    # Beside other work, one image may come sooner from the plain graph.
+    assert "em_moments" in fast.encoder.plan.variants
     plain = load_engine(bundle, "matrix-capsnet-toys", options._replace(optimize=False))
-    pixels = np.random.default_rng(0).random((3, 32, 32, 2), dtype=np.float32)
+    pixels = np.random.default_rng(0).random((16, 32, 32, 2), dtype=np.float32)
     for exclusive in (True, False):
         outputs = zip(*(engine.encode(pixels, exclusive=exclusive) for engine in (fast, plain)), strict=True)
         for a, b in outputs:
