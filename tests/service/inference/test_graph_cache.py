@@ -254,8 +254,9 @@ def fast(shipped, options):
 
 
 def test_the_shipped_model_runs_faster_graphs_and_says_which(fast):
-    assert fast.encoder.plan.variants != {"plain"}
-    assert "toom_cook_2d" in fast.encoder.describe()
+    faster = fast.encoder.plan.variants - {"plain"}
+    assert faster
+    assert all(variant in fast.encoder.describe() for variant in faster)
 
 
 @pytest.mark.parametrize("images", [1, 3, 16])
