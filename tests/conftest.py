@@ -10,6 +10,7 @@ from copy import copy
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,10 @@ from training.data.datasets import load_split, sources
 from training.models.cuda.device import use_full_float32
 
 use_full_float32()  # as every command does
+
+# An example has no time limit: one that takes long was begun on a busy machine.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit that; tests ask some of
 # theirs to hear it.

@@ -21,7 +21,7 @@ from capsnet.wire_format import (
     write_request,
 )
 
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(suppress_health_check=[HealthCheck.too_slow])
 
 shapes = array_shapes(max_dims=4, max_side=5)
 tensors = st.dictionaries(

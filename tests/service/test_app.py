@@ -229,8 +229,8 @@ def test_a_fault_of_ours_is_a_500_that_tells_no_internals(models):
 
 def test_a_full_queue_answers_503_with_retry_after(tmp_path):
     write_slow_bundle(tmp_path / "slow" / "1")
-    limits = {"queue_images": 64, "max_images_per_request": 64, "max_reconstructions": 64, "max_batch": 4}
-    pixels = to_npy(np.zeros((64, SIDE, SIDE, 1), np.float32))
+    limits = {"queue_images": 240, "max_images_per_request": 240, "max_reconstructions": 240, "max_batch": 4}
+    pixels = to_npy(np.zeros((240, SIDE, SIDE, 1), np.float32))
 
     def ask() -> httpx.Response:
         return client.post("/classify", content=pixels, headers={"Content-Type": "application/x-npy"})

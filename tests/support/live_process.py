@@ -15,7 +15,7 @@ import httpx
 from tests.support.json_lines import written_lines
 from tests.support.live_service import metric
 
-START_S = 60
+START_S = 240.0
 CAPSNET_SERVE = ("-m", "service.cli")
 KILLABLE = (str(Path(__file__).with_name("killable_serve.py")),)
 LINGERING = (str(Path(__file__).with_name("lingering_serve.py")),)

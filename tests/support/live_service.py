@@ -18,7 +18,7 @@ from service.models.repository import Repository
 from service.settings import Settings
 from service.state import Service
 
-START_S = 90.0  # graphs are derived first, on a machine that may be busy
+START_S = 240.0  # graphs are derived first, on a machine that may be busy
 
 
 def settings_for(models: Path, **changes: object) -> Settings:

@@ -22,7 +22,7 @@ def correlation(x, g, stride):
 
 
 @given(sizes, seeds)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_matrices_compute_a_strided_convolution(size, seed):
     outputs, kernel, stride = size
     random = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def test_the_matrices_compute_a_strided_convolution(size, seed):
 
 
 @given(sizes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_tile_needs_each_input_once_and_one_product_for_each(size):
     outputs, kernel, stride = size
     algorithm = strided_convolution(outputs, kernel, stride)
@@ -47,7 +47,7 @@ def test_a_tile_needs_each_input_once_and_one_product_for_each(size):
 
 
 @given(sizes, seeds)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_constant_among_the_products_comes_to_every_output(size, seed):
     outputs, kernel, stride = size
     algorithm = strided_convolution(outputs, kernel, stride)
@@ -65,7 +65,7 @@ def test_a_bias_is_not_rounded_on_its_way_through_the_products(outputs):
 
 
 @given(sizes, st.integers(1, 4), seeds)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_neighboring_tiles_make_one_longer_output(size, tiles, seed):
     outputs, kernel, stride = size
     random = np.random.default_rng(seed)

@@ -11,7 +11,7 @@ sizes = st.tuples(st.integers(1, 6), st.integers(1, 6)).filter(lambda s: sum(s) 
 
 
 @given(sizes, st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_three_matrices_convolve(size, seed):
     outputs, taps = size
     random = np.random.default_rng(seed)
@@ -22,7 +22,7 @@ def test_the_three_matrices_convolve(size, seed):
 
 
 @given(sizes)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_it_takes_one_product_per_input(size):
     outputs, taps = size
     algorithm = short_convolution(outputs, taps)

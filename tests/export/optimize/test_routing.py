@@ -111,7 +111,7 @@ def routed(routing, u):
 
 
 @given(routings())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_nodes_compute_procedure_1(case):
     routing, u = case
     expected, logits = procedure_1(routing, u)
@@ -122,7 +122,7 @@ def test_the_nodes_compute_procedure_1(case):
 
 
 @given(routings())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_no_logit_is_beyond_the_largest_one(case):
     routing, u = case
     _, logits = procedure_1(routing, u)

@@ -93,7 +93,7 @@ def absolute_terms(model, x):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_nodes_compute_the_convolution(case):
     convolution, tile, x = case
     expected = direct(convolution, x)

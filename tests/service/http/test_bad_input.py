@@ -473,9 +473,7 @@ def test_two_hundred_bad_requests_leave_the_memory_as_it_was(client):
     assert peak_bytes() - after_one_round < 20_000_000  # a round sends more than 3 MB
 
 
-@hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     route=st.sampled_from(["/classify", "/reconstruct"]),
     kind=st.sampled_from(

@@ -213,7 +213,7 @@ def send_everything_bad(client: httpx.Client) -> None:
         max_size=8,
     )
 )
-@hypothesis_settings(max_examples=20, deadline=None)
+@hypothesis_settings(max_examples=20)
 def test_however_requests_end_what_they_held_is_given_back(bodies):
     receive_ms = 500 if any(end == "stall" for _, end in bodies) else 20_000
     limit = BodyLimit(read_all, max_bytes=100, memory=BodyMemory(200), receive_ms=receive_ms)

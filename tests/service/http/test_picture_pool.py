@@ -159,7 +159,7 @@ def test_a_request_that_nobody_waits_for_ends_between_two_pictures():
         st.tuples(st.integers(0, 6), st.sampled_from(["answered", "fails", "leaves"])), max_size=12
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_however_requests_end_each_gets_its_own_and_no_thread_is_lost(threads, requests):
     async def ask(pool: PicturePool, number: int, count: int, end: str) -> Any:
         calls = [partial(int, number * 100 + n) for n in range(count)]

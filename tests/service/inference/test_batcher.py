@@ -18,7 +18,7 @@ from service.inference.jobs import Job, Slice, deliver
 from service.observability.timings import Part, begin_timings
 
 WAIT_S = 10
-SHORT_MS = 1000  # a deadline to wait for; a thread on a busy machine takes its first job within it
+SHORT_MS = 3000  # a deadline to wait for; a thread on a busy machine takes its first job within it
 DEADLY = -13.0  # an image that ends the thread it runs on
 
 

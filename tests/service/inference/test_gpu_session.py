@@ -69,7 +69,7 @@ def test_any_number_of_images_gives_what_the_plain_session_gives(session, plain,
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=6))
 def test_what_ran_before_never_shows(session, plain, batches):
     for seed, images in enumerate(batches):

@@ -85,7 +85,7 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_counts_as_that(tmp_path,
     for name in ("tiny", "second"):
         write_bundle(tmp_path / name / "1")
     try:
-        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=1000)) as client:
+        with live_service(settings_for(tmp_path, default_model="tiny", deadline_ms=3000)) as client:
             late = client.post("/classify?model=second", files={"images": picture()})
             may_go_on.set()
     finally:
@@ -94,7 +94,7 @@ def test_a_deadline_that_passes_while_a_model_is_loaded_counts_as_that(tmp_path,
     assert late.headers["retry-after"] == "1"
     parts = timing(late)
     assert list(parts) == ["receive", "parse", "load", "encode", "total"]
-    assert parts["load"] > 200 > parts["encode"]
+    assert parts["load"] > 1500 > parts["encode"]
 
 
 def test_a_deadline_that_passes_while_pictures_are_decoded_counts_as_that(tmp_path):

@@ -27,7 +27,7 @@ from tests.support.tiny_bundle import SIDE, run_model, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
 PATH = "/inference.GRPCInferenceService/"
-QUEUE = 64
+QUEUE = 240
 LIMITS = {
     "max_batch": 8,
     "queue_images": QUEUE,
@@ -440,14 +440,14 @@ def test_a_call_without_a_message_is_answered(service):
 
 
 def test_a_cancelled_call_leaves_the_queue(slow):
-    calls = [slow.call("ModelInfer", asking(pixels(32), model="slow")) for _ in range(2)]
+    calls = [slow.call("ModelInfer", asking(pixels(QUEUE // 2), model="slow")) for _ in range(2)]
     wait_until(lambda: slow.metric("capsnet_queue_images") > 20)
     for call in calls:
         call.cancel()
     wait_until(lambda: slow.metric("capsnet_requests_total", route=f"{PATH}ModelInfer", status="499") == 2)
     wait_until(lambda: slow.metric("capsnet_queue_images") == 0)
     assert statistics_of(slow).inference_count == 0
-    assert slow.metric("capsnet_batch_images_sum") < 64
+    assert slow.metric("capsnet_batch_images_sum") < QUEUE
 
 
 def test_a_call_past_its_own_deadline_leaves_the_queue(slow):

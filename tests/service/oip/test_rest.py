@@ -509,7 +509,7 @@ def test_bodies_that_do_not_unpack_are_refused(
     assert answer.json()["error"]
 
 
-@hypothesis_settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(at=st.integers(0, 300), damage=st.binary(min_size=1, max_size=6), length=st.integers(-1, 400))
 def test_damaged_binary_requests_are_answered_or_refused(
     http: httpx.Client, at: int, damage: bytes, length: int

@@ -27,7 +27,7 @@ def torchrun(processes, *arguments):
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support/at_exit'}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -219,12 +219,19 @@ def test_a_run_ends_at_the_validation_error_that_was_asked_for_and_resuming_adds
         assert trainer.progress.best_step == trainer.progress.step, "what is measured is where it stopped"
 
 
+# It waits after each step, so that it is still under way when the signal comes.
 KILLED = """
 import sys
+import time
 from pathlib import Path
 from tests.training.fit.test_loop import CONFIG, fit
-from training.fit.loop import Limits
+from training.fit.loop import Limits, Trainer
 from dataclasses import replace
+save = Trainer.save
+def save_and_wait(self):
+    save(self)
+    time.sleep(0.05)
+Trainer.save = save_and_wait
 config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
 fit(Path(sys.argv[1]), config, Limits(checkpoint_minutes=1e-9))
 """

@@ -27,7 +27,7 @@ def results(convolution, x, weight):
     return [y.detach(), *torch.autograd.grad(y, (x, weight), gradient)]
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_output_and_gradients_are_those_of_a_direct_convolution_for_any_sizes(data):
     def pick(lowest, highest):
