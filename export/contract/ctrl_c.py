@@ -3,8 +3,7 @@
 import os
 import signal
 import sys
-from _thread import interrupt_main
-from threading import Timer
+from threading import Timer, main_thread
 from types import FrameType
 
 STOPPED_BY_SIGNAL = 130  # what a shell gives a command that SIGINT ended
@@ -35,6 +34,7 @@ def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
     """Where an interrupt came while an object was taken down, Python ignores it: let it come once more."""
     if ignored.exc_type is not KeyboardInterrupt:
         return sys.__unraisablehook__(ignored)
-    again = Timer(AGAIN_S, interrupt_main)
+    # A signal ends a sleep or a read, too, which `interrupt_main` would wait for.
+    again = Timer(AGAIN_S, signal.pthread_kill, (main_thread().ident, signal.SIGINT))
     again.daemon = True
     return again.start()

@@ -42,7 +42,7 @@ def test_where_ctrl_c_is_ignored_the_command_runs():
 
 
 def test_where_python_ignores_the_exception_it_comes_once_more():
-    """As in a weak reference's callback: the command would go on and publish."""
+    """As in a weak reference's callback: the command would go on, sleep to the end, and publish."""
     code = (
         "import os, signal, time, weakref\n"
         "from export.contract.ctrl_c import leave_quietly_in_imports\n"
@@ -52,11 +52,13 @@ def test_where_python_ignores_the_exception_it_comes_once_more():
         "watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
         "try:\n"
         "    del thing\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(3600)\n"
         "    print('published')\n"
         "except KeyboardInterrupt: print('removed')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "removed\n", "")
 
 
