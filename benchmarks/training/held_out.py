@@ -2,9 +2,10 @@
 
     python -m benchmarks.training.held_out models/NAME/1 runs/NAME --versions 10
 
-Each is a run, whose best checkpoint is taken, or a bundle of a CapsNet. Of overlapping digits, `--versions`
-lays other partners over each image, so that a smaller difference shows than in training, which has one of
-each; shifted digits are shifted otherwise. Data sets that are shown as they are have one version.
+Each is a run, whose best checkpoint is taken, or a bundle of a CapsNet. With several `--versions` of each
+image, a smaller difference shows than in training, which has one: overlapping digits get other partners, the
+shifted digits of affNIST are shifted otherwise, and images that training shifts (`max_shift_pixels`) are
+shown as they are and then shifted. Others have one version.
 """
 
 import argparse
@@ -15,15 +16,20 @@ import torch
 
 from benchmarks.option_types import positive
 from training.config import RunConfig
-from training.data.batches import Batches
+from training.data.batches import Batches, make_batches
 from training.data.download import data_root
+from training.data.images import Images
 from training.data.run_images import training_batches
+from training.data.seeding import RandomChoices
+from training.data.transforms.augment import random_shift
 from training.evaluate.evaluation import wrong_images
 from training.experiments.paired import Comparison, compare
 from training.models.build import Network, build
 from training.runs import checkpoint, from_bundle
 from training.runs.run_config import held_out_by
 from training.runs.weights import start_with
+
+SEED = 0  # of the shifts
 
 
 def load(place: Path) -> tuple[Network, RunConfig]:
@@ -38,13 +44,13 @@ def load(place: Path) -> tuple[Network, RunConfig]:
     return network.eval(), config
 
 
-def held_out(configs: list[RunConfig], root: Path) -> Batches:
+def held_out(configs: list[RunConfig], root: Path, versions: int = 1) -> Batches:
     """The images that all have held out, as all are shown them.
 
     Raises:
         ValueError: there are none, others for each, or they are shown in another size or place.
     """
-    first, *others = (held_out_by(config) | shown_by(config) for config in configs)
+    first, *others = (held_out_by(config) | shown_by(config, versions) for config in configs)
     for other in others:
         differing = [
             f"{name} {there}, {other[name]}" for name, there in first.items() if there != other[name]
@@ -57,32 +63,48 @@ def held_out(configs: list[RunConfig], root: Path) -> Batches:
     return held
 
 
-def shown_by(config: RunConfig) -> dict[str, Any]:
-    """What decides how a network is shown the images that are held out."""
+def shown_by(config: RunConfig, versions: int) -> dict[str, Any]:
+    """What decides how a network is shown so many versions of the images that are held out."""
     data = config.data
+    as_they_are = versions == 1 and data.spec.composition == "single"
     return {
         "resize_pixels": data.resize_pixels,
         "crop_pixels": data.crop_pixels,
-        "max_shift_pixels": data.max_shift_pixels if data.spec.composition != "single" else None,
+        "max_shift_pixels": None if as_they_are else data.max_shift_pixels,
     }
+
+
+def wrong_of_each_version(network: Network, held: Batches, versions: int) -> list[list[int]]:
+    """The numbers of the images, from 0, that are wrong in each version; the same versions each time.
+
+    Raises:
+        ValueError: several versions of images that are shown as they are.
+    """
+    count, data = len(held), held.config
+    if versions == 1 or data.spec.composition != "single":
+        wrong = wrong_images(network, held, versions)
+        return [[number % count for number in wrong if number // count == k] for k in range(versions)]
+    if not data.max_shift_pixels:
+        raise ValueError(f"{data.name} has one version of each image, not {versions}")
+    choices = RandomChoices(torch.Generator().manual_seed(SEED), count)
+    found = [wrong_images(network, held)]
+    for _ in range(1, versions):
+        pixels = random_shift(held.images.pixels, data.max_shift_pixels, choices, data.spec.repeat_edges)
+        shifted = make_batches(data, held.classes, Images(pixels, held.images.labels))
+        found.append(wrong_images(network, shifted))
+    return found
 
 
 def compare_networks(places: list[Path], root: Path, versions: int) -> tuple[Comparison, int]:
     """Errors of two networks, and how many pictures they were shown.
 
     Raises:
-        ValueError: see `held_out`; or several versions of images that are shown as they are.
+        ValueError: see `held_out` and `wrong_of_each_version`.
     """
     networks, configs = zip(*(load(place) for place in places), strict=True)
-    held = held_out(list(configs), root)
-    if versions > 1 and held.config.spec.composition == "single":
-        raise ValueError(f"{held.config.name} has one version of each image, not {versions}")
-    wrong = [wrong_images(network, held, versions) for network in networks]
-    by_version = [
-        [[number % len(held) for number in each if number // len(held) == k] for k in range(versions)]
-        for each in wrong
-    ]
-    return compare(*by_version), versions * len(held)
+    held = held_out(list(configs), root, versions)
+    wrong = (wrong_of_each_version(network, held, versions) for network in networks)
+    return compare(*wrong), versions * len(held)
 
 
 def main() -> None:

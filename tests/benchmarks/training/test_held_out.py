@@ -72,11 +72,51 @@ def test_all_versions_of_an_image_count_together(monkeypatch, drawn_mnist_root):
     assert (found.before, found.after, found.p) == (3, 0, 1)
 
 
+def test_images_that_training_shifts_are_shown_as_they_are_and_then_shifted(tiny_run, monkeypatch):
+    shown = []
+
+    def wrong_images(network, batches, versions=1):
+        shown.append(torch.cat([batch.pixels for batch in batches.fixed(64, versions)]))
+        return [len(shown) - 1]
+
+    monkeypatch.setattr("benchmarks.training.held_out.wrong_images", wrong_images)
+    found, pictures = compare_networks([tiny_run, tiny_run], NO_DATA, versions=3)
+    _, held = training_batches(checkpoint.read_config(tiny_run), NO_DATA)
+    (as_they_are,) = held.fixed(len(held))
+    assert (found.before, found.after, pictures) == (3, 3, 3 * len(held))
+    assert torch.equal(shown[0], as_they_are.pixels)
+    shifts = [(down, right) for down in range(-2, 3) for right in range(-2, 3)]
+    for version in shown[1:3]:
+        by_shift = [
+            (version == torch.roll(as_they_are.pixels, shift, (2, 3))).flatten(1).all(1) for shift in shifts
+        ]
+        assert torch.stack(by_shift).any(0).float().mean() > 0.9  # of others, ink was shifted out
+        assert torch.stack(by_shift).any(1).sum() > 10
+    assert not torch.equal(shown[1], shown[2])
+    for first, second in zip(shown[:3], shown[3:], strict=True):
+        assert torch.equal(first, second)
+
+
+def test_several_versions_are_not_compared_if_training_shifted_them_otherwise(tiny_run):
+    config = checkpoint.read_config(tiny_run)
+    further = replace(config, data=replace(config.data, max_shift_pixels=3))
+    held_out([config, further], NO_DATA)
+    with pytest.raises(ValueError, match="max_shift_pixels 2, 3"):
+        held_out([config, further], NO_DATA, versions=2)
+
+
+def test_images_that_are_shown_as_they_are_have_one_version(tiny_run, monkeypatch):
+    network, config = load(tiny_run)
+    still = replace(config, data=replace(config.data, max_shift_pixels=0))
+    monkeypatch.setattr("benchmarks.training.held_out.load", lambda _: (network, still))
+    with pytest.raises(ValueError, match="drawn has one version of each image, not 2"):
+        compare_networks([tiny_run, tiny_run], NO_DATA, versions=2)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         (["runs/nope", "runs/nope"], "runs/nope"),
-        (["RUN", "RUN", "--versions", "2"], "drawn has one version of each image, not 2"),
         (["RUN", "RUN", "--versions", "0"], "expected a whole number from 1 on, got 0"),
     ],
 )
