@@ -15,7 +15,7 @@ from training.data.download import DownloadError, data_root, download
 from training.data.readers.files import MissingDataError
 from training.experiments import ALL_EXPERIMENTS, EXPERIMENTS
 from training.experiments.form import folder_name
-from training.options import EXPERIMENTS_FOLDER, parser, with_current_names
+from training.options import EXPERIMENTS_FOLDER, parser
 from training.unread_output import unread_output_ignored
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error ends with one line and status 2."""
-    options = parser().parse_args(with_current_names(sys.argv[1:] if arguments is None else arguments))
+    options = parser().parse_args(arguments)
     commands = {
         "fit": _fit,
         "evaluate": _evaluate,

@@ -26,13 +26,6 @@ EXAMPLES = """examples:
   capsnet-train experiment table1 --quick                       a table of the papers, in minutes
   capsnet-train report                                          all experiments on one page
 """
-EARLIER_NAMES = {"--weight-average": "--ema-decay"}  # which go on working, and --help does not show
-
-
-def with_current_names(arguments: list[str]) -> list[str]:
-    """Arguments of a command line, with each option's earlier name replaced by today's."""
-    split = [argument.partition("=") for argument in arguments]
-    return [EARLIER_NAMES.get(name, name) + equals + value for name, equals, value in split]
 
 
 def whole(minimum: int, below: int = 2**63) -> Callable[[str], int]:

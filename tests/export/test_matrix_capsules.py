@@ -57,7 +57,7 @@ def write_run(run: Path, config: RunConfig) -> Path:
     if isinstance(model, MatrixCapsNet):
         calibrate(model, torch.rand(8, 2, config.model.image_size, config.model.image_size))
     write_config(run, config)
-    save(run, model, torch.optim.Adam(model.parameters()), PROGRESS)
+    save(run, model, torch.optim.Adam(model.parameters()), PROGRESS, config)
     return run
 
 

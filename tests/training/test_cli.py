@@ -25,7 +25,6 @@ from training.data.own_pictures import configure
 from training.data.run_images import training_batches
 from training.models.build import build
 from training.models.capsnet import CapsNet
-from training.options import EARLIER_NAMES, with_current_names
 from training.runs import checkpoint
 from training.runs.checkpoint import Progress
 from training.runs.provenance import command_line
@@ -48,7 +47,7 @@ def stored_run(folder: Path, seed: int = 0) -> Path:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(2, 1, 28, 28)).sum().backward()
     optimizer.step()
-    checkpoint.save(folder, model, optimizer, Progress(step=1))
+    checkpoint.save(folder, model, optimizer, Progress(step=1), config)
     return folder
 
 
@@ -292,16 +291,6 @@ def test_the_decay_of_an_average_is_below_1(value, capsys):
     assert "--ema-decay" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
-def test_an_option_still_has_its_earlier_name_which_help_does_not_show(name, capsys):
-    today = EARLIER_NAMES[name]
-    assert with_current_names(["fit", name, "1", f"{name}=1"]) == ["fit", today, "1", f"{today}=1"]
-    assert status("fit", "--out", "x", f"{name}=none") == 2
-    assert f"{today}: must be" in capsys.readouterr().err
-    assert status("fit", "--help") == 0
-    assert name not in capsys.readouterr().out
-
-
 WITHOUT_TORCH = """
 import sys
 class NoTorch:
@@ -391,7 +380,7 @@ def test_inspect_prints_a_table_or_json_of_validation_images(tmp_path, capsys):
     )
     run, model = tmp_path / "run", build(config.model)
     checkpoint.write_config(run, config)
-    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1))
+    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1), config)
     arguments = ("inspect", run, "--data", tmp_path / "data", "--device", "cpu", "--count", "12")
     assert status(*arguments) == 0
     table = capsys.readouterr().out
@@ -414,7 +403,7 @@ def test_inspect_needs_two_images_that_were_held_out(tmp_path, capsys):
     config = configure(load_preset("matrix-mnist"), tmp_path / "pictures")
     run, model = tmp_path / "run", build(config.model)
     checkpoint.write_config(run, config)
-    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1))
+    checkpoint.save(run, model, torch.optim.Adam(model.parameters()), Progress(step=1), config)
     assert status("inspect", run, "--device", "cpu") == 2
     assert f"{run}: its run held out one image, at least two are needed" in capsys.readouterr().err
 

@@ -255,10 +255,7 @@ def read_claim(out: Path) -> Claim:
     if not file.exists():
         raise FileNotFoundError(f"{out} is not the folder of an experiment: it has no experiment.json")
     try:
-        values = json.loads(file.read_bytes())
-        if "quick" in values:  # as earlier versions wrote it
-            values["form"] = "quick" if values.pop("quick") else "full"
-        claim = Claim(**values)
+        claim = Claim(**json.loads(file.read_bytes()))
         claim = replace(claim, parts=tuple(claim.parts))
         is_known = claim.experiment in EXPERIMENTS
     except (ValueError, TypeError) as error:

@@ -131,7 +131,7 @@ class Trainer:
         self._saved_step = self.resumed_from.step
         changed = checkpoint.configured_anew(newest, self.config)
         self.progress = self.resumed_from.resumed_by(self.session, changed)
-        if checkpoint.is_run(newest) and checkpoint.read_config(newest).loss != self.config.loss:
+        if checkpoint.read_config(newest).loss != self.config.loss:
             # What was found with the other loss says nothing of this one.
             self.progress = replace(
                 self.progress, best_loss=None, lowest_loss=None, improved_epochs=self.progress.epochs
@@ -225,7 +225,7 @@ class Trainer:
     def _write(self) -> None:
         average = self.average.model if self.average else None
         try:
-            checkpoint.save(self.run, self.model, self.optimizer, self.progress, average, self.config)
+            checkpoint.save(self.run, self.model, self.optimizer, self.progress, self.config, average)
         except checkpoint.NotFiniteError as error:
             raise self._diverged(str(error)) from None
 

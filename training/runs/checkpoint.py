@@ -49,7 +49,6 @@ STEP = re.compile(r"step-\d{8,}")  # the name of a checkpoint
 MODEL = "model.safetensors"
 RAW = "raw.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-FORMER_OPTIMIZER = "optimiser.safetensors"  # its name in checkpoints of earlier versions
 KEPT = 2  # newest checkpoints, besides the one with the lowest validation error
 
 
@@ -145,26 +144,19 @@ def read_config(run: Path) -> RunConfig:
 def config_at(run: Path, checkpoint: Path) -> RunConfig:
     """The configuration that a checkpoint was trained with: that of the run may have been changed since.
 
-    The user's own pictures are where the run has them now. A checkpoint of an earlier version does not record
-    its configuration, so that is the run's.
+    The user's own pictures are where the run has them now.
 
     Raises:
         FileNotFoundError: the folder is not a run.
         ValueError: a configuration is not valid.
     """
-    now = read_config(run)
-    if not is_run(checkpoint):
-        return now
-    trained = read_config(checkpoint)
+    now, trained = read_config(run), read_config(checkpoint)
     return replace(trained, data=replace(trained.data, folder=now.data.folder))
 
 
 def configured_anew(checkpoint: Path, config: RunConfig) -> str:
-    """How a session's configuration differs from its checkpoint's, in words; "" if it does not.
-
-    Checkpoints of earlier versions do not record their configuration.
-    """
-    return changes_of(read_config(checkpoint), config) if is_run(checkpoint) else ""
+    """How a session's configuration differs from its checkpoint's, in words; "" if it does not."""
+    return changes_of(read_config(checkpoint), config)
 
 
 def changes_of(before: RunConfig, now: RunConfig) -> str:
@@ -269,8 +261,8 @@ def save(
     model: Network,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
+    config: RunConfig,
     average: Network | None = None,
-    config: RunConfig | None = None,
 ) -> Path:
     """Write a checkpoint atomically; remove all but the newest two and the best.
 
@@ -279,8 +271,8 @@ def save(
         model: the network that is trained.
         optimizer: Adam of its weights.
         progress: of this moment.
-        average: has the average of its weights, where that is what the run is to give.
         config: of this session, kept beside the weights: that of the run may be changed before the next one.
+        average: has the average of its weights, where that is what the run is to give.
 
     Raises:
         NotFiniteError: a weight is not finite; nothing is written.
@@ -300,8 +292,7 @@ def save(
             save_file(_weights(model), aside / RAW)
         save_file(_optimizer_tensors(model, optimizer), aside / OPTIMIZER)
         write_atomically(aside / "progress.json", json.dumps(asdict(progress), indent=2) + "\n")
-        if config is not None:
-            write_config(aside, config)
+        write_config(aside, config)
         for tensors in aside.glob("*.safetensors"):  # which safetensors lets none but the owner read
             shutil.copymode(aside / "progress.json", tensors)
         sync(aside)
@@ -384,7 +375,7 @@ def load_trained_weights(model: Network, checkpoint: Path) -> None:
     raw = checkpoint / RAW
     if raw.exists():
         return _load_weights(model, raw)
-    if is_run(checkpoint) and read_config(checkpoint).optimizer.ema_decay:
+    if read_config(checkpoint).optimizer.ema_decay:
         raise ValueError(f"{raw} is missing; {REMEDY}")
     return _load_weights(model, checkpoint / MODEL)
 
@@ -395,8 +386,7 @@ def load_optimizer(checkpoint: Path, model: Network, optimizer: torch.optim.Adam
     Raises:
         ValueError: they are those of other weights, or the file is damaged.
     """
-    former = checkpoint / FORMER_OPTIMIZER
-    path = former if former.exists() else checkpoint / OPTIMIZER
+    path = checkpoint / OPTIMIZER
     stored = load_tensors(path)
     wanted: Shapes = {}
     for name, parameter in _trained(model):

@@ -68,7 +68,8 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
 
     Raises:
         BundleError: a graph is missing, or not the one that the manifest describes.
-        ValueError: the graphs do not hold all weights, because export computed with some of them.
+        ValueError: the graphs do not hold all weights, because export computed with some of them; or the
+            manifest does not say which ones it multiplied by a constant.
     """
     version = path / named.rpartition("/")[2]
     bundle = version if version.is_dir() else path
@@ -87,19 +88,12 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
     wanted = network.state_dict()
     if missing := [name for name in wanted if name not in held]:
         raise ValueError(f"{bundle}: its graphs do not hold {', '.join(missing)}: give its run instead")
-    for name, factor in _weight_factors(manifest, config).items():
+    factors = manifest.graphs["encoder"].weight_factors
+    if factors is None:
+        raise ValueError(f"{bundle}: its manifest lacks the encoder's weight_factors: give its run instead")
+    for name, factor in factors.items():
         held[name] /= factor
     return {name: held[name] for name in wanted}
-
-
-def _weight_factors(manifest: Manifest, trained: CapsNetConfig) -> dict[str, float]:
-    """By which constant export multiplied which weights of the encoder."""
-    recorded = manifest.graphs["encoder"].weight_factors
-    if recorded is not None:
-        return recorded
-    # An earlier manifest tells only that the trained network had a primary coupling and the graph has none.
-    is_folded = trained.primary_coupling and not manifest.parameters.get("primary_coupling", False)
-    return {"primary_caps.conv.weight": 1 / trained.primary_types} if is_folded else {}
 
 
 def _trained_with(bundle: Path, manifest: Manifest) -> RunConfig:

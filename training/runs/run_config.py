@@ -52,8 +52,7 @@ def new_or_matching_config(out: Path, start_from: Path | None = None, **options:
         checkpoint.refuse_a_run(out)  # here: files of something else
         return config_from_options(start_from=start_from, **options)
     recorded = _recorded(out)
-    config = _holding_out_as(recorded, _of_random_weights(**options))
-    config = replace(config, started_from=recorded.started_from)
+    config = replace(_of_random_weights(**options), started_from=recorded.started_from)
     differing = checkpoint.changes_of(recorded, config)
     if (start_from is None) != (recorded.started_from is None):
         differing = "only one of the two starts from other weights, see --start-from"
@@ -75,14 +74,12 @@ def _refuse_among_pictures(out: Path, images: Path | None) -> None:
 def _recorded(out: Path) -> RunConfig:
     """The configuration of a run that has a checkpoint; raises if its newest one is of another run.
 
-    With another seed, for example, it would be validated on images that it was trained on. Checkpoints of
-    earlier versions do not record their configuration.
+    With another seed, for example, it would be validated on images that it was trained on.
     """
     config, newest = checkpoint.read_config(out), checkpoint.newest_checkpoint(out)
     if newest is None:
         raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
-    trained = checkpoint.read_config(newest) if checkpoint.is_run(newest) else config
-    if differing := checkpoint.changes_of_run(trained, config):
+    if differing := checkpoint.changes_of_run(checkpoint.read_config(newest), config):
         raise ValueError(
             f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; undo this, or start "
             "another run; only the loss and the optimizer of a run may be changed, except batch_size and "
@@ -125,7 +122,6 @@ def config_from_options(
         return config
     origin = _origin(start_from, best=config.optimizer.trained_part == "decoder")
     first = from_dict(origin["config"])
-    config = _holding_out_as(first, config)
     _refuse_other_held_out(start_from, first, config)
     return replace(config, started_from=origin | {"steps_before": _steps(origin)})
 
@@ -193,20 +189,6 @@ def initial_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
 def _origin(run: Path, best: bool) -> dict[str, Any]:
     """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
     return _origin_of_run(run, best) if checkpoint.is_run(run) else _origin_of_bundle(run)
-
-
-def _holding_out_as(earlier: RunConfig, config: RunConfig) -> RunConfig:
-    """The configuration, which of the user's own pictures holds out those that an earlier run held out.
-
-    Earlier versions chose them from all pictures, whatever their class.
-    """
-    there, here = earlier.data, config.data
-    are_the_same = here.name == "images" and here.folder_digest == there.folder_digest
-    both_hold_out = there.validation_images and here.validation_images
-    if not are_the_same or not both_hold_out or there.held_out == here.held_out:
-        return config
-    data = replace(here, held_out=there.held_out, validation_images=there.validation_images)
-    return replace(config, data=data)
 
 
 def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> None:

@@ -272,13 +272,6 @@ def test_every_medium_form_says_what_is_smaller_in_it(name):
     assert command.said_of(command.Claim(name, "medium")).startswith("**Medium form**: ")
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_a_folder_of_an_earlier_version_is_read(quick, tmp_path):
-    out = stored(tmp_path, "table1")
-    (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "quick": quick}))
-    assert command.read_claim(out) == command.Claim("table1", "quick" if quick else "full")
-
-
 def test_a_folder_of_an_unknown_form_is_damaged(tmp_path):
     out = stored(tmp_path, "table1", "full")
     (out / "experiment.json").write_text(json.dumps({"experiment": "table1", "form": "small"}))
@@ -399,7 +392,7 @@ def test_a_row_that_lacks_what_reports_are_of_is_named(tmp_path, capsys):
         "",
         '{"experiment": "tab',
         "7",
-        '{"experiment": "nothing", "quick": true}',
+        '{"experiment": "nothing", "form": "quick"}',
         '{"experiment": ["table1"], "form": "quick"}',
     ],
 )

@@ -82,12 +82,6 @@ def test_each_checkpoint_keeps_what_its_session_was_configured_with(stopped):
     assert [checkpoint.read_config(each) for each in checkpoint.checkpoints(stopped)] == [CONFIG, LONGER]
 
 
-def test_a_checkpoint_of_an_earlier_version_can_be_gone_on_from(stopped):
-    (checkpoint.newest_checkpoint(stopped) / "config.json").unlink()
-    [note] = train(stopped, LONGER, Limits(max_minutes=1e-9)).resumed
-    assert "configured anew" not in note
-
-
 def test_where_ones_own_pictures_lie_is_no_change(stopped):
     moved = replace(CONFIG, data=replace(CONFIG.data, folder="/elsewhere"))
     assert checkpoint.configured_anew(checkpoint.newest_checkpoint(stopped), moved) == ""

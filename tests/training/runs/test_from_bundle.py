@@ -75,16 +75,23 @@ def test_every_weight_of_every_option_comes_back(change, trained_bundle, tmp_pat
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "an earlier manifest"])
-def test_what_export_multiplied_weights_by_is_taken_out_again(is_recorded, trained_bundle, tmp_path):
+def test_what_export_multiplied_weights_by_is_taken_out_again(trained_bundle, tmp_path):
     model = build(replace(TINY, primary_coupling=True))
     bundle = bundle_of(model, tmp_path / "1", trained_bundle)
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["graphs"]["encoder"].pop("weight_factors") == {}
-    if is_recorded:
-        manifest["graphs"]["encoder"]["weight_factors"] = weight_factors(model)
+    manifest["graphs"]["encoder"]["weight_factors"] = weight_factors(model)
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     torch.testing.assert_close(weights(bundle), dict(model.state_dict()))
+
+
+def test_a_manifest_without_the_factors_is_refused(trained_bundle, tmp_path):
+    bundle = bundle_of(build(TINY), tmp_path / "1", trained_bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["graphs"]["encoder"]["weight_factors"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="lacks the encoder's weight_factors: give its run instead"):
+        weights(bundle)
 
 
 def test_the_recorded_factor_is_the_one_that_counts(trained_bundle, tmp_path):
