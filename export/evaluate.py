@@ -15,11 +15,12 @@ from export.contract.architecture import CPU_BATCH
 from export.contract.manifest import Architecture, BundleError, Manifest, read_checked, read_manifest
 from export.contract.one_line import first_line
 from export.contract.samples import in_pieces
-from training.config import RunConfig, from_dict
+from training.config import RunConfig
 from training.data.batches import Batch, Batches
 from training.data.own_pictures import find_again
 from training.data.run_images import evaluation_batches
 from training.evaluate.metrics import Errors, exact_errors, object_errors
+from training.runs.from_bundle import run_config
 
 BATCH = 32
 
@@ -100,23 +101,11 @@ def test_pixels(config: RunConfig, root: Path) -> Iterator[NDArray[np.float32]]:
     return map(_as_taken, evaluation_batches(config, root).fixed(BATCH))
 
 
-def run_config(manifest: Manifest) -> RunConfig:
-    """The configuration of the run that a bundle comes from.
-
-    Raises:
-        ValueError: there is none, or it is not valid.
-    """
-    if "config" not in manifest.training:
-        raise ValueError(f"the manifest of {manifest.model} has no training.config: how was it trained?")
-    return from_dict(manifest.training["config"])
-
-
 def config_to_measure(manifest: Manifest) -> RunConfig:
-    """The same, of a bundle whose answers are about the classes of its data set, in their order.
+    """How a bundle was trained whose answers are about the classes of its data set, in their order.
 
     Raises:
-        BundleError: it names other classes.
-        ValueError: there is no configuration, or it is not valid.
+        BundleError: it names other classes, or there is no configuration, or it is not valid.
     """
     config = run_config(manifest)
     named = manifest.class_names, manifest.objects_per_image

@@ -3,10 +3,10 @@
 from export.card_network import network_sentences
 from export.card_training import origins, training_table
 from export.contract.manifest import Manifest
-from export.evaluate import run_config
 from export.markdown import code, plain
 from training.config import RunConfig, from_dict
 from training.models.matrix_capsules import COORDINATES, OFFICIAL_COORDINATES
+from training.runs.from_bundle import run_config
 
 CARD_FILE = "MODEL_CARD.md"
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.training.held_out models/NAME/1 runs/NAME --versions 10
 
-Each is a run, whose best checkpoint is taken, or a bundle of a CapsNet. With several `--versions` of each
-image, a smaller difference shows than in training, which has one: overlapping digits get other partners, the
-shifted digits of affNIST are shifted otherwise, and images that training shifts (`max_shift_pixels`) are
-shown as they are and then shifted. Others have one version.
+Each is a run, whose best checkpoint is taken, or a bundle. With several `--versions` of each image, a
+smaller difference shows than in training, which has one: overlapping digits get other partners, the shifted
+digits of affNIST are shifted otherwise, and images that training shifts (`max_shift_pixels`) are shown as
+they are and then shifted. Others have one version.
 """
 
 import argparse
@@ -24,10 +24,9 @@ from training.data.seeding import RandomChoices
 from training.data.transforms.augment import random_shift
 from training.evaluate.evaluation import wrong_images
 from training.experiments.paired import Comparison, compare
-from training.models.build import Network, build
+from training.models.build import Network
 from training.runs import checkpoint, from_bundle
 from training.runs.run_config import held_out_by
-from training.runs.weights import start_with
 
 SEED = 0  # of the shifts
 
@@ -38,10 +37,7 @@ def load(place: Path) -> tuple[Network, RunConfig]:
         config = checkpoint.read_config(place)
         best = checkpoint.best_checkpoint(place)
         return checkpoint.load_model(place, best, torch.device("cpu")).eval(), config
-    config = from_bundle.trained_config(place)
-    network = build(config.model)
-    start_with(network, from_bundle.weights(place, from_bundle.origin(place)["bundle"]))
-    return network.eval(), config
+    return from_bundle.network(place), from_bundle.trained_config(place)
 
 
 def held_out(configs: list[RunConfig], root: Path, versions: int = 1) -> Batches:

@@ -16,7 +16,6 @@ from PIL import Image
 
 from benchmarks.inference.photographs import printed
 from export.contract.manifest import read_checked, read_manifest
-from export.evaluate import run_config
 from export.optimize.choice import MAX_ERROR
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
@@ -30,6 +29,7 @@ from training.data.synthetic.toys.conditions import Conditions
 from training.data.synthetic.toys.make import make
 from training.evaluate.metrics import Errors
 from training.models.build import build
+from training.runs.from_bundle import run_config
 
 MODELS = sorted(path for path in (ROOT / "models").iterdir() if path.is_dir())
 PER_REQUEST = 250

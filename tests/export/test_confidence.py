@@ -14,10 +14,11 @@ from export.cli import main
 from export.confidence import check_publishable, publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
 from export.contract.manifest import BundleError, read_manifest
-from export.evaluate import answers, run_config
+from export.evaluate import answers
 from tests.support.paths import ROOT
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
 from training.data.run_images import training_batches
+from training.runs.from_bundle import run_config
 
 
 def test_the_threshold_is_the_largest_that_99_percent_of_the_right_answers_reach():

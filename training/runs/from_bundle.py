@@ -1,5 +1,9 @@
-"""A published bundle as what a run begins with: its graphs hold a CapsNet's weights under their own names."""
+"""A published bundle as the network that it was made of, and as what a run begins with.
 
+A CapsNet's graphs hold its weights under their own names.
+"""
+
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,11 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
-from training.config import CapsNetConfig, RunConfig, from_dict
+from training.config import CapsNetConfig, MatrixCapsNetConfig, RunConfig, from_dict
+from training.models.build import Network, build
 from training.models.capsnet import CapsNet
+from training.runs.matrix_bundle import read_encoder
+from training.runs.weights import start_with
 
 
 def is_bundle(path: Path) -> bool:
@@ -40,7 +47,7 @@ def origin(path: Path) -> dict[str, Any]:
     """
     bundle = newest_version(path)
     manifest = read_manifest(bundle)
-    architecture = _trained_with(bundle, manifest).model.architecture
+    architecture = run_config(manifest).model.architecture
     if architecture != "capsnet":
         raise ValueError(
             f"{bundle} is a {architecture}, whose graphs do not hold all weights: give its run instead"
@@ -55,8 +62,25 @@ def trained_config(path: Path) -> RunConfig:
     Raises:
         BundleError: its manifest is damaged, or does not say how it was trained.
     """
-    bundle = newest_version(path)
-    return _trained_with(bundle, read_manifest(bundle))
+    return run_config(read_manifest(newest_version(path)))
+
+
+def network(path: Path) -> Network:
+    """The network of a bundle, in evaluation mode; of matrix capsules without its decoder.
+
+    Args:
+        path: of the bundle, or of its model, whose newest version is taken.
+
+    Raises:
+        BundleError: a file is damaged or missing, or the manifest does not say how it was trained.
+        ValueError: the graphs do not hold all weights.
+    """
+    config = trained_config(path).model
+    if isinstance(config, MatrixCapsNetConfig):
+        return read_encoder(path, replace(config, decoder_hidden=()))
+    model = build(config)
+    start_with(model, weights(path, origin(path)["bundle"]))
+    return model.eval()
 
 
 def weights(path: Path, named: str) -> dict[str, Tensor]:
@@ -74,7 +98,7 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
     version = path / named.rpartition("/")[2]
     bundle = version if version.is_dir() else path
     manifest = read_manifest(bundle)
-    config = _trained_with(bundle, manifest).model
+    config = run_config(manifest).model
     assert isinstance(config, CapsNetConfig)
     held: dict[str, Tensor] = {}
     for role, prefix in {"encoder": "", "decoder": "decoder."}.items():
@@ -96,12 +120,16 @@ def weights(path: Path, named: str) -> dict[str, Tensor]:
     return {name: held[name] for name in wanted}
 
 
-def _trained_with(bundle: Path, manifest: Manifest) -> RunConfig:
-    """The configuration of the run that a bundle comes from."""
-    where = f"{bundle / MANIFEST_FILE}: training.config"
+def run_config(manifest: Manifest) -> RunConfig:
+    """The configuration of the run that a bundle comes from.
+
+    Raises:
+        BundleError: there is none, or it is not valid.
+    """
+    of_model = f"the manifest of {manifest.model}"
+    if "config" not in manifest.training:
+        raise BundleError(f"{of_model} has no training.config: how was it trained?")
     try:
         return from_dict(manifest.training["config"])
-    except KeyError:
-        raise BundleError(f"{where} is missing") from None
     except ValueError as error:
-        raise BundleError(f"{where}: {error}") from None
+        raise BundleError(f"{of_model}: training.config: {error}") from None

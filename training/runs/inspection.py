@@ -1,18 +1,18 @@
 """What EM routing does in a run's network, or in a bundle's, on images that were held out in training."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from training.config import MatrixCapsNetConfig, RunConfig
+from training.config import RunConfig
 from training.data.batches import Batches, OverlaidObjects, SingleObjects
 from training.data.own_pictures import find_again
 from training.data.run_images import training_batches
 from training.evaluate.inspection import Inspection, inspect
 from training.models.matrix_capsnet import MatrixCapsNet
-from training.runs import checkpoint, from_bundle, matrix_bundle
+from training.runs import checkpoint, from_bundle
 from training.runs.open_run import open_run
 
 
@@ -63,9 +63,9 @@ def _network(path: Path, device: torch.device, images: Path | None) -> tuple[Run
         raise FileNotFoundError(f"{path} is neither a run of capsnet-train nor a bundle")
     config = from_bundle.trained_config(path)
     _refuse_others(path, config)
-    config = find_again(config, images, path)
-    assert isinstance(config.model, MatrixCapsNetConfig)
-    return config, matrix_bundle.read_encoder(path, replace(config.model, decoder_hidden=())).to(device)
+    config, model = find_again(config, images, path), from_bundle.network(path)
+    assert isinstance(model, MatrixCapsNet)
+    return config, model.to(device)
 
 
 def _refuse_others(path: Path, config: RunConfig) -> None:

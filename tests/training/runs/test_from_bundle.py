@@ -132,15 +132,15 @@ def test_a_version_that_is_published_meanwhile_is_not_mixed_with_the_one_that_wa
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({}, r"training\.config is missing"),
-        ({"config": {"model": {"gone": 1}}}, r"training\.config: configuration: model\.gone"),
+        ({}, r" has no training\.config: how was it trained\?"),
+        ({"config": {"model": {"gone": 1}}}, r": training\.config: configuration: model\.gone"),
     ],
 )
 def test_a_manifest_without_a_sound_configuration_is_named(training, message, trained_bundle, tmp_path):
     bundle = shutil.copytree(trained_bundle, tmp_path / "1")
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps({**manifest, "training": training}))
-    with pytest.raises(BundleError, match=rf"manifest\.json: {message}"):
+    with pytest.raises(BundleError, match=rf"^the manifest of {manifest['model']}{message}"):
         from_bundle.origin(tmp_path)
 
 
