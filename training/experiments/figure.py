@@ -1,6 +1,6 @@
 """Figures of experiments, in one style."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,27 @@ def saved(file: Path, columns: int = 1, rows: int = 1, height: float = HEIGHT_IN
         figure = Figure(figsize=(WIDTH_INCHES * columns, height * rows), dpi=DPI, layout="constrained")
         yield list(np.ravel(figure.subplots(rows, columns)))
         figure.savefig(file)
+
+
+def draw_errors(
+    axis: Any, data: str, errors: Mapping[str, tuple[list[float], float | None]], paper_points: float = 18
+) -> None:
+    """Test errors of every seed, one line of dots below the other, beside the paper's.
+
+    Args:
+        axis: to draw into.
+        data: what they were measured on.
+        errors: by the name of the line, from the top: ours and the paper's, in percent.
+        paper_points: height of the paper's mark.
+    """
+    lines = list(errors.items())[::-1]
+    for height, (_, (ours, paper)) in enumerate(lines):
+        axis.plot(ours, [height] * len(ours), "o", color=OURS)
+        if paper is not None:
+            axis.plot([paper], [height], "|", color=PAPER, markersize=paper_points)
+    axis.set_yticks(range(len(lines)), [name for name, _ in lines])
+    axis.set_xlim(left=0)
+    axis.set_xlabel(f"test error on {data}, %")
 
 
 def legend(axis: Any, entries: dict[str, tuple[str, str]], above: bool = False) -> None:

@@ -296,6 +296,11 @@ def _read_row(line: bytes, where: str) -> Row:
     return row
 
 
+def rows_of(rows: list[Row], **values: object) -> list[Row]:
+    """The rows with these values, each of which has all their names."""
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+
+
 def _has(row: Row, values: Row) -> bool:
     return all(name in row and row[name] == value for name, value in values.items())
 

@@ -19,7 +19,7 @@ from training.experiments.hinton2018.adversarial import (
     WIDEST,
 )
 from training.experiments.hinton2018.stereo import said_of
-from training.experiments.runner import Row, data_sets
+from training.experiments.runner import Row, data_sets, rows_of
 
 PAPERS_EPSILON = 0.2  # at which the paper's CNN is "significantly below chance"
 PAPERS_ORDERS = 2  # of magnitude, by which the gradients of the paper's capsules are smaller than its CNN's
@@ -31,9 +31,9 @@ def report(rows: list[Row]) -> str:
 
 
 def _report(rows: list[Row], data: str) -> str:
-    of_data = [row for row in rows if row["data"] == data]
-    gradients = {row["method"]: row for row in of_data if row["measured"] == "gradient"}
-    made = [row for row in of_data if row["measured"] == "attack"]
+    of_data = rows_of(rows, data=data)
+    gradients = {row["method"]: row for row in rows_of(of_data, measured="gradient")}
+    made = rows_of(of_data, measured="attack")
     deviation = next((row.get("pixel_deviation") for row in gradients.values()), None)
     parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made, deviation)]
     return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts) + f"\n{_how(data, of_data[0])}\n"
@@ -83,7 +83,7 @@ def _attack_tables(made: list[Row], deviation: float | None) -> list[str]:
     """
     tables = []
     for attack, targeted in dict.fromkeys((row["attack"], row["targeted"]) for row in made):
-        found = [row for row in made if (row["attack"], row["targeted"]) == (attack, targeted)]
+        found = rows_of(made, attack=attack, targeted=targeted)
         what = "success rate, mean over targets" if targeted else "accuracy"
         header = ("attacked, evaluated", *(_epsilon(epsilon, deviation) for epsilon in found[0]["epsilons"]))
         lines = [
@@ -196,19 +196,19 @@ def plot(rows: list[Row], file: Path) -> None:
         for data in sets:
             panels, axes = axes[: len(PANELS)], axes[len(PANELS) :]
             strips, axes = axes[:2], axes[2:]
-            of_data = [row for row in rows if row["data"] == data]
+            of_data = rows_of(rows, data=data)
             start = {row["method"]: row["accuracy_percent"] for row in of_data if "method" in row}
             made = [
-                row for row in of_data if row["measured"] == "attack" and row.get("margins", WIDEST) == WIDEST
+                row for row in rows_of(of_data, measured="attack") if row.get("margins", WIDEST) == WIDEST
             ]
             for axis, (targeted, black) in zip(panels, PANELS, strict=True):
-                some = [row for row in made if row["targeted"] == targeted]
+                some = rows_of(made, targeted=targeted)
                 _plot_panel(axis, some, start, black)
                 box = f"black box, computed on the {CNN}" if black else "white box"
                 axis.set_title(f"{data}, {'targeted' if targeted else 'untargeted'}, {box}")
                 axis.set_ylabel("taken for the target, %" if targeted else "test accuracy, %")
             for axis, attack in zip(strips, LINES, strict=True):
-                some = [row for row in made if row["attack"] == attack and not row["targeted"]]
+                some = rows_of(made, attack=attack, targeted=False)
                 _plot_strips(axis, file.parent, some)
                 axis.set_title(f"{data}, untargeted {attack}, epsilon")
 

@@ -11,7 +11,7 @@ from training.config import RunConfig, load_preset
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
+from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of, rows_of
 
 PAPER = {"mnist": 0.44, "cifar10": 11.9}  # error in percent
 
@@ -71,7 +71,7 @@ def _line(rows: list[Row], data: str) -> tuple[str, ...]:
     beside = f"{paper:.2f}" if paper else f"{PAPER['cifar10']:.2f} (cifar10)"
     return (
         data,
-        markdown.counts(row["parameters"] for row in rows if row["data"] == data),
+        markdown.counts(row["parameters"] for row in rows_of(rows, data=data)),
         markdown.mean_and_deviation(_errors(rows, data)),
         beside,
         markdown.difference(_errors(rows, data), paper),
@@ -92,15 +92,11 @@ def plot(rows: list[Row], file: Path) -> None:
     sets = data_sets(rows)
     with figure.saved(file, columns=len(sets), height=1.6) as axes:
         for axis, data in zip(axes, sets, strict=True):
-            errors = _errors(rows, data)
-            axis.plot(errors, [0] * len(errors), "o", color=figure.OURS)
-            axis.plot([PAPER.get(data, PAPER["cifar10"])], [0], "|", color=figure.PAPER, markersize=18)
-            axis.set_yticks([])
-            axis.set_xlim(left=0)
-            axis.set_xlabel(f"test error on {data}, %")
+            figure.draw_errors(axis, data, {"": (_errors(rows, data), PAPER.get(data, PAPER["cifar10"]))})
+            axis.set_yticks([])  # there is one line alone
         entries = {"ours, each seed": ("o", figure.OURS), "paper": ("|", figure.PAPER)}
         figure.legend(axes[0], entries, above=True)
 
 
 def _errors(rows: list[Row], data: str) -> list[float]:
-    return [row["error_percent"] for row in rows if row["data"] == data]
+    return [row["error_percent"] for row in rows_of(rows, data=data)]

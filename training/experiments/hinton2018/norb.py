@@ -13,7 +13,7 @@ from training.evaluate.multi_crop import DISTANCES, window_probabilities
 from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
-from training.experiments.runner import Row, Runner, data_sets, measure_each
+from training.experiments.runner import Row, Runner, data_sets, measure_each, rows_of
 
 CAPSULES, SMALL_CAPSULES, CNN = "matrix capsules", "small matrix capsules", "CNN"
 ONE, SEVERAL = "one crop", "several crops"
@@ -91,9 +91,7 @@ def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
 
 def report(rows: list[Row]) -> str:
     """For each data set the errors of each network, the paper's beside them."""
-    return "\n".join(
-        _report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)
-    )
+    return "\n".join(_report_on(data, rows_of(rows, data=data)) for data in data_sets(rows))
 
 
 def _report_on(data: str, rows: list[Row]) -> str:
@@ -114,7 +112,7 @@ def _report_on(data: str, rows: list[Row]) -> str:
 
 
 def _parameters(rows: list[Row], method: str) -> str:
-    ours = markdown.counts(row["parameters"] for row in rows if row["method"] == method)
+    ours = markdown.counts(row["parameters"] for row in rows_of(rows, method=method))
     return f"{ours} (paper: {PAPERS_PARAMETERS[method]})"
 
 
@@ -143,17 +141,14 @@ def plot(rows: list[Row], file: Path) -> None:
 
 def _draw_on(axis: Any, data: str, rows: list[Row]) -> None:
     methods = [method for method in PAPERS_PARAMETERS if _errors(rows, data, method, ONE)]
-    lines = [(method, crops) for method in methods for crops in (ONE, SEVERAL)]
-    for height, (method, crops) in enumerate(reversed(lines)):
-        errors = _errors(rows, data, method, crops)
-        axis.plot(errors, [height] * len(errors), "o", color=figure.OURS)
-        if paper := PAPER.get((method, crops)):
-            axis.plot([paper], [height], "|", color=figure.PAPER, markersize=18)
-    axis.set_yticks(range(len(lines)), [f"{method}, {crops}" for method, crops in reversed(lines)])
-    axis.set_ylim(-0.6, len(lines) - 0.4)
-    axis.set_xlim(left=0)
-    axis.set_xlabel(f"test error on {data}, %")
+    errors = {
+        f"{method}, {crops}": (_errors(rows, data, method, crops), PAPER.get((method, crops)))
+        for method in methods
+        for crops in (ONE, SEVERAL)
+    }
+    figure.draw_errors(axis, data, errors)
+    axis.set_ylim(-0.6, len(errors) - 0.4)
 
 
 def _errors(rows: list[Row], data: str, method: str, crops: str) -> list[float]:
-    return [row["error_percent"][crops] for row in rows if (row["data"], row["method"]) == (data, method)]
+    return [row["error_percent"][crops] for row in rows_of(rows, data=data, method=method)]

@@ -11,7 +11,7 @@ from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
 from training.experiments.medium import medium_form, shortened
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, data_sets, measure_each
+from training.experiments.runner import Row, Runner, data_sets, measure_each, rows_of
 
 FULL_NETWORK, CNN, MIXING = "3 iterations", "CNN", "mixing proportions"
 PAPER = {  # error in percent on smallNORB: Table 1, and MIXING from Sec. 5
@@ -132,7 +132,7 @@ def _measure(runner: Runner, config: RunConfig, test_images: int | None) -> Row:
 
 def report(rows: list[Row]) -> str:
     """For each data set the errors of all variants, the paper's beside them."""
-    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)]
+    parts = [_report_on(data, rows_of(rows, data=data)) for data in data_sets(rows)]
     return "\n".join([*parts, TEXT])
 
 
@@ -151,7 +151,7 @@ def _report_on(data: str, rows: list[Row]) -> str:
     lines = [
         (
             method,
-            markdown.counts(row["parameters"] for row in _of(rows, method)),
+            markdown.counts(row["parameters"] for row in rows_of(rows, method=method)),
             markdown.mean_and_deviation(ours := _errors(rows, method)),
             f"{paper:.1f}" + ("" if method in IN_ITS_TEXT else "*"),
             markdown.difference(ours, paper) if data == stereo.PAPERS else "",
@@ -168,26 +168,12 @@ def plot(rows: list[Row], file: Path) -> None:
     sets = data_sets(rows)
     with figure.saved(file, columns=len(sets)) as axes:
         for axis, data in zip(axes, sets, strict=True):
-            _draw_on(axis, data, [row for row in rows if row["data"] == data])
+            of_data = rows_of(rows, data=data)
+            errors = {method: (_errors(of_data, method), paper) for method, paper in PAPER.items()}
+            figure.draw_errors(axis, data, errors, paper_points=12)
         entries = {"ours, each seed": ("o", figure.OURS), f"paper, {stereo.PAPERS}": ("|", figure.PAPER)}
         figure.legend(axes[0], entries, above=True)
 
 
-def _draw_on(axis: Any, data: str, rows: list[Row]) -> None:
-    methods = list(reversed(PAPER))
-    for height, method in enumerate(methods):
-        errors = _errors(rows, method)
-        axis.plot(errors, [height] * len(errors), "o", color=figure.OURS)
-        axis.plot([PAPER[method]], [height], "|", color=figure.PAPER, markersize=12)
-    axis.set_yticks(range(len(methods)), methods)
-    axis.set_xlim(left=0)
-    axis.set_xlabel(f"test error on {data}, %")
-
-
-def _of(rows: list[Row], method: str) -> list[Row]:
-    """Of every seed."""
-    return [row for row in rows if row["method"] == method]
-
-
 def _errors(rows: list[Row], method: str) -> list[float]:
-    return [row["error_percent"] for row in _of(rows, method)]
+    return [row["error_percent"] for row in rows_of(rows, method=method)]

@@ -30,7 +30,7 @@ from training.experiments import figure, markdown
 from training.experiments.hinton2018 import stereo
 from training.experiments.hinton2018.stereo import SMALLNORB, TOYS, without_decoder
 from training.experiments.medium import shortened
-from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of
+from training.experiments.runner import Row, Runner, data_sets, measure_each, networks_of, rows_of
 
 Along = Literal["azimuth", "elevation"]
 ALONG: tuple[Along, ...] = ("azimuth", "elevation")
@@ -173,7 +173,7 @@ def _measure(runner: Runner, config: RunConfig, plan: Plan) -> Row:
 def report(rows: list[Row]) -> str:
     """For each data set both errors of the matched networks, and how they came to be matched."""
     rows = _up_to_date(rows)
-    parts = [_report_on(data, [row for row in rows if row["data"] == data]) for data in data_sets(rows)]
+    parts = [_report_on(data, rows_of(rows, data=data)) for data in data_sets(rows)]
     return "\n".join([*parts, UNVERIFIED, TEXT])
 
 
@@ -200,7 +200,7 @@ def _report_on(data: str, rows: list[Row]) -> str:
         _line(data, along, method, found)
         for along in ALONG
         for method in (CNN, STOPPED_CNN, CAPSULES)
-        if (found := _of(rows, along, method))
+        if (found := rows_of(rows, along=along, method=method))
     ]
     fewer = "\n".join(
         _fewer(data, along, pairs) for along in ALONG for pairs in _by_who_was_stopped(_matched(rows, along))
@@ -293,7 +293,7 @@ def plot(rows: list[Row], file: Path) -> None:
     with figure.saved(file, columns=2, rows=len(sets)) as axes:
         for row, data in enumerate(sets):
             for axis, along in zip(axes[2 * row : 2 * row + 2], ALONG, strict=True):
-                _draw_on(axis, data, along, [found for found in rows if found["data"] == data])
+                _draw_on(axis, data, along, rows_of(rows, data=data))
         drawn = {
             method: style for method, style in STYLES.items() if method in {row["method"] for row in rows}
         }
@@ -306,7 +306,7 @@ STYLES = {CAPSULES: ("o", figure.OURS), CNN: ("o", figure.OTHER), STOPPED_CNN: (
 
 def _draw_on(axis: Any, data: str, along: Along, rows: list[Row]) -> None:
     for method, (marker, color) in STYLES.items():
-        for row in _of(rows, along, method):
+        for row in rows_of(rows, along=along, method=method):
             places = [_place(angle) for angle in row["degrees"]]
             errors = np.array(row["error_percent_at"])[np.argsort(places)]
             line = ":" if method == STOPPED_CNN else "-"
@@ -326,16 +326,14 @@ def _place(angle: int) -> int:
     return angle - 360 if angle >= 300 else angle
 
 
-def _of(rows: list[Row], along: Along, method: str) -> list[Row]:
-    """Of every seed."""
-    return [row for row in rows if (row["along"], row["method"]) == (along, method)]
-
-
 def _matched(rows: list[Row], along: Along) -> list[Pair]:
     """One for each seed."""
-    cnn, stopped = ({row["seed"]: row for row in _of(rows, along, method)} for method in (CNN, STOPPED_CNN))
+    cnn, stopped = (
+        {row["seed"]: row for row in rows_of(rows, along=along, method=method)}
+        for method in (CNN, STOPPED_CNN)
+    )
     pairs = []
-    for capsules in _of(rows, along, CAPSULES):
+    for capsules in rows_of(rows, along=along, method=CAPSULES):
         seed = capsules["seed"]
         partner = cnn.get(seed) if _reached(capsules) else stopped.get(seed)
         if partner:

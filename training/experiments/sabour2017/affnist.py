@@ -19,7 +19,7 @@ from training.evaluate.evaluation import Evaluation, evaluate
 from training.evaluate.transformed import evaluate_transformed
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, Trained, networks_of
+from training.experiments.runner import Row, Runner, Trained, networks_of, rows_of
 
 CAPSNET, CNN = "CapsNet", "CNN"
 SHIFTED, AFFNIST, STYLE = "shifted-mnist", "affnist", "affnist-style"
@@ -167,7 +167,7 @@ def report(rows: list[Row]) -> str:
 
 def accuracies(rows: list[Row], data: str, method: str) -> list[float]:
     """Of every seed, percent."""
-    return [row["accuracy_percent"] for row in rows if (row["data"], row["method"]) == (data, method)]
+    return [row["accuracy_percent"] for row in rows_of(rows, data=data, method=method)]
 
 
 def _leads(rows: list[Row]) -> str:

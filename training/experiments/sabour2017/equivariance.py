@@ -27,7 +27,7 @@ from training.data.transforms.affnist_style import transform
 from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, networks_of
+from training.experiments.runner import Row, Runner, networks_of, rows_of
 from training.experiments.sabour2017 import table1
 from training.experiments.sabour2017.samples import halved
 from training.models.baselines import BaselineCnn
@@ -269,7 +269,7 @@ function of its own, which is measured on other images than it was fitted on. 1 
 
 
 def _methods(rows: list[Row]) -> dict[str, list[Row]]:
-    found = {method: [row for row in rows if row["method"] == method] for method in (CAPSNET, CNN)}
+    found = {method: rows_of(rows, method=method) for method in (CAPSNET, CNN)}
     return {method: of_method for method, of_method in found.items() if of_method}
 
 

@@ -23,7 +23,7 @@ from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, Trained, networks_of, run_name
+from training.experiments.runner import Row, Runner, Trained, networks_of, rows_of, run_name
 from training.experiments.sabour2017.section7 import EXPERIMENTS as SECTION_7
 from training.fit.loop import LOG_EVERY, Limits
 from training.fit.session import training_session
@@ -206,12 +206,12 @@ def report(rows: list[Row]) -> str:
 
 
 def _stages(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["figure"] == "A.1"]
+    return rows_of(rows, figure="A.1")
 
 
 def _losses(rows: list[Row]) -> dict[int, Row]:
     """By iterations of routing, on the data set that was measured on last."""
-    found = [row for row in rows if row["figure"] == "A.2"]
+    found = rows_of(rows, figure="A.2")
     return {row["iterations"]: row for row in found if row["data"] == found[-1]["data"]}
 
 

@@ -17,7 +17,7 @@ from training.config import CnnConfig, RunConfig, load_preset
 from training.evaluate.evaluation import evaluate
 from training.experiments import figure, markdown
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, networks_of
+from training.experiments.runner import Row, Runner, networks_of, rows_of
 
 CAPSNET, CNN = "CapsNet", "CNN"
 CONFIDENCE = 0.95
@@ -187,5 +187,4 @@ def _differences(rows: list[Row], images: int) -> list[float]:
 
 
 def _by_seed(rows: list[Row], method: str, images: int) -> dict[int, float]:
-    found = [row for row in rows if (row["method"], row["training_images"]) == (method, images)]
-    return {row["seed"]: row["error_percent"] for row in found}
+    return {row["seed"]: row["error_percent"] for row in rows_of(rows, method=method, training_images=images)}

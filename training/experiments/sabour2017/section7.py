@@ -25,7 +25,7 @@ from training.evaluate.evaluation import BATCH
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, run_name
+from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, rows_of, run_name
 from training.models.build import Network
 from training.models.capsnet import CapsNet, lengths
 
@@ -207,7 +207,7 @@ def _plot(rows: list[Row], file: Path, paper: Published) -> None:
     with figure.saved(file, columns=2) as (together, by_class):
         for data, color in colors.items():
             _plot_together(together, _errors(rows, data), color)
-            _plot_classes(by_class, [row for row in rows if row["data"] == data and "seed" in row], color)
+            _plot_classes(by_class, [row for row in rows_of(rows, data=data) if "seed" in row], color)
         together.plot(
             [paper.networks], [paper.error_percent], "_", color=figure.PAPER, markersize=18, markeredgewidth=2
         )
@@ -241,7 +241,7 @@ def _plot_classes(axis: Any, rows: list[Row], color: str) -> None:
 
 def _errors(rows: list[Row], data: str) -> dict[int, list[float]]:
     """Errors of each choice of networks, by their number."""
-    of_data = [row for row in rows if row["data"] == data]
+    of_data = rows_of(rows, data=data)
     errors = {1: [row["error_percent"] for row in of_data if "seed" in row]}
     return errors | {row["networks"]: row["errors_percent"] for row in of_data if "networks" in row}
 

@@ -11,7 +11,7 @@ from training.experiments import figure, markdown
 from training.experiments.medium import medium_form, shortened
 from training.experiments.paired import compare
 from training.experiments.quick import narrowed
-from training.experiments.runner import Row, Runner, networks_of
+from training.experiments.runner import Row, Runner, networks_of, rows_of
 
 CNN = "baseline CNN"
 PAPER = {  # error in percent, Table 1; on MNIST the mean of 3 trials
@@ -151,13 +151,13 @@ def _percent(value: float | None) -> str:
 
 def _wrong_images(rows: list[Row], data: str, method: str) -> dict[int, list[int]]:
     """Of every seed; rows of earlier versions do not say."""
-    chosen = [row for row in rows if (row["data"], row["method"]) == (data, method) and "wrong" in row]
-    return {row["seed"]: row["wrong"] for row in chosen}
+    chosen = rows_of(rows, data=data, method=method)
+    return {row["seed"]: row["wrong"] for row in chosen if "wrong" in row}
 
 
 def _steps(rows: list[Row], data: str, method: str) -> frozenset[int]:
     """Of training; the quick form's CNN for MNIST sees half as many images, and so takes half as many."""
-    return frozenset(row.get("steps", 0) for row in rows if (row["data"], row["method"]) == (data, method))
+    return frozenset(row.get("steps", 0) for row in rows_of(rows, data=data, method=method))
 
 
 def _of_paper(data: str, method: str) -> str:
@@ -185,16 +185,14 @@ def plot(rows: list[Row], file: Path) -> None:
     """Errors of every seed beside the paper's."""
     with figure.saved(file, columns=2) as axes:
         for axis, data in zip(axes, ("mnist", "multimnist"), strict=True):
-            methods = [method for name, method in PAPER if name == data]
-            for height, method in enumerate(reversed(methods)):
-                errors = _errors(rows, data, method)
-                axis.plot(errors, [height] * len(errors), "o", color=figure.OURS)
-                axis.plot([PAPER[data, method]], [height], "|", color=figure.PAPER, markersize=18)
-            axis.set_yticks(range(len(methods)), list(reversed(methods)))
-            axis.set_xlim(left=0)
-            axis.set_xlabel(f"test error on {data}, %")
+            errors = {
+                method: (_errors(rows, name, method), paper)
+                for (name, method), paper in PAPER.items()
+                if name == data
+            }
+            figure.draw_errors(axis, data, errors)
         figure.legend(axes[0], {"ours, each seed": ("o", figure.OURS), "paper": ("|", figure.PAPER)})
 
 
 def _errors(rows: list[Row], data: str, method: str) -> list[float]:
-    return [row["error_percent"] for row in rows if (row["data"], row["method"]) == (data, method)]
+    return [row["error_percent"] for row in rows_of(rows, data=data, method=method)]
