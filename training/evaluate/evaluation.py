@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.config import LossConfig
 from training.data.batches import Batch, Batches
-from training.evaluate.metrics import Errors, exact_errors, most_probable, object_errors
+from training.evaluate.metrics import Errors, are_right, exact_errors, object_errors
 from training.loss.objective import compute_losses
 from training.models.baselines import BaselineCnn
 from training.models.build import Network
@@ -85,12 +85,18 @@ def wrong_images(model: Network, batches: Batches, versions: int = 1) -> list[in
         versions: how often each of N images is shown, see `batches.fixed`; version k of image i has the
             number k N + i.
     """
-    wrong = []
+    right, objects = [], batches.config.spec.objects_per_image
     for batch in batches.fixed(BATCH, versions):
         probabilities = class_probabilities(model, [batch.pixels])
-        named = most_probable(probabilities, batches.config.spec.objects_per_image)
-        wrong.append((named != batch.targets.cpu().bool()).any(dim=1))
-    return torch.cat(wrong).nonzero()[:, 0].tolist()
+        right.append(are_right(probabilities, batch.targets.cpu(), objects))
+    return (~torch.cat(right)).nonzero()[:, 0].tolist()
+
+
+def predict(model: Network, pixels: Tensor) -> Tensor:
+    """A network's class probabilities [B, J] for images [B, C, H, W], 0 to 1, on its device."""
+    if isinstance(model, BaselineCnn):
+        return model.probabilities(model(pixels))
+    return model.classify(pixels).probabilities
 
 
 @torch.no_grad()
@@ -105,11 +111,4 @@ def class_probabilities(model: Network, batches: Iterable[Tensor]) -> Tensor:
         The probability of each class for every image, float32 [N, J], on the CPU.
     """
     device = next(model.parameters()).device
-    found = []
-    for pixels in batches:
-        shown = pixels.to(device)
-        if isinstance(model, BaselineCnn):
-            found.append(model.probabilities(model(shown)).float().cpu())
-        else:
-            found.append(model.classify(shown).probabilities.float().cpu())
-    return torch.cat(found)
+    return torch.cat([predict(model, pixels.to(device)).float().cpu() for pixels in batches])

@@ -48,19 +48,26 @@ def most_probable(probabilities: Tensor, objects: int) -> Tensor:
     return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, chosen, True)
 
 
-def exact_errors(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:
-    """Images whose classes are not found exactly, all of them: the paper's MultiMNIST error.
+def are_right(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:
+    """Which images are right: their classes are found exactly, all of them, bool [B].
 
     Args:
         probabilities: of each class, [B, J].
         targets: 1 at the `objects` classes that are in the image and 0 elsewhere, [B, J].
         objects: how many an image shows.
+    """
+    return (most_probable(probabilities, objects) == targets.bool()).all(dim=1)
+
+
+def exact_errors(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:
+    """Images whose classes are not found exactly, all of them: the paper's MultiMNIST error.
+
+    Args are those of `are_right`.
 
     Returns:
         A count of at most B, int64 scalar on the device.
     """
-    wrong = most_probable(probabilities, objects) != targets.bool()
-    return wrong.any(dim=1).sum()
+    return (~are_right(probabilities, targets, objects)).sum()
 
 
 def object_errors(probabilities: Tensor, targets: Tensor, objects: int) -> Tensor:

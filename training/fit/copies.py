@@ -97,7 +97,7 @@ class Copies:
             shutil.rmtree(aside, ignore_errors=True)
         for name in files:
             own = (self.run / name).read_bytes() if self.processes.rank == source else b""
-            content = self.processes.bytes_of(own, source)
+            content = self.processes.of(own, source)
             if receives:
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 (aside / name).write_bytes(content)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -108,15 +107,6 @@ class Processes:
         values: list[T] = [value] * self.count
         distributed.all_gather_object(values, value)
         return values
-
-    def bytes_of(self, content: bytes, rank: int) -> bytes:
-        """The content that the process of this rank has, such as a file."""
-        size = self.of(len(content), rank)
-        if self.count == 1 or not size:
-            return content if self.rank == rank else b""
-        own = np.frombuffer(content, np.uint8).copy() if self.rank == rank else np.empty(size, np.uint8)
-        distributed.broadcast(torch.from_numpy(own), rank)  # on the CPU
-        return own.tobytes()
 
 
 ALONE = Processes()

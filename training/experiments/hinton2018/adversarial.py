@@ -12,7 +12,7 @@ from torch import Tensor
 from training.config import LossConfig
 from training.data.batches import Batch
 from training.evaluate import attacks
-from training.models.baselines import BaselineCnn
+from training.evaluate.evaluation import predict
 from training.models.build import Network
 
 MATRIX, CAPSNET, CNN, OTHER_CNN = "matrix capsules", "CapsNet", "CNN", "another CNN"
@@ -86,5 +86,4 @@ def hits(models: Sequence[Network], batch: Batch, attack: Attack, config: LossCo
 @torch.no_grad()
 def answers(model: Network, pixels: Tensor) -> Tensor:
     """The class that a network names for each image [B, C, H, W], int64 [B]."""
-    scores = model(pixels) if isinstance(model, BaselineCnn) else model.classify(pixels).probabilities
-    return scores.argmax(dim=1)
+    return predict(model, pixels).argmax(dim=1)

@@ -27,7 +27,7 @@ from training.data.readers import smallnorb
 from training.data.readers.smallnorb import CLASS_NAMES, file_name
 from training.data.run_images import training_batches
 from training.data.synthetic.toys.conditions import Conditions
-from training.data.synthetic.toys.make import make, sit, sittings, usable_cores
+from training.data.synthetic.toys.make import make, sit, sittings
 from training.data.synthetic.toys.parts import ball
 from training.data.synthetic.toys.renderer import RAYS_PER_SIDE, nearest, shade, surface
 from training.data.synthetic.toys.studio import LIGHTINGS, cameras, photograph, taken
@@ -378,16 +378,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     with at_work(tmp_path, "-c", TEN_TOYS) as (running, _):
         running.kill()
         running.communicate(timeout=60)  # ends when no worker can say more
-
-
-def test_there_is_a_worker_for_each_core_that_may_be_used():
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert usable_cores() == len(allowed)
 
 
 @pytest.mark.parametrize("name", ["train", "test", "elevations", "azimuths", "lightings"])

@@ -22,6 +22,7 @@ from filelock import lock_descriptor
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from export.contract.processors import usable_cpus
 from training.data.readers.smallnorb import (
     CLASS_NAMES,
     SIZE,
@@ -66,7 +67,7 @@ def make(root: Path, conditions: Conditions | None = None, processes: int | None
     Args:
         root: holds one folder per data set.
         conditions: what is photographed; all if not given.
-        processes: that work at it; one per usable core if not given. The files do not depend on it.
+        processes: that work at it; one per usable CPU if not given. The files do not depend on it.
 
     Returns:
         The data set's folder.
@@ -82,15 +83,10 @@ def make(root: Path, conditions: Conditions | None = None, processes: int | None
     _refuse_another(folder)
     with _interrupted_by_signals(), _unfinished(root / f"{NAME}.part") as part:
         _refuse_full_disk(root, conditions)
-        _fill(part, conditions, processes or usable_cores())
+        _fill(part, conditions, processes or usable_cpus())
         _refuse_another(folder)
         part.replace(folder)
     return folder
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; a container or a batch system may have lent it a few only."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fill(part: Path, conditions: Conditions, processes: int) -> None:
