@@ -135,8 +135,7 @@ def publish(
     def write(folder: Path) -> None:
         _write_graphs_and_samples(folder, exported)
         manifest = _manifest(folder, name, exported, max(versions(out), default=0), remark)
-        (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _write_card_and_manifest(folder, manifest)
         add_explain(folder)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
@@ -238,6 +237,11 @@ def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
     np.savez_compressed(
         folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, model.architecture, pixels)
     )
+
+
+def _write_card_and_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _manifest(

@@ -116,15 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         "threshold",
         help="measure the probability from which answers are confident",
         description="Measure the probability that 99 % of a bundle's right answers reach, on the images that "
-        "were held out of its training, and print it. `capsnet-export bundle` measures it, too; this is for "
-        "bundles that are published already.",
+        "were held out of its training, and print it. `capsnet-export bundle` measures it first.",
     )
     _add_bundle(threshold)
-    threshold.add_argument(
-        "--publish",
-        action="store_true",
-        help="publish the bundle with this threshold as the next version of its model, if it is another one",
-    )
     _add_images(threshold)
     _add_data(threshold)
     threshold.set_defaults(run_command=_threshold)
@@ -237,21 +231,14 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _threshold(options: argparse.Namespace) -> None:
-    from export.confidence import check_publishable, has_threshold, measure_again, publish_with_threshold
+    from export.confidence import measure_again
     from training.data.download import data_root
 
-    bundle = newest_version(options.bundle)
-    if options.publish:
-        check_publishable(bundle)  # before minutes of measuring
-    found = measure_again(bundle, data_root(options.data), options.images)
+    found = measure_again(newest_version(options.bundle), data_root(options.data), options.images)
     print(
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "
         f"answers and {found.wrong_confident} of {found.wrong} wrong ones ({found.data})"
     )
-    if options.publish and has_threshold(bundle, found):
-        print(f"{bundle} has this threshold already: nothing is published")
-    elif options.publish:
-        print(f"published {publish_with_threshold(bundle, found)}")
 
 
 def _explain(options: argparse.Namespace) -> None:

@@ -86,6 +86,22 @@ def test_the_model_card_states_error_command_and_hardware(trained_bundle):
     assert manifest.training["hardware"] in card
 
 
+def test_names_of_classes_are_published_as_utf8_whatever_the_locale(trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "1")
+    rewrite_manifest(first, class_names=("Kätzchen", *read_manifest(first).class_names[1:]))
+    program = """if True:
+        import sys
+        from pathlib import Path
+        from export import bundle
+        from export.contract.manifest import read_manifest
+        bundle._write_card_and_manifest(Path(sys.argv[2]), read_manifest(Path(sys.argv[1])))"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program, str(first), str(tmp_path)]
+    subprocess.run(command, env=os.environ | plain, cwd=ROOT, check=True)
+    assert read_manifest(tmp_path).class_names[0] == "Kätzchen"
+    assert "Kätzchen" in (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8")
+
+
 def test_a_publisher_that_comes_second_takes_the_next_number(tmp_path):
     aside = tmp_path / ".aside"
     aside.mkdir()
