@@ -472,6 +472,12 @@ def test_a_graph_of_other_shapes_than_the_manifests_is_refused(bundle: Path, tmp
         read_bundle(bundle)
 
 
+def test_a_manifest_of_other_shapes_than_its_classes_need_is_refused(bundle: Path):
+    rewrite_manifest(bundle, class_names=("0", "1"))
+    with pytest.raises(BundleError, match=r"manifest: the encoder has .*; with these classes it needs"):
+        read_bundle(bundle)
+
+
 def test_a_graph_with_weights_in_other_files_is_refused(bundle: Path):
     model = onnx.load(bundle / "encoder.onnx")
     onnx.external_data_helper.convert_model_to_external_data(model, location="weights", size_threshold=0)
