@@ -1,4 +1,4 @@
-"""capsnet-export: bundle, evaluate, threshold, explain, optimize, triton."""
+"""capsnet-export: bundle, evaluate, threshold, optimize, triton."""
 
 import argparse
 import sys
@@ -25,7 +25,6 @@ EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
   capsnet-export threshold models/capsnet-mnist                  measure the threshold of confident answers
-  capsnet-export explain models/capsnet-mnist                    add the graph that shows its routing
   capsnet-export optimize models/capsnet-mnist                   write faster graphs for CPUs, compare them
   capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
 """
@@ -122,16 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_images(threshold)
     _add_data(threshold)
     threshold.set_defaults(run_command=_threshold)
-    explain = commands.add_parser(
-        "explain",
-        help="add the graph that shows every iteration of routing to a bundle",
-        description="Add explain.onnx to a bundle, for POST /explain: the encoder with further outputs, "
-        "which show what its routing does in every iteration. It is made from the bundle's own encoder and "
-        "reads the weights from that file; the rest of the bundle stays as it is, and so do its answers. "
-        "`capsnet-export bundle` writes it, too; this is for bundles that were published without it.",
-    )
-    _add_bundle(explain)
-    explain.set_defaults(run_command=_explain)
     _add_optimize(commands)
     _add_triton(commands)
     return parser
@@ -239,14 +228,6 @@ def _threshold(options: argparse.Namespace) -> None:
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "
         f"answers and {found.wrong_confident} of {found.wrong} wrong ones ({found.data})"
     )
-
-
-def _explain(options: argparse.Namespace) -> None:
-    from export.explain.add import add_explain
-
-    added = add_explain(newest_version(options.bundle))
-    print(f"the last iteration differs by {added.error:.1e} from the encoder's answer to the samples")
-    print(f"wrote {added.path}, {added.bytes / 1000:.0f} kB")
 
 
 def _as_text(test: "Errors") -> str:

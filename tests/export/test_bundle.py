@@ -248,6 +248,16 @@ def test_a_manifest_whose_file_is_no_plain_name_is_refused(tmp_path, name):
         read_manifest(bundle)
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_manifest_with_a_number_that_json_lacks_is_refused(tmp_path, number):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    facts = json.loads((bundle / "manifest.json").read_bytes())
+    facts["parity"]["max_abs_error"] = float(number)
+    (bundle / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(BundleError, match=r"parity\.max_abs_error: Input should be a finite number"):
+        read_manifest(bundle)
+
+
 @pytest.mark.parametrize("shape", [(-4, -1), (0,), ()])
 def test_a_pose_shape_without_positive_sides_is_refused(tmp_path, shape):
     bundle = write_bundle(tmp_path / "tiny" / "1")
@@ -373,7 +383,7 @@ def test_a_command_that_is_interrupted_leaves_nothing_and_no_traceback(tiny_run,
         import os, sys
         from export import bundle
         from export.cli import main
-        bundle.add_explain = lambda folder: os.kill(os.getpid(), int(sys.argv[1]))
+        bundle.explain_file = lambda *_: os.kill(os.getpid(), int(sys.argv[1]))
         main(["bundle", *sys.argv[2:]])"""
     run = shutil.copytree(tiny_run, tmp_path / "run")
     out = tmp_path / "capsnet-drawn"
