@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from filelock import FileLock
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
@@ -45,7 +46,6 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
-from export.contract.one_at_a_time import one_at_a_time
 from export.contract.samples import read_samples
 from export.explain.shared_weights import hold_weights
 from export.optimize.sample_check import check_samples
@@ -126,7 +126,7 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
     # Beside the repository, because Triton takes every folder in it for a model, hidden ones too. A volume
     # has no beside: a rename out of it would be a copy.
     beside = out if out.is_mount() else out.parent
-    with one_at_a_time(beside / _lock(out)):
+    with FileLock(beside / _lock(out), mode=0o666):  # it stays, so other users must be able to open it
         return _write_bundle(checked, out, beside, device, max_batch)
 
 
@@ -146,7 +146,7 @@ def _write_bundle(bundle: Bundle, out: Path, beside: Path, device: Device, max_b
 
 
 def _lock(out: Path) -> str:
-    """The name of the file that who writes into the repository has locked."""
+    """The name of the file that is locked while a process writes into the repository."""
     return f".{out.name}.lock"
 
 
