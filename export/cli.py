@@ -7,6 +7,7 @@ from signal import SIGTERM, signal
 from typing import TYPE_CHECKING
 
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
+from export.contract.extras import TRAINING, naming_the_extra
 from export.contract.manifest import newest_version
 from export.contract.one_line import first_line, is_out_of_memory, one_line
 from export.contract.package_version import package_version
@@ -53,19 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))  # so that what is half written is removed
     try:
-        options.run_command(options)
-    except ModuleNotFoundError as error:
-        if error.name not in {
-            "torch",
-            "safetensors",
-            "scipy",
-            "onnx",
-            "onnxscript",
-            "onnx_ir",
-            "onnxruntime",
-        }:
-            raise
-        _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
+        with naming_the_extra("capsnet-export", TRAINING):
+            options.run_command(options)
     except (ValueError, OSError) as error:
         _fail(one_line(error))
     except (MemoryError, RuntimeError) as error:
