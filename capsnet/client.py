@@ -259,7 +259,7 @@ class Client(BaseClient[httpx.Client]):
             preprocess: "auto" or "off".
 
         Raises:
-            CapsnetError: with `status` 409, the bundle has no explain graph; says how to add it.
+            CapsnetError: with `status` 409, the bundle has no explain graph.
         """
         query = params(model=model, version=version, preprocess=preprocess)
         return self._do(explain_requests.explain(picture, label, query))

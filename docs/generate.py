@@ -51,7 +51,7 @@ PROGRAMS = {
     "capsnet-serve": [""],
     "capsnet-score": [""],
     "capsnet-train": ["", "fit", "evaluate", "inspect", "experiment", "report", "download", "make"],
-    "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "explain", "triton"],
+    "capsnet-export": ["", "bundle", "evaluate", "threshold", "optimize", "triton"],
 }
 NETWORKS = {"capsnet": "CapsNet", "matrix-capsnet": "matrix capsules", "cnn": "CNN"}
 SENTENCE_END = re.compile(r"(?<!Sec)(?<!al)\.\s+(?=[A-Z\"])|:\s+(?=\d|[A-Z] = )|;\s+")

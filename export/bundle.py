@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from export import parity
 from export.confidence import measure_confidence
 from export.contract.architecture import CPU_BATCH
+from export.contract.interface import check_contract
 from export.contract.manifest import (
     MANIFEST_FILE,
     VERSION,
@@ -35,7 +36,7 @@ from export.contract.manifest import (
 from export.contract.samples import in_pieces
 from export.contract.writable import check_writable
 from export.evaluate import evaluate_encoder
-from export.explain.add import add_explain
+from export.explain.file import explain_file
 from export.fold import fold_coupling, weight_factors
 from export.graph import CapsuleNetwork, pose_shape
 from export.model_card import CARD_FILE, model_card
@@ -113,7 +114,8 @@ def publish(
 
     Raises:
         ParityError: PyTorch and ONNX Runtime disagree; nothing is published.
-        ExplainError: the explain graph gives another answer than the encoder; nothing is published.
+        ExplainError: the explain graph cannot be made, or gives another answer than the encoder; nothing is
+            published.
         ValueError: `out` is not a model name, or is a version or a folder of models; the run is not one, or
             one on crops that a service does not show.
         FileNotFoundError: the run has no checkpoint, or the data set is missing.
@@ -133,11 +135,13 @@ def publish(
     exported = _export(run, name, root, images)
 
     def write(folder: Path) -> None:
-        _write_graphs_and_samples(folder, exported)
+        model, objects = exported.model.config, exported.config.data.spec.objects_per_image
+        pixels = sample_pixels(model.image_size, model.image_channels, objects)
+        _write_graphs_and_samples(folder, exported, pixels)
         manifest = _manifest(folder, name, exported, max(versions(out), default=0), remark)
-        (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        add_explain(folder)
+        manifest = _with_explain(folder, exported.graphs.encoder.SerializeToString(), manifest, pixels)
+        check_contract(manifest)
+        _write_card_and_manifest(folder, manifest)
 
     return Publication(publish_next(out, write), exported.parity_error, exported.test)
 
@@ -230,14 +234,23 @@ def parity_pixels(shown: Batches) -> NDArray[np.float32]:
     return np.resize(pixels, (count, *pixels.shape[1:]))  # begins again where there are fewer
 
 
-def _write_graphs_and_samples(folder: Path, exported: Exported) -> None:
+def _write_graphs_and_samples(folder: Path, exported: Exported, pixels: NDArray[np.float32]) -> None:
     for role, graph in exported.graphs.by_role().items():
         (folder / f"{role}.onnx").write_bytes(graph.SerializeToString())
-    model, objects = exported.model.config, exported.config.data.spec.objects_per_image
-    pixels = sample_pixels(model.image_size, model.image_channels, objects)
-    np.savez_compressed(
-        folder / SAMPLES_FILE, allow_pickle=False, **_samples(exported.graphs, model.architecture, pixels)
-    )
+    samples = _samples(exported.graphs, exported.model.config.architecture, pixels)
+    np.savez_compressed(folder / SAMPLES_FILE, allow_pickle=False, **samples)
+
+
+def _with_explain(folder: Path, encoder: bytes, manifest: Manifest, pixels: NDArray[np.float32]) -> Manifest:
+    """Write the explain graph; gives the manifest that lists it, too."""
+    content, graph = explain_file(encoder, manifest, pixels)
+    (folder / graph.file).write_bytes(content)
+    return manifest.model_copy(update={"graphs": {**manifest.graphs, "explain": graph}})
+
+
+def _write_card_and_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _manifest(

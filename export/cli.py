@@ -1,4 +1,4 @@
-"""capsnet-export: bundle, evaluate, threshold, explain, optimize, triton."""
+"""capsnet-export: bundle, evaluate, threshold, optimize, triton."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from signal import SIGTERM, signal
 from typing import TYPE_CHECKING
 
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
+from export.contract.extras import TRAINING, naming_the_extra
 from export.contract.manifest import newest_version
 from export.contract.one_line import first_line, is_out_of_memory, one_line
 from export.contract.package_version import package_version
@@ -25,7 +26,6 @@ EXAMPLES = """examples:
   capsnet-export bundle runs/mnist --out models/capsnet-mnist    publish the run as the next version
   capsnet-export evaluate models/capsnet-mnist                   test error of the newest version
   capsnet-export threshold models/capsnet-mnist                  measure the threshold of confident answers
-  capsnet-export explain models/capsnet-mnist                    add the graph that shows its routing
   capsnet-export optimize models/capsnet-mnist                   write faster graphs for CPUs, compare them
   capsnet-export triton models/capsnet-mnist --out triton        write it into a Triton model repository
 """
@@ -54,19 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))  # so that what is half written is removed
     try:
-        options.run_command(options)
-    except ModuleNotFoundError as error:
-        if error.name not in {
-            "torch",
-            "safetensors",
-            "scipy",
-            "onnx",
-            "onnxscript",
-            "onnx_ir",
-            "onnxruntime",
-        }:
-            raise
-        _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
+        with naming_the_extra("capsnet-export", TRAINING):
+            options.run_command(options)
     except (ValueError, OSError) as error:
         _fail(one_line(error))
     except (MemoryError, RuntimeError) as error:
@@ -116,28 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         "threshold",
         help="measure the probability from which answers are confident",
         description="Measure the probability that 99 % of a bundle's right answers reach, on the images that "
-        "were held out of its training, and print it. `capsnet-export bundle` measures it, too; this is for "
-        "bundles that are published already.",
+        "were held out of its training, and print it. `capsnet-export bundle` measures it first.",
     )
     _add_bundle(threshold)
-    threshold.add_argument(
-        "--publish",
-        action="store_true",
-        help="publish the bundle with this threshold as the next version of its model, if it is another one",
-    )
     _add_images(threshold)
     _add_data(threshold)
     threshold.set_defaults(run_command=_threshold)
-    explain = commands.add_parser(
-        "explain",
-        help="add the graph that shows every iteration of routing to a bundle",
-        description="Add explain.onnx to a bundle, for POST /explain: the encoder with further outputs, "
-        "which show what its routing does in every iteration. It is made from the bundle's own encoder and "
-        "reads the weights from that file; the rest of the bundle stays as it is, and so do its answers. "
-        "`capsnet-export bundle` writes it, too; this is for bundles that were published without it.",
-    )
-    _add_bundle(explain)
-    explain.set_defaults(run_command=_explain)
     _add_optimize(commands)
     _add_triton(commands)
     return parser
@@ -237,29 +210,14 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _threshold(options: argparse.Namespace) -> None:
-    from export.confidence import check_publishable, has_threshold, measure_again, publish_with_threshold
+    from export.confidence import measure_again
     from training.data.download import data_root
 
-    bundle = newest_version(options.bundle)
-    if options.publish:
-        check_publishable(bundle)  # before minutes of measuring
-    found = measure_again(bundle, data_root(options.data), options.images)
+    found = measure_again(newest_version(options.bundle), data_root(options.data), options.images)
     print(
         f"threshold {found.min_probability:g}: reached by {found.right_confident} of {found.right} right "
         f"answers and {found.wrong_confident} of {found.wrong} wrong ones ({found.data})"
     )
-    if options.publish and has_threshold(bundle, found):
-        print(f"{bundle} has this threshold already: nothing is published")
-    elif options.publish:
-        print(f"published {publish_with_threshold(bundle, found)}")
-
-
-def _explain(options: argparse.Namespace) -> None:
-    from export.explain.add import add_explain
-
-    added = add_explain(newest_version(options.bundle))
-    print(f"the last iteration differs by {added.error:.1e} from the encoder's answer to the samples")
-    print(f"wrote {added.path}, {added.bytes / 1000:.0f} kB")
 
 
 def _as_text(test: "Errors") -> str:

@@ -2,25 +2,13 @@
 
 # B batch, J classes
 
-import os
 from pathlib import Path
 
 import torch
 
 from export.contract.confidence import threshold_of, weakest_named
-from export.contract.manifest import (
-    MANIFEST_FILE,
-    VERSION,
-    Architecture,
-    BundleError,
-    Confidence,
-    read_checked,
-    read_manifest,
-)
-from export.contract.writable import check_writable
+from export.contract.manifest import Architecture, Confidence, read_checked, read_manifest
 from export.evaluate import answers, config_to_measure
-from export.model_card import CARD_FILE, model_card
-from export.next_version import publish_next, versions
 from training.config import DataConfig
 from training.data.batches import Batches
 from training.data.own_pictures import find_again
@@ -82,63 +70,6 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
     if confidence is None:
         raise ValueError(f"{bundle} answers none of the {len(held_out)} images rightly that were held out")
     return confidence
-
-
-def check_publishable(bundle: Path) -> Path:
-    """The model's folder, in which a bundle's next version can be published.
-
-    Raises:
-        BundleError: no model card can be made of the manifest.
-        ValueError: the bundle's folder is not `<model>/<version>`.
-        OSError: the model's folder cannot be written.
-    """
-    manifest = read_manifest(bundle)
-    # Without `..`, but not where a link leads: the next version is its neighbor.
-    place = Path(os.path.normpath(bundle.absolute()))
-    if not VERSION.fullmatch(place.name) or place.parent.name != manifest.model:
-        raise ValueError(f"{bundle} is no folder {manifest.model}/VERSION: there is no next version of it")
-    check_writable(place.parent)
-    try:
-        model_card(manifest)
-    except KeyError as missing:
-        raise BundleError(f"the manifest of {bundle} says too little of the training: no {missing}") from None
-    return place.parent
-
-
-def has_threshold(bundle: Path, confidence: Confidence) -> bool:
-    """Whether a bundle has this threshold already: its next version would answer no differently."""
-    own = read_manifest(bundle).confidence
-    return own is not None and own.min_probability == confidence.min_probability
-
-
-def publish_with_threshold(bundle: Path, confidence: Confidence) -> Path:
-    """Publish a bundle anew, as the next version of its model, with a threshold.
-
-    Args:
-        bundle: folder of the version, which stays as it is; graphs and samples of the new one are its own.
-        confidence: of the new one.
-
-    Returns:
-        The folder of the new version.
-
-    Raises:
-        BundleError: a file is not what the manifest says.
-        ValueError, OSError: as `check_publishable`.
-    """
-    manifest = read_manifest(bundle)
-    out = check_publishable(bundle)
-    training = manifest.training
-    if "earlier_versions" in training:
-        training = training | {"earlier_versions": max(versions(out), default=0)}
-    manifest = manifest.model_copy(update={"confidence": confidence, "training": training})
-
-    def write(folder: Path) -> None:
-        for file in (*manifest.graphs.values(), manifest.samples):
-            (folder / file.file).write_bytes(read_checked(bundle, file))
-        (folder / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
-        (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-    return publish_next(out, write)
 
 
 def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:

@@ -28,13 +28,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from filelock import FileLock
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from export.contract.architecture import CPU_BATCH, GPU_MATRIX_BATCH
-from export.contract.explain_outputs import explain_outputs
 from export.contract.full_disk import naming
 from export.contract.graph_file import check_self_contained, check_weights_within
+from export.contract.interface import check_contract
 from export.contract.manifest import (
     VERSION,
     BundleError,
@@ -45,7 +46,6 @@ from export.contract.manifest import (
     read_checked,
     read_manifest,
 )
-from export.contract.one_at_a_time import one_at_a_time
 from export.contract.samples import read_samples
 from export.explain.shared_weights import hold_weights
 from export.optimize.sample_check import check_samples
@@ -66,10 +66,6 @@ from export.triton_config import (
 MAX_INT32 = 2**31 - 1
 CONFIG = "config.pbtxt"
 GRAPH = "model.onnx"  # the file of a version that the backend looks for
-NAMES = {
-    "encoder": ({"pixels"}, {"probabilities", "poses"}),
-    "decoder": ({"poses", "mask"}, {"reconstruction"}),
-}
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ def write_repository(bundle: Path, out: Path, device: Device, max_batch: int) ->
     # Beside the repository, because Triton takes every folder in it for a model, hidden ones too. A volume
     # has no beside: a rename out of it would be a copy.
     beside = out if out.is_mount() else out.parent
-    with one_at_a_time(beside / _lock(out)):
+    with FileLock(beside / _lock(out), mode=0o666):  # it stays, so other users must be able to open it
         return _write_bundle(checked, out, beside, device, max_batch)
 
 
@@ -150,7 +146,7 @@ def _write_bundle(bundle: Bundle, out: Path, beside: Path, device: Device, max_b
 
 
 def _lock(out: Path) -> str:
-    """The name of the file that who writes into the repository has locked."""
+    """The name of the file that is locked while a process writes into the repository."""
     return f".{out.name}.lock"
 
 
@@ -165,6 +161,7 @@ def read_bundle(path: Path) -> Bundle:
     manifest = read_manifest(path)
     if not VERSION.fullmatch(folder):
         raise ValueError(f"{path} must be a bundle's folder <model>/<version>; {folder!r} is no version")
+    check_contract(manifest)
     samples = read_checked(path, manifest.samples)
     graphs: dict[Role, bytes] = {}
     for role, graph in manifest.graphs.items():
@@ -178,8 +175,6 @@ def read_bundle(path: Path) -> Bundle:
         )
         graphs["explain"] = hold_weights(graphs["explain"], graphs["encoder"])
         _check_graph(graphs["explain"], manifest.graphs["explain"])
-    for role, graph in manifest.graphs.items():
-        _check_tensors(role, graph, manifest)
     check_samples(graphs, manifest.architecture, read_samples(samples, manifest))
     return Bundle(int(folder), manifest, graphs)
 
@@ -270,37 +265,6 @@ def _check_graph(content: bytes, graph: Graph) -> None:
             expected = {tensor.name: tensor.shape for tensor in tensors}
             raise BundleError(
                 f"{graph.file} has the {side} {shapes}; the manifest says {expected}, all float32"
-            )
-
-
-def _check_tensors(role: str, graph: Graph, manifest: Manifest) -> None:
-    """The graph has the tensors that the ensemble joins, and only their batch axis is free."""
-    names = {tensor.name for tensor in graph.inputs}, {tensor.name for tensor in graph.outputs}
-    if role == "explain":
-        inputs, outputs = NAMES["encoder"]
-        expected_names = inputs, outputs | explain_outputs(manifest).keys()
-    else:
-        expected_names = NAMES[role]
-    if names != expected_names:
-        raise BundleError(
-            f"manifest: the {role} has the inputs and outputs {names}, expected {expected_names}"
-        )
-    classes = len(manifest.class_names)
-    for tensor in (*graph.inputs, *graph.outputs):
-        batch, *sizes = tensor.shape or (1,)
-        if batch is not None or not sizes or None in sizes:
-            raise BundleError(
-                f"manifest: {tensor.name} of the {role} has the shape {tensor.shape}; "
-                "expected a free batch axis (null), then sizes"
-            )
-        expected = {
-            "probabilities": (None, classes),
-            "mask": (None, classes),
-            "poses": _named("poses", manifest.graphs["encoder"].outputs).shape,
-        }.get(tensor.name, tensor.shape)
-        if tensor.shape != expected:
-            raise BundleError(
-                f"manifest: {tensor.name} of the {role} has the shape {tensor.shape}, expected {expected}"
             )
 
 

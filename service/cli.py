@@ -13,9 +13,9 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     leave_at_signals()
     # Imported late, so that a signal during the imports ends the process quietly.
-    from service.extras import naming_the_extra
+    from export.contract.extras import SERVING, naming_the_extra
 
-    with naming_the_extra("capsnet-serve"):
+    with naming_the_extra("capsnet-serve", SERVING):
         from service.serve import run
 
         return run(arguments)

@@ -1,18 +1,14 @@
 """The command capsnet-train, which names the extra to install where a package is missing."""
 
-import sys
-
 from export.contract.ctrl_c import leave_quietly_in_imports
+from export.contract.extras import TRAINING, naming_the_extra
 
 
 def main() -> None:
     """Run the command line."""
     leave_quietly_in_imports()
-    try:
+    with naming_the_extra("capsnet-train", TRAINING):
         from training.cli import main as run
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f"capsnet-train needs {error.name}: pip install -e '.[train,cpu]'\n")
-        sys.exit(2)
     run()
 
 

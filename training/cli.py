@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from export.contract.ctrl_c import STOPPED_BY_SIGNAL
+from export.contract.extras import TRAINING, naming_the_extra
 from export.contract.one_line import first_line, is_out_of_memory, one_line
 from training.config import RunConfig, load_preset
 from training.data.datasets import sources
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CHANGES = ("preset", "seed", "epochs", "ema_decay", "start_from")  # options that a new run alone takes
 SHORT_PRESET = "mnist-short"  # for a CPU
-TRAIN_EXTRA = {"torch", "safetensors", "filelock", "tensorboard", "scipy", "matplotlib", "numba"}
 FORMER_WORKER_S = 60  # that torchrun has told to stop, or that has lost it, may take to end
 
 
@@ -52,13 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
         "download": _download,
         "make": _make,
     }
-    with unread_output_ignored():
+    with unread_output_ignored(), naming_the_extra("capsnet-train", TRAINING):
         try:
             sys.exit(commands[options.command](options))
-        except ModuleNotFoundError as error:
-            if error.name not in TRAIN_EXTRA:
-                raise
-            _fail(f"this command needs {error.name}: pip install -e '.[train,cpu]'")
         except (ValueError, OSError, DownloadError) as error:
             _fail(one_line(error))
         except (MemoryError, RuntimeError) as error:

@@ -64,7 +64,7 @@ export async function explain(files, { model: name, version }) {
   const model = await open(name, version);
   const { manifest } = model;
   if (!manifest.graphs.explain)
-    throw new Problem(409, "The bundle has no explain graph", `${name} has no explain graph; add it with: capsnet-export explain models/${name}`);
+    throw new Problem(409, "The bundle has no explain graph", `${name} has no explain graph; export its run again with: capsnet-export bundle`);
   const [{ filename, pixels }] = await decoded(files, manifest);
   const { heat, probabilities, logit_change, largest_logit_change, distances, ...made } = explanation(await model.explain(pixels), model);
   const perClass = { heat, probabilities, logit_change, largest_logit_change, distances };

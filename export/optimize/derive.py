@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+from filelock import FileLock
 
 from export.contract.architecture import CPU_BATCH, StatedArchitecture
 from export.contract.manifest import Architecture
-from export.contract.one_at_a_time import one_at_a_time
 from export.optimize.choice import (
     MAX_ERROR,
     choose,
@@ -63,7 +63,8 @@ def derive(
     if (found := read_plan(folder)) and not again:  # of another user, maybe, whose folder we cannot write
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(folder.parent / ".lock"):  # others would measure our noise, and we theirs
+    # Others would measure our noise, and we theirs. The file stays, so other users must be able to open it.
+    with FileLock(folder.parent / ".lock", mode=0o666):
         found = read_plan(folder)
         if found and not (again and found.is_under_load):
             return found

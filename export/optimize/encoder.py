@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.contract.architecture import SQUASH_EPSILON, CapsNetArchitecture
+from export.contract.architecture import CapsNetArchitecture
 from export.optimize.toom_cook_1d import Convolution
 
 Floats = NDArray[np.float32]
@@ -34,7 +34,6 @@ class Encoder:
         none_of_the_above: the softmax has one more logit, always 0.
         priors: initial logits, [J, I], or None for 0.
         bias: of the class capsules, [J, D], or None for 0.
-        epsilon: in the squash.
     """
 
     model: onnx.ModelProto
@@ -46,7 +45,6 @@ class Encoder:
     none_of_the_above: bool = False
     priors: Floats | None = None
     bias: Floats | None = None
-    epsilon: float = SQUASH_EPSILON
 
     @property
     def conv1(self) -> Convolution:
@@ -123,7 +121,7 @@ def _convolution(weights: _Weights, architecture: CapsNetArchitecture, path: str
     bias = np.zeros(len(weight), np.float32)  # which is left out at export
     if f"{path}.bias" in weights:
         bias = weights.read(f"{path}.bias", (len(weight),))
-    return Convolution(weight, bias, (stride, stride), (0, 0, 0, 0), (size, size))
+    return Convolution(weight, bias, (stride, stride), (size, size))
 
 
 def _before(model: onnx.ModelProto, name: str) -> list[onnx.NodeProto]:

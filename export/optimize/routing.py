@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from export.contract.architecture import SQUASH_EPSILON
 from export.optimize.nodes import Nodes
 
 Floats = NDArray[np.float32]
@@ -40,7 +41,6 @@ class Routing:
         none_of_the_above: the softmax has one more logit, always 0.
         priors: initial logits, [J, G, 1, R, 1], or None for 0.
         bias: added to s, [J, D, 1], or None for 0.
-        epsilon: in the squash.
     """
 
     votes: Floats
@@ -48,7 +48,6 @@ class Routing:
     none_of_the_above: bool
     priors: Floats | None
     bias: Floats | None
-    epsilon: float
 
     @property
     def largest_logit(self) -> float:
@@ -58,10 +57,11 @@ class Routing:
         return priors + (self.iterations - 1) * norm
 
 
-def add_squash(nodes: Nodes, value: str, axis: int, epsilon: float, name: str) -> str:
+def add_squash(nodes: Nodes, value: str, axis: int, name: str) -> str:
     """|s|^2 / (1 + |s|^2) s / |s| (Eq. 1) along an axis."""
     squared = nodes.reduce("ReduceSumSquare", value, axis, f"{name}/squared")
-    length = nodes.add("Sqrt", _plus(nodes, squared, epsilon, f"{name}/epsilon"), name=f"{name}/length")
+    above_zero = _plus(nodes, squared, SQUASH_EPSILON, f"{name}/epsilon")
+    length = nodes.add("Sqrt", above_zero, name=f"{name}/length")
     shrunk = nodes.add("Div", squared, _plus(nodes, squared, 1.0, f"{name}/one"), name=f"{name}/shrunk")
     scale = nodes.add("Div", shrunk, length, name=f"{name}/scale")
     return nodes.add("Mul", value, scale, name=name)
@@ -97,7 +97,7 @@ def add_routing(nodes: Nodes, u: str, routing: Routing, scope: str) -> str:
             s = nodes.add(
                 "Add", s, nodes.constant(f"{scope}/bias_{r}", routing.bias), name=f"{scope}/biased_{r}"
             )
-        v = add_squash(nodes, s, 1, routing.epsilon, f"{scope}/v_{r}")
+        v = add_squash(nodes, s, 1, f"{scope}/v_{r}")
         if r < routing.iterations:
             poses = v if r == 1 else nodes.add("Add", poses, v, name=f"{scope}/v_1_to_{r}")
     return v

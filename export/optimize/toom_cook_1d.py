@@ -23,30 +23,26 @@ from export.optimize.nodes import Nodes
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution without groups or dilation.
+    """A convolution without padding, groups or dilation.
 
     Attributes:
         weight: [F, C, k_h, k_w].
         bias: [F].
         strides: along rows and columns.
-        pads: zeros before the rows and columns, and behind them, as in ONNX.
         size: of the input, rows and columns.
     """
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
     strides: tuple[int, int]
-    pads: tuple[int, int, int, int]
     size: tuple[int, int]
 
     @property
     def output_size(self) -> tuple[int, int]:
         """Rows and columns of the output."""
         rows, columns = (
-            (size + before + after - kernel) // stride + 1
-            for size, before, after, kernel, stride in zip(
-                self.size, self.pads[:2], self.pads[2:], self.weight.shape[2:], self.strides, strict=True
-            )
+            (size - kernel) // stride + 1
+            for size, kernel, stride in zip(self.size, self.weight.shape[2:], self.strides, strict=True)
         )
         return rows, columns
 
@@ -69,10 +65,10 @@ def add_toom_cook_1d(nodes: Nodes, value: str, name: str, convolution: Convoluti
 
     by_row = nodes.transpose(value, [0, 2, 1, 3], f"{name}/by_row")
     flat = nodes.reshape(by_row, [-1, height, channels * width], f"{name}/rows")
-    windows = along_rows.windows(tiles) - convolution.pads[0]
+    windows = along_rows.windows(tiles)
     transform = np.zeros((products, tiles, height))
-    for tile_number in range(tiles):  # what lies outside of the picture is 0 and has no column
-        inside = (windows[:, tile_number] >= 0) & (windows[:, tile_number] < height)
+    for tile_number in range(tiles):  # what lies below the picture is 0 and has no column
+        inside = windows[:, tile_number] < height
         transform[:, tile_number, windows[inside, tile_number]] = along_rows.inputs[:, inside]
     transformed = nodes.matmul(f"{name}/transformed", transform.reshape(-1, height), flat)  # [N, n T, C W]
     if tiles > 1:
@@ -91,7 +87,6 @@ def add_toom_cook_1d(nodes: Nodes, value: str, name: str, convolution: Convoluti
         group=products,
         kernel_shape=[1, kernel_width],
         strides=[1, convolution.strides[1]],
-        pads=[0, convolution.pads[1], 0, convolution.pads[3]],
     )
     per_product = nodes.reshape(multiplied, [-1, products, features * tiles * columns], f"{name}/per_product")
     outputs = nodes.matmul(f"{name}/outputs", along_rows.result, per_product)  # [N, m, F T Q]

@@ -39,7 +39,7 @@ def toom_cook_2d(encoder: Encoder, tile: tuple[int, int]) -> onnx.ModelProto:
     """The encoder as such a graph, with the plain one's inputs and outputs.
 
     Args:
-        encoder: what is to be computed; its PrimaryCapsules have no padding.
+        encoder: what is to be computed.
         tile: M and N.
 
     Raises:
@@ -58,7 +58,7 @@ def toom_cook_2d(encoder: Encoder, tile: tuple[int, int]) -> onnx.ModelProto:
     features = _conv1(nodes, encoder, along_rows.windows(tiles[0]), along_columns.windows(tiles[1]))
     s = _primary(nodes, features, _by_pose(primary, pose), along_rows, along_columns)
     s = nodes.reshape(s, [tile[0] * tile[1], pose, types * tiles[0] * tiles[1], -1], "primary_caps/s")
-    u = add_squash(nodes, s, 1, encoder.epsilon, "primary_caps/u")
+    u = add_squash(nodes, s, 1, "primary_caps/u")
     v = add_routing(nodes, u, _routing(encoder, tile, tiles), "class_caps/routing")
     nodes.transpose(v, [2, 0, 1], "poses")
     nodes.add("ReduceL2", "poses", nodes.constant("pose", np.array([-1])), name="probabilities", keepdims=0)
@@ -68,13 +68,13 @@ def toom_cook_2d(encoder: Encoder, tile: tuple[int, int]) -> onnx.ModelProto:
 def _conv1(nodes: Nodes, encoder: Encoder, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> str:
     """Conv1 and its ReLU at these rows [P, S] and columns [Q, T] of its output: [P Q, F, 1, S T B]."""
     conv1 = encoder.conv1
-    (height, width), (pad_top, pad_left) = conv1.size, conv1.pads[:2]
+    height, width = conv1.size
     features, channels, kernel_height, kernel_width = conv1.weight.shape
     places, tiles = len(rows) * len(columns), rows.shape[1] * columns.shape[1]
     patch = channels * kernel_height * kernel_width
     # [P, k_h, S] and [Q, k_w, T]: which pixels; behind the last output of a last tile any will do.
-    y = rows[:, None] * conv1.strides[0] + np.arange(kernel_height)[:, None] - pad_top
-    x = columns[:, None] * conv1.strides[1] + np.arange(kernel_width)[:, None] - pad_left
+    y = rows[:, None] * conv1.strides[0] + np.arange(kernel_height)[:, None]
+    x = columns[:, None] * conv1.strides[1] + np.arange(kernel_width)[:, None]
     index = _pixel_index(np.minimum(y, height - 1), np.minimum(x, width - 1), channels, height, width)
 
     flat = nodes.reshape(conv1_input(encoder), [-1, channels * height * width], "conv1/flat")
@@ -111,9 +111,7 @@ def _pixel_index(
 def _by_pose(primary: Convolution, pose: int) -> Convolution:
     """The same convolution with its channels as pose elements times types, not types times pose elements."""
     order = np.arange(len(primary.weight)).reshape(-1, pose).T.reshape(-1)
-    return Convolution(
-        primary.weight[order], primary.bias[order], primary.strides, primary.pads, primary.size
-    )
+    return Convolution(primary.weight[order], primary.bias[order], primary.strides, primary.size)
 
 
 def _primary(
@@ -185,7 +183,6 @@ def _routing(encoder: Encoder, tile: tuple[int, int], tiles: tuple[int, int]) ->
         none_of_the_above=encoder.none_of_the_above,
         priors=priors,
         bias=None if encoder.bias is None else encoder.bias[:, :, None],
-        epsilon=encoder.epsilon,
     )
 
 

@@ -111,7 +111,7 @@ class ServedModel(ABC):
         if "explain" not in self.manifest.graphs:
             raise NoExplainGraphError(
                 f"{self.full_name} was published without explain.onnx; "
-                f"`capsnet-export explain models/{self.name}` adds it"
+                "export its run again with `capsnet-export bundle`"
             )
 
     def require_decoder(self) -> None:

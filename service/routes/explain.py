@@ -47,7 +47,7 @@ async def post_explain(request: Request, query: Annotated[ExplainQuery, Query()]
     For `Accept: image/png` the heat maps over the image: a row for each class, the most probable first, and a
     column for each iteration. Orange is for the class, blue against it.
 
-    Bundles without an explain graph answer 409, with the command that adds it.
+    Bundles without an explain graph answer 409.
     """
     service = service_of(request)
     body = await read_images_body(request)

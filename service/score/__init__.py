@@ -10,7 +10,7 @@ import sys
 import traceback
 
 from export.contract.ctrl_c import leave_quietly_in_imports
-from service.extras import naming_the_extra
+from export.contract.extras import SERVING, naming_the_extra
 
 OWN_FAULT = 3  # Python's own status, 1, says that some pictures were skipped
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line of capsnet-score."""
     leave_quietly_in_imports()
     try:
-        with naming_the_extra("capsnet-score"):
+        with naming_the_extra("capsnet-score", SERVING):
             from service.score.cli import main as run
 
             run(arguments)

@@ -543,7 +543,7 @@ def test_an_array_of_another_size_is_explained_as_a_file(client):
 
 
 def test_a_bundle_without_an_explain_graph_is_told_by_its_error(client):
-    with pytest.raises(CapsnetError, match="`capsnet-export explain models/square` adds it") as raised:
+    with pytest.raises(CapsnetError, match="export its run again with `capsnet-export bundle`") as raised:
         client.explain(random_png(), model="square")
     assert (raised.value.status, raised.value.type) == (409, "/problems/no-explain-graph")
 

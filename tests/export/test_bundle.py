@@ -86,6 +86,22 @@ def test_the_model_card_states_error_command_and_hardware(trained_bundle):
     assert manifest.training["hardware"] in card
 
 
+def test_names_of_classes_are_published_as_utf8_whatever_the_locale(trained_bundle, tmp_path):
+    first = shutil.copytree(trained_bundle, tmp_path / "1")
+    rewrite_manifest(first, class_names=("Kätzchen", *read_manifest(first).class_names[1:]))
+    program = """if True:
+        import sys
+        from pathlib import Path
+        from export import bundle
+        from export.contract.manifest import read_manifest
+        bundle._write_card_and_manifest(Path(sys.argv[2]), read_manifest(Path(sys.argv[1])))"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program, str(first), str(tmp_path)]
+    subprocess.run(command, env=os.environ | plain, cwd=ROOT, check=True)
+    assert read_manifest(tmp_path).class_names[0] == "Kätzchen"
+    assert "Kätzchen" in (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8")
+
+
 def test_a_publisher_that_comes_second_takes_the_next_number(tmp_path):
     aside = tmp_path / ".aside"
     aside.mkdir()
@@ -232,6 +248,16 @@ def test_a_manifest_whose_file_is_no_plain_name_is_refused(tmp_path, name):
         read_manifest(bundle)
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_manifest_with_a_number_that_json_lacks_is_refused(tmp_path, number):
+    bundle = write_bundle(tmp_path / "tiny" / "1")
+    facts = json.loads((bundle / "manifest.json").read_bytes())
+    facts["parity"]["max_abs_error"] = float(number)
+    (bundle / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(BundleError, match=r"parity\.max_abs_error: Input should be a finite number"):
+        read_manifest(bundle)
+
+
 @pytest.mark.parametrize("shape", [(-4, -1), (0,), ()])
 def test_a_pose_shape_without_positive_sides_is_refused(tmp_path, shape):
     bundle = write_bundle(tmp_path / "tiny" / "1")
@@ -357,7 +383,7 @@ def test_a_command_that_is_interrupted_leaves_nothing_and_no_traceback(tiny_run,
         import os, sys
         from export import bundle
         from export.cli import main
-        bundle.add_explain = lambda folder: os.kill(os.getpid(), int(sys.argv[1]))
+        bundle.explain_file = lambda *_: os.kill(os.getpid(), int(sys.argv[1]))
         main(["bundle", *sys.argv[2:]])"""
     run = shutil.copytree(tiny_run, tmp_path / "run")
     out = tmp_path / "capsnet-drawn"

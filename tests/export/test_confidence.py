@@ -1,21 +1,16 @@
 """From which probability on an answer is confident: measured at export, carried by the manifest, judged."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from export.cli import main
-from export.confidence import check_publishable, publish_with_threshold
 from export.contract.confidence import are_blank, are_confident, threshold_of, weakest_named
-from export.contract.manifest import BundleError, read_manifest
+from export.contract.manifest import read_manifest
 from export.evaluate import answers
-from tests.support.paths import ROOT
 from tests.support.tiny_bundle import confidence, rewrite_manifest, write_bundle
 from training.data.run_images import training_batches
 from training.runs.from_bundle import run_config
@@ -87,66 +82,6 @@ def test_export_measures_the_threshold_on_the_images_held_out_for_validation(tra
     assert found.wrong_confident == sum(one >= found.min_probability for one in wrong)
 
 
-def test_a_published_bundle_gets_its_threshold_as_the_next_version_with_the_same_graphs(
-    trained_bundle, tmp_path, capsys
-):
-    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
-    measured = read_manifest(first).confidence
-    rewrite_manifest(first, confidence=None)
-    before = {path.name: path.read_bytes() for path in first.iterdir()}
-    main(["threshold", str(first.parent), "--publish"])
-    second = first.parent / "2"
-    assert f"published {second}" in capsys.readouterr().out
-    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
-    for name in ("encoder.onnx", "decoder.onnx", "samples.npz"):
-        assert (second / name).read_bytes() == before[name]
-    assert read_manifest(second).confidence == measured.model_copy(
-        update={"command": "capsnet-export threshold models/capsnet-drawn"}
-    )
-    card = (second / "MODEL_CARD.md").read_text()
-    assert f"as probable as {measured.min_probability:g}" in card
-    assert read_manifest(second).training["times_measured"] == read_manifest(first).training["times_measured"]
-    assert "; 1 earlier version of this name" in card
-
-
-def test_a_threshold_that_the_bundle_has_already_is_not_published_again(trained_bundle, tmp_path, capsys):
-    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
-    main(["threshold", str(first.parent), "--publish"])
-    printed = capsys.readouterr().out
-    assert f"{first} has this threshold already: nothing is published" in printed
-    assert [path.name for path in first.parent.iterdir()] == ["1"]
-
-
-@pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "samples.npz"])
-def test_a_bundle_with_a_damaged_file_is_not_published_again(trained_bundle, tmp_path, name):
-    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
-    with (first / name).open("r+b") as file:
-        file.write(b"x")
-    with pytest.raises(BundleError, match=name):
-        publish_with_threshold(first, read_manifest(first).confidence)
-    assert [path.name for path in first.parent.iterdir()] == ["1"]
-
-
-def test_the_next_version_is_a_neighbor_of_a_link_and_only_of_a_version(trained_bundle, tmp_path):
-    stored = shutil.copytree(trained_bundle, tmp_path / "store" / "abc")
-    link = tmp_path / "models" / "capsnet-drawn" / "1"
-    link.parent.mkdir(parents=True)
-    link.symlink_to(stored)
-    found = read_manifest(stored).confidence
-    assert publish_with_threshold(link, found) == link.parent / "2"
-    with pytest.raises(ValueError, match="is no folder capsnet-drawn/VERSION"):
-        publish_with_threshold(stored, found)
-    assert publish_with_threshold(link.parent / "2" / ".." / "1", found) == link.parent / "3"
-
-
-def test_a_bundle_that_says_too_little_for_a_card_is_refused_before_it_is_measured(trained_bundle, tmp_path):
-    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
-    training = read_manifest(first).training
-    rewrite_manifest(first, training={"config": training["config"]})
-    with pytest.raises(BundleError, match="says too little of the training: no 'step'"):
-        check_publishable(first)
-
-
 def test_the_command_of_a_card_prints_the_threshold_again_and_publishes_nothing(
     trained_bundle, tmp_path, capsys, monkeypatch
 ):
@@ -159,7 +94,6 @@ def test_the_command_of_a_card_prints_the_threshold_again_and_publishes_nothing(
     main(arguments)
     printed = capsys.readouterr().out
     assert printed.startswith(f"threshold {found.min_probability:g}: reached by {found.right_confident} of")
-    assert "published" not in printed
     assert [path.name for path in first.parent.iterdir()] == ["1"]
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
 
@@ -189,18 +123,3 @@ def test_the_digest_is_the_same_for_the_same_answers_and_another_for_others(tmp_
     manifest = read_manifest(first)
     assert len({digest, *(manifest.model_copy(update=change).digest for change in changes)}) == 4
     assert manifest.model_copy(update={"source_commit": "f" * 40}).digest == digest
-
-
-def test_names_of_classes_are_published_as_utf8_whatever_the_locale(trained_bundle, tmp_path):
-    first = shutil.copytree(trained_bundle, tmp_path / "capsnet-drawn" / "1")
-    names = ("Kätzchen", *read_manifest(first).class_names[1:])
-    rewrite_manifest(first, class_names=names)
-    program = (
-        "import sys; from pathlib import Path; from export.contract.manifest import read_manifest; "
-        "from export.confidence import publish_with_threshold as publish; "
-        "bundle = Path(sys.argv[1]); publish(bundle, read_manifest(bundle).confidence)"
-    )
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    subprocess.run([sys.executable, "-c", program, str(first)], env=os.environ | plain, cwd=ROOT, check=True)
-    assert read_manifest(first.parent / "2").class_names[0] == "Kätzchen"
-    assert "Kätzchen" in (first.parent / "2" / "MODEL_CARD.md").read_text(encoding="utf-8")

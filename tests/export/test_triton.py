@@ -282,7 +282,7 @@ def test_two_exports_at_once_leave_the_ensemble_at_the_newest(
     assert version_names(repository / "tiny") == ["1", "2", "3"]
     ensemble = read_config(repository / "tiny-reconstruct")
     assert list(ensemble.version_policy.specific.versions) == [3]
-    assert not list(repository.parent.glob(".*"))
+    assert [path.name for path in repository.parent.glob(".*")] == [".triton.lock"]
 
 
 def test_a_version_without_explain_graph_configures_that_of_the_others(tmp_path: Path):
@@ -380,7 +380,21 @@ def test_an_empty_folder_and_missing_parents_will_do(bundle: Path, tmp_path: Pat
     for out in (tmp_path / "empty", tmp_path / "a" / "b"):
         write_repository(bundle, out, "cpu", 32)
         assert len(list(out.iterdir())) == 4
-        assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
+        hidden = {path.name for path in out.parent.iterdir() if path.name.startswith(".")}
+        assert hidden == {f".{out.name}.lock"}
+
+
+def test_an_empty_volume_holds_the_lock_and_the_repository(bundle: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / ".volume.lock").touch()  # of an export that failed
+    write_repository(bundle, tmp_path / "volume", "cpu", 32)
+    assert len(version_names(tmp_path / "volume")) == 4
+    assert [path.name for path in (tmp_path / "volume").glob(".*")] == [".volume.lock"]
+
+
+def test_the_lock_of_another_user_can_be_opened(repository: Path):
+    assert (repository.parent / ".triton.lock").stat().st_mode & 0o666 == 0o666
 
 
 def test_what_is_written_can_be_read_by_everybody(repository: Path):
@@ -469,6 +483,12 @@ def test_a_graph_of_other_shapes_than_the_manifests_is_refused(bundle: Path, tmp
     other = write_bundle(tmp_path / "models" / "other" / "1", pose_shape=(8,))
     replace_file(bundle, "decoder", (other / "decoder.onnx").read_bytes())
     with pytest.raises(BundleError, match=r"decoder.onnx has the inputs .*8.*; the manifest says .*4"):
+        read_bundle(bundle)
+
+
+def test_a_manifest_of_other_shapes_than_its_classes_need_is_refused(bundle: Path):
+    rewrite_manifest(bundle, class_names=("0", "1"))
+    with pytest.raises(BundleError, match=r"manifest: the encoder has .*; with these classes it needs"):
         read_bundle(bundle)
 
 

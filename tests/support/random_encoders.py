@@ -74,7 +74,7 @@ def oblong_parts() -> Encoder:
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
     def convolution(path, strides, size):
-        return Convolution(weights[f"{path}.weight"], weights[f"{path}.bias"], strides, (0, 0, 0, 0), size)
+        return Convolution(weights[f"{path}.weight"], weights[f"{path}.bias"], strides, size)
 
     return Encoder(
         model=model,

@@ -291,13 +291,13 @@ def test_the_decay_of_an_average_is_below_1(value, capsys):
     assert "--ema-decay" in capsys.readouterr().err
 
 
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
-class NoTorch:
+class Without:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-sys.meta_path.insert(0, NoTorch())
+        if name.split(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Without())
 from {module}.cli import main
 main({arguments})
 """
@@ -313,16 +313,28 @@ main({arguments})
     ],
 )
 def test_help_works_without_torch(module, arguments, said):
-    script = WITHOUT_TORCH.format(module=module, arguments=arguments)
+    script = WITHOUT.format(package="torch", module=module, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said in done.stdout
 
 
-def test_a_command_that_needs_torch_says_how_to_get_it(tmp_path):
-    script = WITHOUT_TORCH.format(module="training", arguments=["fit", "--out", str(tmp_path / "x")])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("command", "arguments", "package"),
+    [
+        ("train", ["fit", "--out", "new"], "torch"),
+        ("train", ["inspect", "models/capsnet-mnist"], "onnx"),
+        ("export", ["triton", "models/capsnet-mnist", "--out", "new"], "onnx"),
+        ("export", ["optimize", "models/capsnet-mnist", "--out", "new"], "onnxruntime"),
+    ],
+)
+def test_a_command_that_lacks_a_package_says_how_to_get_it(command, arguments, package):
+    module = {"train": "training", "export": "export"}[command]
+    script = WITHOUT.format(package=package, module=module, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
-    assert done.stderr == "capsnet-train: this command needs torch: pip install -e '.[train,cpu]'\n"
+    assert done.stderr == f"capsnet-{command} needs {package}: pip install -e '.[train,cpu]'\n"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from onnx import numpy_helper
 
 from export.contract.explain_outputs import explain_outputs
 from export.contract.manifest import BundleError, newest_version, read_manifest
-from export.explain.add import check_last_iteration
+from export.explain.file import check_last_iteration
 from export.explain.graph import explain_graph
 from export.to_onnx import trace_encoder
 from tests.support.explained import (
@@ -144,14 +144,14 @@ def test_of_matrix_capsules_it_shows_em_routing(name):
 def test_the_last_iteration_is_the_answer_of_a_random_capsnet(name):
     encoder = random_encoder(name)
     explain = explain_graph(encoder, capsnet_manifest(name))
-    assert_last(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 8))
+    check_last_iteration(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 8))
 
 
 @of_each_matrix_network
 def test_the_last_iteration_is_the_answer_of_random_matrix_capsules(name):
     _, encoder, manifest = matrix_network(name)
     explain = explain_graph(encoder, manifest)
-    assert_last(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 8))
+    check_last_iteration(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 8))
 
 
 @pytest.mark.parametrize("model", SHIPPED)
@@ -163,11 +163,7 @@ def test_the_last_iteration_is_the_answer_of_a_shipped_bundle(model):
     samples = np.load(bundle / "samples.npz")["pixels"]
     even = np.stack([np.zeros_like(samples[0]), np.ones_like(samples[0])])
     for pixels in (samples, pictures(encoder, 8), even):
-        assert_last(encoder.SerializeToString(), explain, pixels)
-
-
-def assert_last(encoder: bytes, explain: bytes, pixels: np.ndarray) -> None:
-    assert check_last_iteration(encoder, explain, pixels) <= 1e-5
+        check_last_iteration(encoder.SerializeToString(), explain, pixels)
 
 
 def test_matrix_capsules_of_many_positions_can_be_explained():
@@ -176,7 +172,7 @@ def test_matrix_capsules_of_many_positions_can_be_explained():
     config = MatrixCapsNetConfig(**(TINY_MATRIX | small | {"image_size": 140}))
     encoder = trace_encoder(build(config).eval())
     explain = explain_graph(encoder, manifest_of(config, (4, 4)))
-    assert_last(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 2))
+    check_last_iteration(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 2))
 
 
 def test_an_encoder_that_computes_its_equal_shares_has_to_be_exported_anew():

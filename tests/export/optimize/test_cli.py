@@ -172,11 +172,7 @@ def test_bytes_that_are_no_graph_are_told_in_one_line(tmp_path, capsys):
     changed = encoder.model_copy(update={"sha256": sha256_of(bundle / "encoder.onnx")})
     rewrite_manifest(bundle, graphs={**read_manifest(bundle).graphs, "encoder": changed})
     assert "encoder.onnx is no ONNX graph" in failure(capsys, str(bundle))
-    for command, told in (
-        ("explain", "encoder.onnx is no ONNX graph"),
-        ("evaluate", "no training.config"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([command, str(bundle)])
-        assert ended.value.code == 2
-        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(bundle)])
+    assert ended.value.code == 2
+    assert "no training.config" in capsys.readouterr().err

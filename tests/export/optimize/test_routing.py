@@ -33,7 +33,6 @@ def routings(draw, votes=(0.3, 3.0, 60.0), priors=(None, 1.0, 60.0)):
         none_of_the_above=draw(st.booleans()),
         priors=None if prior is None else prior * normal(classes, groups, 1, rest, 1),
         bias=draw(st.sampled_from([None, normal(classes, class_pose, 1)])),
-        epsilon=EPSILON,
     )
     u = normal(groups, pose, rest, batch)
     u *= random.random((groups, 1, rest, batch), np.float32) / np.linalg.norm(u, axis=1, keepdims=True)
@@ -134,7 +133,7 @@ def test_the_largest_logit_is_nearly_reached():
     votes = np.zeros((1, 2, 1, 2, 3), np.float32)
     votes[0, 0, 0, 0, 0] = 50
     u = np.array([0.999, 0], np.float32).reshape(1, 2, 1, 1)
-    routing = Routing(votes, 3, False, None, None, EPSILON)
+    routing = Routing(votes, 3, False, None, None)
     _, logits = procedure_1(routing, u)
     assert routing.largest_logit == pytest.approx(100)
     assert logits.max() > 0.99 * routing.largest_logit
@@ -148,7 +147,7 @@ def test_logits_that_overflow_exp_are_shifted(none_of_the_above, shift):
     votes = random.standard_normal((2, 3, 2, 4, 5)).astype(np.float32)
     priors = shift + random.standard_normal((4, 2, 1, 2, 1)).astype(np.float32)
     u = 0.5 * random.random((2, 3, 2, 3), np.float32)
-    routing = Routing(votes, 2, none_of_the_above, priors, None, EPSILON)
+    routing = Routing(votes, 2, none_of_the_above, priors, None)
     expected, _ = procedure_1(routing, u)
     np.testing.assert_allclose(routed(routing, u), expected, rtol=0, atol=16 * 2**-24 * 2000)
     assert (np.abs(expected).max() < 1e-9) == (none_of_the_above and shift < 0)
@@ -157,7 +156,7 @@ def test_logits_that_overflow_exp_are_shifted(none_of_the_above, shift):
 @pytest.mark.parametrize(("size", "shifted"), [(0.1, False), (100.0, True)])
 def test_logits_are_shifted_only_where_they_can_overflow(size, shifted):
     votes = np.full((1, 2, 3, 4, 5), size, np.float32)
-    routing, nodes = Routing(votes, 3, False, None, None, EPSILON), Nodes()
+    routing, nodes = Routing(votes, 3, False, None, None), Nodes()
     assert (routing.largest_logit > SAFE_LOGIT) == shifted
     add_routing(nodes, "u", routing, "routing")
     assert any(node.op_type == "ReduceMax" for node in nodes.nodes) == shifted
@@ -174,7 +173,7 @@ def test_predictions_are_never_held(iterations):
     """No value has an element for each pair of capsules and element of the class pose."""
     votes = np.ones((2, 3, 5, 7, 11), np.float32)
     nodes = Nodes()
-    add_routing(nodes, "u", Routing(votes, iterations, True, None, None, EPSILON), "routing")
+    add_routing(nodes, "u", Routing(votes, iterations, True, None, None), "routing")
     graph = helper.make_graph(
         nodes.nodes,
         "routing",
@@ -194,7 +193,7 @@ def test_squash_is_equation_1(length):
     s = np.random.default_rng(0).standard_normal((4, 3, 2)).astype(np.float32)
     s *= length / np.linalg.norm(s, axis=1, keepdims=True)
     nodes = Nodes()
-    v = add_squash(nodes, "s", 1, EPSILON, "v")
+    v = add_squash(nodes, "s", 1, "v")
     found = run(nodes, ("s", s.shape), (v, s.shape), s)
     expected = np.stack([[squash(s[j, :, b].astype(np.float64)) for b in range(2)] for j in range(4)])
     np.testing.assert_allclose(found, expected.transpose(0, 2, 1), rtol=1e-6, atol=1e-12)

@@ -199,12 +199,12 @@ def without_graph(tmp_path):
         yield str(client.base_url).rstrip("/")
 
 
-def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(open_page, without_graph):
+def test_a_bundle_without_the_graph_is_told_to_be_exported_again(open_page, without_graph):
     page = open_page(f"{without_graph}/", may_complain=True)
     page.set_input_files("#file", "docs/seven.jpg")
     answer(page)
     page.click("#explain summary")
-    expect(page.locator("#explain-note")).to_contain_text("capsnet-export explain")
+    expect(page.locator("#explain-note")).to_contain_text("capsnet-export bundle")
     expect(page.locator("#explain-body")).to_be_hidden()
 
 

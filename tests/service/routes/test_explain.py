@@ -235,11 +235,11 @@ def test_a_picture_of_too_many_maps_is_refused(client):
 
 
 @pytest.mark.parametrize("accept", ["application/json", "image/png"])
-def test_a_bundle_without_the_graph_is_told_the_command_that_adds_it(client, accept):
+def test_a_bundle_without_the_graph_is_told_to_be_exported_again(client, accept):
     answer = client.post("/explain?model=plain", content=picture(), headers={"Accept": accept})
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/no-explain-graph")
     assert answer.headers["content-type"] == "application/problem+json"
-    assert "`capsnet-export explain models/plain` adds it" in answer.json()["detail"]
+    assert "export its run again with `capsnet-export bundle`" in answer.json()["detail"]
 
 
 def test_models_lists_the_graph(client):
