@@ -83,7 +83,7 @@ def create_app(
         settings: deployment facts.
         on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
-        on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
+        on_stopped: called with the reason once an inference thread has died, and only a new process helps.
         engine: the process that has the models; None: this one has them. With it, the application starts once
             the models are loaded, and calls neither of the two.
         beside: another port of the same service, which is open as long as the service runs.

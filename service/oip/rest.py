@@ -62,7 +62,7 @@ async def get_server(request: Request) -> Response:
 
 @routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
 async def get_live(request: Request) -> Response:
-    """As /healthz: 503 once inference threads have died too often and only a new process helps."""
+    """As /healthz: 503 once an inference thread has died and only a new process helps."""
     service = service_of(request)
     await service.models.check_alive()
     return json_response({"live": True})

@@ -13,7 +13,7 @@ routes = APIRouter(tags=["Operations"])
 
 @routes.get("/healthz", summary="Is the process alive?", responses={200: {"model": Health}, **UNREADY})
 async def get_health(request: Request) -> Response:
-    """503 once inference threads have died too often and only a new process helps; /readyz says more."""
+    """503 once an inference thread has died and only a new process helps; /readyz says more."""
     await service_of(request).models.check_alive()
     return json_response({"status": "ok"})
 
