@@ -187,8 +187,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
         path, headers = errors.shown(request.url.path), dict(error.headers or {})
-        if allowed := headers.get("Allow"):  # Starlette has the methods in a set
-            headers["Allow"] = ", ".join(sorted(allowed.split(", ")))
+        if "Allow" in headers:  # Starlette has the methods in a set
+            allowed = set(headers["Allow"].split(", "))
+            headers["Allow"] = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
         detail = f"{request.method} {path}: {error.detail}"
         if error.status_code == 404:
             detail = f"there is nothing at {path}; /docs lists what there is"

@@ -3,7 +3,6 @@
 from fastapi import APIRouter, Request, Response
 
 from service.http.answers import json_response
-from service.http.direct_route import answer_head
 from service.http.openapi import UNREADY
 from service.routes.schemas import Health, Readiness
 from service.state import service_of
@@ -28,6 +27,3 @@ async def get_readiness(request: Request) -> Response:
     if warnings := [f"{model.full_name}: {warning}" for model in loaded for warning in model.warnings]:
         answer["warnings"] = warnings
     return json_response(answer)
-
-
-answer_head(routes)
