@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from benchmarks.machine import memory_bytes
 from benchmarks.paths import ROOT
 from export.contract.manifest import newest_version
 from export.contract.pictures import FORMATS
@@ -240,17 +241,17 @@ def image_bombs(folder: Path) -> Iterator[Row]:
     with live_process(folder / "models", folder / "log") as service:
         for image_format in FORMATS:
             posted(service, saved(image_format))  # loads what it needs
-        before = memory_mib(service, "VmRSS")
+        before = memory_bytes(service.running.pid)["VmRSS"]
         Path(f"/proc/{service.running.pid}/clear_refs").write_text("5")  # the peak begins here
         refusals = {name: posted(service, file) for name, file in files.items()}
-        peak = memory_mib(service, "VmHWM")
+        peak = memory_bytes(service.running.pid)["VmHWM"]
     times = {name: seconds for name, (_, seconds) in refusals.items()}
     slowest = max(times, key=lambda name: times[name])
     refused = [status for status, _ in refusals.values() if status in (413, 422)]
     yield Row(fault, "refused", f"{len(refused)} of {len(BOMBS)}")
     yield Row(fault, "until all were refused", ms(sum(times.values())))
     yield Row(fault, f"slowest: {slowest}", ms(times[slowest]))
-    yield Row(fault, "memory at its peak, above that before", f"{peak - before:.1f} MiB")
+    yield Row(fault, "memory at its peak, above that before", f"{(peak - before) / 2**20:.1f} MiB")
 
 
 def stop_under_load(folder: Path) -> Iterator[Row]:
@@ -328,12 +329,6 @@ def drip(address: tuple[str, int], lasted: list[float]) -> None:
                 answer = connection.recv(2**16)
     lasted.append(time.monotonic() - began)
     assert answer.startswith(b"HTTP/1.1 408 "), answer
-
-
-def memory_mib(service: LiveProcess, name: str) -> float:
-    """VmRSS, what the process has in memory, or VmHWM, the most that it had there."""
-    facts = Path(f"/proc/{service.running.pid}/status").read_text().splitlines()
-    return next(int(fact.split()[1]) / 1024 for fact in facts if fact.startswith(f"{name}:"))
 
 
 def status(service: LiveProcess, path: str) -> int:
