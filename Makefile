@@ -48,7 +48,7 @@ experiments-quick: $(VENV)/.dev ## run the quick form of every experiment whose 
 	$(VENV)/bin/capsnet-train experiment all --quick
 	$(VENV)/bin/capsnet-train report
 
-soak: $(VENV)/.serve ## saturate a service for ten minutes; fails if memory, threads or open files grow (needs wrk or oha)
+soak: $(VENV)/.serve ## saturate a service for ten minutes; fails if memory, threads or open files grow (needs wrk)
 	$(VENV)/bin/python -m benchmarks.resilience.soak
 
 docker-test: ## build the images, run them with compose and check their answers

@@ -113,7 +113,7 @@ is_limited() {
   grep -qE '^[1-9][0-9]* [1-9][0-9]* [1-9][0-9]* [1-9][0-9]*m$' "$scratch/answer"
 }
 
-ends_by_itself() { # as one whose inference threads are given up does, but at once
+ends_by_itself() { # as one of which an inference thread died does, but at once
   in_service python -c '
 import os, pathlib, signal
 for process in pathlib.Path("/proc").glob("[0-9]*"):

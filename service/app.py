@@ -83,7 +83,7 @@ def create_app(
         settings: deployment facts.
         on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
-        on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
+        on_stopped: called with the reason once an inference thread has died, and only a new process helps.
         engine: the process that has the models; None: this one has them. With it, the application starts once
             the models are loaded, and calls neither of the two.
         beside: another port of the same service, which is open as long as the service runs.
@@ -187,8 +187,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
         path, headers = errors.shown(request.url.path), dict(error.headers or {})
-        if allowed := headers.get("Allow"):  # Starlette has the methods in a set
-            headers["Allow"] = ", ".join(sorted(allowed.split(", ")))
+        if "Allow" in headers:  # Starlette has the methods in a set
+            allowed = set(headers["Allow"].split(", "))
+            headers["Allow"] = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
         detail = f"{request.method} {path}: {error.detail}"
         if error.status_code == 404:
             detail = f"there is nothing at {path}; /docs lists what there is"

@@ -205,7 +205,7 @@ class NotReadyError(ServiceError):
 
 
 class InferenceStoppedError(ServiceError):
-    """Inference threads keep dying and are left dead; only a new process helps."""
+    """An inference thread has died; only a new process helps."""
 
     status, slug, title = 503, "inference-stopped", "Inference has stopped for good"
     headers = RETRY

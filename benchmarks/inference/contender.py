@@ -1,6 +1,6 @@
 """A contender of throughput.py in a process of its own: it runs batches when asked, a line each.
 
-    python benchmarks/inference/contender.py RUNTIME FILE THREADS
+    python -m benchmarks.inference.contender RUNTIME FILE THREADS
 
 FILE is an ONNX graph, for torch the weights as .npz, for the service a bundle's folder; beside it lie
 pixels.npy, whose first images make a batch, and parameters.json. Questions and answers are JSON, a line each.
@@ -11,11 +11,11 @@ The first answer says {} once the contender is open; later ones are to {"batch":
 import json
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.machine import memory_bytes, peak_bytes
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 # What only one runtime needs is imported by the function that opens it: memory is measured here.
@@ -208,7 +210,7 @@ def answer(
         np.savez(outputs, probabilities=probabilities, poses=poses)
         return {}
     times = run_times(run, np.array(pixels[:batch]), seconds or 0)
-    return {"seconds": median(times), "runs": len(times), **memory_bytes()}
+    return {"seconds": median(times), "runs": len(times), **memory()}
 
 
 def run_times(run: Run, pixels: Floats, seconds: float) -> list[float]:
@@ -223,16 +225,12 @@ def run_times(run: Run, pixels: Floats, seconds: float) -> list[float]:
     return times
 
 
-def memory_bytes() -> dict[str, int]:
-    """Resident memory of this process: now (where the system tells it), and its highest so far."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    # Not getrusage: that begins with the memory of the process that started this one.
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-    return {"peak_bytes": kibibytes["VmHWM"] * 1024, "resident_bytes": kibibytes["VmRSS"] * 1024}
+def memory() -> dict[str, int]:
+    """Resident memory of this process: its highest so far, and now (where the system tells it)."""
+    held = {"peak_bytes": peak_bytes()}
+    with suppress(OSError):
+        held["resident_bytes"] = memory_bytes()["VmRSS"]
+    return held
 
 
 if __name__ == "__main__":

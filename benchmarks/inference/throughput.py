@@ -55,7 +55,7 @@ from export.optimize.plan import Variant
 
 # N images, H rows, W columns, C channels
 
-HERE = Path(__file__).resolve().parent
+CONTENDER = "benchmarks.inference.contender"
 BATCHES = (1, 4, 16, 32, 64)
 ROUNDS = 5
 SETTLE_S = 0.02  # until threads that wait actively for more work have given up
@@ -245,7 +245,7 @@ def opened(contender: Contender, folder: Path, threads: int) -> Iterator[Child]:
     file = folder / contender.file
     if not file.exists():
         raise ContenderError("export/optimize does not derive this variant from this graph")
-    command = [sys.executable, str(HERE / "contender.py"), contender.runtime, str(file), str(threads)]
+    command = [sys.executable, "-m", CONTENDER, contender.runtime, str(file), str(threads)]
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
@@ -255,6 +255,7 @@ def opened(contender: Contender, folder: Path, threads: int) -> Iterator[Child]:
             stderr=log,
             text=True,
             bufsize=1,
+            cwd=ROOT,
             env=_environment(folder, threads),
         ) as process,
     ):

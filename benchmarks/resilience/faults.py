@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from benchmarks.machine import memory_bytes
 from benchmarks.paths import ROOT
 from export.contract.manifest import newest_version
 from export.contract.pictures import FORMATS
-from service.inference.batcher import RESTARTS
 from tests.support.decompression_bombs import BOMBS, saved
 from tests.support.faulty_bundle import write_touchy_bundle
 from tests.support.http_load import Load, under_load
@@ -39,7 +39,6 @@ from tests.support.tiny_bundle import SIDE
 
 BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
 COMPUTED = "capsnet_batch_images_sum"
-RESTARTED = "capsnet_inference_thread_restarts_total"
 CLIENTS = 8
 STOP_CLIENTS = 32
 LEAVING_CLIENTS = 200
@@ -68,7 +67,6 @@ def main() -> None:
     """Make every fault and print the table as it grows."""
     faults: list[Callable[[Path], Iterator[Row]]] = [
         killed_thread,
-        threads_that_keep_dying,
         raising_session,
         published_bundle,
         replaced_bundle,
@@ -91,40 +89,18 @@ def main() -> None:
 
 
 def killed_thread(folder: Path) -> Iterator[Row]:
-    """An inference thread ends in the middle of its work."""
+    """An inference thread ends in the middle of its work; then another process takes over."""
     fault = f"inference thread killed, {CLIENTS} clients"
     with (
         live_process(folder / "models", folder / "log", program=KILLABLE) as service,
         under_load(service.address, CLIENTS, picture()) as load,
     ):
         wait_until(lambda: len(load.of_status(200)) > 10 * CLIENTS)
-        killed = time.monotonic()
         service.kill_inference_thread()
-        yield Row(fault, "until there was another thread", until(lambda: service.metric(RESTARTED) == 1))
-        answered = len(load.of_status(200))
-        wait_until(lambda: len(load.of_status(200)) > answered + 10 * CLIENTS)
-    after = [outcome for outcome in load.of_status(200) if outcome.began > killed]
-    yield Row(fault, "until a request sent after it was answered", ms(min(o.ended for o in after) - killed))
-    yield Row(fault, "requests of its batch, answered 503", str(len(load.of_status(503))))
+        yield Row(fault, "until /healthz was 503", until(lambda: status(service, "/healthz") == 503))
+        yield Row(fault, "and until it had ended", until(lambda: service.running.poll() is not None))
+    yield Row(fault, "requests answered 503", of_all(load.of_status(503), load))
     yield Row(fault, "requests without an answer", of_all(load.lost, load))
-
-
-def threads_that_keep_dying(folder: Path) -> Iterator[Row]:
-    """One death more than threads are restarted; then another process takes over, as an orchestrator does."""
-    fault = f"inference threads killed {RESTARTS + 1} times"
-    with (
-        live_process(folder / "models", folder / "log", program=KILLABLE, threads=1) as service,
-        under_load(service.address, 1, picture()) as load,
-    ):
-        wait_until(lambda: bool(load.of_status(200)))
-        for deaths in range(1, RESTARTS + 1):
-            service.kill_inference_thread()
-            wait_until(lambda deaths=deaths: service.metric(RESTARTED) == deaths)
-        service.kill_inference_thread()
-        yield Row(fault, "until /readyz was 503", until(lambda: status(service, "/readyz") == 503))
-        yield Row(fault, "until /healthz was 503, too", until(lambda: status(service, "/healthz") == 503))
-        service.stop()
-        yield Row(fault, "from SIGTERM until it had ended", until(lambda: service.running.poll() is not None))
     began = time.monotonic()
     with live_process(folder / "models", folder / "log") as service:
         wait_until(lambda: status(service, "/readyz") == 200)
@@ -265,17 +241,17 @@ def image_bombs(folder: Path) -> Iterator[Row]:
     with live_process(folder / "models", folder / "log") as service:
         for image_format in FORMATS:
             posted(service, saved(image_format))  # loads what it needs
-        before = memory_mib(service, "VmRSS")
+        before = memory_bytes(service.running.pid)["VmRSS"]
         Path(f"/proc/{service.running.pid}/clear_refs").write_text("5")  # the peak begins here
         refusals = {name: posted(service, file) for name, file in files.items()}
-        peak = memory_mib(service, "VmHWM")
+        peak = memory_bytes(service.running.pid)["VmHWM"]
     times = {name: seconds for name, (_, seconds) in refusals.items()}
     slowest = max(times, key=lambda name: times[name])
     refused = [status for status, _ in refusals.values() if status in (413, 422)]
     yield Row(fault, "refused", f"{len(refused)} of {len(BOMBS)}")
     yield Row(fault, "until all were refused", ms(sum(times.values())))
     yield Row(fault, f"slowest: {slowest}", ms(times[slowest]))
-    yield Row(fault, "memory at its peak, above that before", f"{peak - before:.1f} MiB")
+    yield Row(fault, "memory at its peak, above that before", f"{(peak - before) / 2**20:.1f} MiB")
 
 
 def stop_under_load(folder: Path) -> Iterator[Row]:
@@ -353,12 +329,6 @@ def drip(address: tuple[str, int], lasted: list[float]) -> None:
                 answer = connection.recv(2**16)
     lasted.append(time.monotonic() - began)
     assert answer.startswith(b"HTTP/1.1 408 "), answer
-
-
-def memory_mib(service: LiveProcess, name: str) -> float:
-    """VmRSS, what the process has in memory, or VmHWM, the most that it had there."""
-    facts = Path(f"/proc/{service.running.pid}/status").read_text().splitlines()
-    return next(int(fact.split()[1]) / 1024 for fact in facts if fact.startswith(f"{name}:"))
 
 
 def status(service: LiveProcess, path: str) -> int:

@@ -1,8 +1,8 @@
 """A service at full load for ten minutes must not grow: not its memory, its threads or its open files.
 
-`capsnet-serve` with the bundles in models/ runs as a process of its own. A compiled load generator, wrk or
-oha, keeps it saturated with single pictures, and `soak_traffic` sends a few requests a second of every other
-kind, bad ones and clients that hang up among them. Settings of the service (CAPSNET_*) apply.
+`capsnet-serve` with the bundles in models/ runs as a process of its own. wrk keeps it saturated with single
+pictures, and `soak_traffic` sends a few requests a second of every other kind, bad ones and clients that hang
+up among them. Settings of the service (CAPSNET_*) apply.
 
     python -m benchmarks.resilience.soak                 ten minutes
     python -m benchmarks.resilience.soak --minutes 60    an hour
@@ -12,43 +12,41 @@ became more, a request got no answer or a 5xx other than 503, or the service end
 """
 
 import argparse
+import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import httpx
-import numpy as np
 
+from benchmarks.machine import memory_bytes
 from benchmarks.paths import ROOT
-from benchmarks.resilience.soak_traffic import Floats, Traffic
+from benchmarks.resilience.soak_traffic import Traffic
+from benchmarks.serving.bodies import posting_pictures, samples, write_pictures, wrk
 from export.contract.manifest import newest_version
-from service.http.png import to_png
+from tests.support.live_process import LiveProcess, live_process
+from tests.support.live_service import metric
 
-SAMPLES = newest_version(ROOT / "models" / "capsnet-mnist") / "samples.npz"
-SCRIPT = Path(__file__).with_suffix(".lua")
+BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
 
 CONNECTIONS = 32
 LARGEST_GROWTH = 0.05
+START_S = 60  # memory may grow until then
 WINDOW_S = 10  # memory goes up and down with what is under way; the median of so many samples does not
 SETTLE_S = 3  # for connections to be closed
 STOP_S = 60
+COMPLAINTS = 20
+PREFIX = "CAPSNET_"
+OURS = ("models", "host", "port")
 MIB = 2**20
-STATUS_LINE = re.compile(r"^ +\[(\d+)\] (\d+) responses$", re.MULTILINE)
-ERROR_LINE = re.compile(r"^ +\[(\d+)\] (?!\d+ responses$)(.+)$", re.MULTILINE)
-AT_THE_END = "deadline"  # oha's errors of requests that were under way when the time was over
 
 
 class CannotRunError(Exception):
@@ -106,180 +104,122 @@ def soak(seconds: float) -> int:
     """Load the service for so long, tell what came of it, and return the exit status.
 
     Raises:
-        CannotRunError: there is no load generator, no /proc or no service.
+        CannotRunError: there is no wrk or no /proc.
     """
     if not Path("/proc/self/fd").exists():
         raise CannotRunError("what a process holds is read from /proc, which only Linux has")
-    program = load_generator()
-    pixels: Floats = np.load(SAMPLES)["pixels"]
-    with tempfile.TemporaryDirectory() as folder:
-        pictures = [Path(folder, f"{n}.png") for n in range(len(pixels))]
-        for path, picture in zip(pictures, pixels, strict=True):
-            path.write_bytes(to_png(picture))
-        with running_service() as service:
-            command = posting(program, f"{service.url}/classify", pictures, seconds)
-            traffic = Traffic(service.url, pixels, ROOT / "docs")
-            try:
-                held, statuses = load(service, traffic, command)
-            except ServiceEndedError as error:
-                return failed([str(error)], service)
-    report(held, statuses, seconds)
-    faults = growth(held) + bad_statuses(statuses)
-    if service.status:
-        faults.append(f"the service was asked to end and did so with status {service.status}")
-    if faults:
-        return failed(faults, service)
-    print("held")
-    return 0
+    if not shutil.which("wrk"):
+        raise CannotRunError("wrk makes the load and is not installed: apt install wrk")
+    pixels = samples(BUNDLE)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        live_process(ROOT / "models", Path(folder) / "log", **settings()) as service,
+    ):
+        url = str(service.client.base_url).rstrip("/")
+        posted = posting_pictures(write_pictures(pixels, Path(folder)))
+        command = wrk(f"{url}/classify", CONNECTIONS, round(seconds), posted)
+        try:
+            held, statuses = load(service, Traffic(url, pixels, ROOT / "docs"), command)
+        except ServiceEndedError as error:
+            faults = [str(error)]
+        else:
+            report(held, statuses, seconds)
+            faults = growth(held) + bad_statuses(statuses) + end(service)
+        print(f"FAILED: {'; '.join(faults)}" if faults else "held", flush=True)
+        if faults:
+            sys.stderr.writelines(complaints(service.log))
+    return 1 if faults else 0
 
 
-def failed(faults: Sequence[str], service: "RunningService") -> int:
-    """Tell what is wrong, and what the service complained about last; the exit status."""
-    print(f"FAILED: {'; '.join(faults)}", flush=True)
-    sys.stderr.writelines(service.complaints)
-    return 1
-
-
-def load_generator() -> str:
-    """The path of wrk or oha.
-
-    Raises:
-        CannotRunError: neither is installed.
-    """
-    program = shutil.which("wrk") or shutil.which("oha")
-    if program is None:
-        raise CannotRunError("needs a compiled load generator: apt install wrk (or install oha)")
-    return program
-
-
-def posting(program: str, url: str, pictures: Sequence[Path], seconds: float) -> list[str]:
-    """The command that keeps posting pictures to the URL for so long."""
-    connections, duration = str(CONNECTIONS), f"{round(seconds)}s"
-    if Path(program).name == "wrk":
-        options = ["--threads", "1", "--connections", connections, "--duration", duration, "--timeout", "60s"]
-        return [program, *options, "--script", str(SCRIPT), url, "--", *map(str, pictures)]
-    options = ["--no-tui", "-c", connections, "-z", duration, "-m", "POST", "-T", "image/png"]
-    return [program, *options, "-D", str(pictures[0]), url]
+def settings() -> dict[str, str]:
+    """Of the service, from the environment, but for its models and where it listens."""
+    names = [name for name in os.environ if name.startswith(PREFIX)]
+    given = {name.removeprefix(PREFIX).lower(): os.environ[name] for name in names}
+    return {"device": "auto"} | {name: given[name] for name in given if name not in OURS}
 
 
 # -- the service ------------------------------------------------------------------------------------------
 
 
-@dataclass
-class RunningService:
-    """A process of `capsnet-serve`.
-
-    Attributes:
-        url: where it answers.
-        complaints: its last log lines that are no plain requests.
-        status: with which it ended; 0 when asked to end, None before.
-    """
-
-    process: subprocess.Popen[str]
-    url: str
-    complaints: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    status: int | None = None
-
-    def sample(self) -> Sample:
-        """What it holds now.
-
-        Raises:
-            ServiceEndedError: it is not there any more.
-        """
-        if (status := self.process.poll()) is not None:
-            raise ServiceEndedError(f"the service ended under load with status {status}")
-        folder = Path("/proc", str(self.process.pid))
-        lines = (folder / "status").read_text().splitlines()
-        facts = dict(line.split(":", 1) for line in lines)
-        descriptors = len(os.listdir(folder / "fd"))  # noqa: PTH208  # names alone, no path for each
-        return Sample(1024 * int(facts["VmRSS"].split()[0]), int(facts["Threads"]), descriptors)
-
-    def answered(self) -> float:
-        """Requests that it says it has answered."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("capsnet_requests_total"))
-
-    def read_log(self) -> None:
-        """Keep what it complains about until it ends; the pipe would fill otherwise."""
-        assert self.process.stderr is not None, "the service was started without a pipe"
-        for line in self.process.stderr:
-            if '"level":"info"' not in line:
-                self.complaints.append(line)
-
-
-@contextmanager
-def running_service() -> Iterator[RunningService]:
-    """The service on a free port, ready; asked to stop at the end.
+def sample(service: LiveProcess) -> Sample:
+    """What it holds now.
 
     Raises:
-        CannotRunError: it does not start.
+        ServiceEndedError: it is not there any more.
     """
-    command: list[str | Path] = [Path(sys.executable).with_name("capsnet-serve")]
-    command += ["--models", ROOT / "models", "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None, "the service was started without a pipe"
-    where = re.search(r"http://\S+", process.stdout.readline())
-    if not where:
-        raise CannotRunError(f"the service does not start: {process.communicate()[1].strip()}")
-    service = RunningService(process, where.group())
-    reading = threading.Thread(target=service.read_log)
-    reading.start()
+    if (status := service.running.poll()) is not None:
+        raise ServiceEndedError(f"the service ended under load with status {status}")
+    pid = service.running.pid
+    threads, descriptors = (len(list(Path(f"/proc/{pid}/{name}").iterdir())) for name in ("task", "fd"))
+    return Sample(memory_bytes(pid)["VmRSS"], threads, descriptors)
+
+
+def answered(service: LiveProcess) -> float:
+    """Requests that it says it has answered."""
+    with httpx.Client(base_url=service.client.base_url) as client:  # whose connection does not stay open
+        return metric(client, "capsnet_requests_total")
+
+
+def end(service: LiveProcess) -> list[str]:
+    """Ask it to end; what is wrong with how it does."""
+    service.stop()
     try:
-        yield service
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            service.status = process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            service.status = process.wait()
-        reading.join()
+        status = service.running.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        return [f"the service was asked to end and had not {STOP_S} s later"]
+    return [f"the service was asked to end and did so with status {status}"] if status else []
+
+
+def complaints(log: Path) -> deque[str]:
+    """The last lines of a log that are no plain requests."""
+    with log.open() as lines:
+        return deque((line for line in lines if '"level":"info"' not in line), maxlen=COMPLAINTS)
 
 
 # -- the load ---------------------------------------------------------------------------------------------
 
 
-def load(service: RunningService, traffic: Traffic, command: list[str]) -> tuple[Held, Counter[str]]:
+def load(service: LiveProcess, traffic: Traffic, command: list[str]) -> tuple[Held, Counter[str]]:
     """Put the service under load; what it held, and how often each status came.
 
     Raises:
         ServiceEndedError: it has not survived.
-        CannotRunError: the load generator has not put it under load.
+        CannotRunError: wrk has not put it under load.
     """
     traffic.once()
     time.sleep(SETTLE_S)
-    before = service.sample()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as generating, traffic:
+    before = sample(service)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as posting, traffic:
         try:
-            under_load = watch(service, generating)
+            under_load = watch(service, posting)
         finally:
-            generating.terminate()
-        output = generating.communicate()[0]
-    if len(under_load) <= 60:
-        raise CannotRunError(f"{command[0]} ended after {len(under_load)} s: {output.strip()}")
+            posting.terminate()
+        output = posting.communicate()[0]
+    if len(under_load) <= START_S:
+        raise CannotRunError(f"wrk ended after {len(under_load)} s: {output.strip()}")
     time.sleep(SETTLE_S)
-    minute, end = medians(under_load[60 - WINDOW_S : 60]), medians(under_load[-WINDOW_S:])
-    return Held(before, minute, end, service.sample()), traffic.statuses + statuses_in(output)
+    minute, latest = medians(under_load[START_S - WINDOW_S : START_S]), medians(under_load[-WINDOW_S:])
+    return Held(before, minute, latest, sample(service)), traffic.statuses + statuses_in(output)
 
 
-def watch(service: RunningService, generating: subprocess.Popen[str]) -> list[Sample]:
-    """A sample every second for as long as the generator runs; says how it is going once a minute.
+def watch(service: LiveProcess, posting: subprocess.Popen[str]) -> list[Sample]:
+    """A sample every second for as long as wrk runs; says how it is going once a minute.
 
     Raises:
         ServiceEndedError: it has not survived.
     """
     under_load: list[Sample] = []
-    answered = service.answered()
+    so_far = answered(service)
     while True:
         try:
-            generating.wait(1)
+            posting.wait(1)
         except subprocess.TimeoutExpired:
-            under_load.append(service.sample())
+            under_load.append(sample(service))
         else:
             return under_load
         if len(under_load) % 60 == 0:
-            before, answered = answered, service.answered()
-            rate = f"{(answered - before) / 60:7,.1f} requests/s"
+            before, so_far = so_far, answered(service)
+            rate = f"{(so_far - before) / 60:7,.1f} requests/s"
             print(f"{len(under_load) // 60:3} min  {rate}  {shown(under_load[-1])}", flush=True)
 
 
@@ -289,14 +229,9 @@ def medians(window: Sequence[Sample]) -> Sample:
 
 
 def statuses_in(output: str) -> Counter[str]:
-    """How often each status came, and each error in place of one, as the generator tells at its end."""
-    statuses: Counter[str] = Counter()
-    for count, error in ERROR_LINE.findall(output):
-        if AT_THE_END not in error:
-            statuses[error] += int(count)
-    for status, count in STATUS_LINE.findall(output):
-        statuses[status] += int(count)
-    return statuses
+    """Of what post.lua prints: how often each status came, and that none did."""
+    found = json.loads(output.splitlines()[-1])
+    return Counter(found["statuses"]) + Counter({"no answer": found["errors"]})
 
 
 # -- what came of it --------------------------------------------------------------------------------------

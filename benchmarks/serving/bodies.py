@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 def wrk(url: str, clients: int, seconds: int, arguments: Sequence[str]) -> list[str]:
     """The command that posts for so long, with the arguments of post.lua."""
     script = str(Path(__file__).with_name("post.lua"))
-    options = ["-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", script]
+    options = ["-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "60s", "-s", script]
     return ["wrk", *options, url, "--", *arguments]
 
 

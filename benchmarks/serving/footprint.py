@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.machine import memory_bytes
 from benchmarks.paths import ROOT
 from capsnet.wire_format import write_request
 from export.contract.manifest import newest_version
@@ -176,10 +177,9 @@ def cpu_seconds(service: LiveProcess) -> float:
 
 def print_row(name: str, times: int, service: LiveProcess) -> None:
     """With the memory of this moment, and the highest since it was last forgotten."""
-    lines = proc(service, "status").read_text().splitlines()
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-    held = (f"{kibibytes[key] / 1024:.0f} MiB" for key in ("VmRSS", "RssAnon", "VmHWM"))
-    print(f"{name:44} {times or '':>8}", *(f"{size:>10}" for size in held), flush=True)
+    held = memory_bytes(service.running.pid)
+    sizes = (f"{held[key] / 2**20:.0f} MiB" for key in ("VmRSS", "RssAnon", "VmHWM"))
+    print(f"{name:44} {times or '':>8}", *(f"{size:>10}" for size in sizes), flush=True)
 
 
 def forget_the_highest(service: LiveProcess) -> None:

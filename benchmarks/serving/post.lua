@@ -1,5 +1,5 @@
 -- wrk: POST the files of a list in turn, end with one line of JSON. `requests` counts all answers, `refused` those that
--- are not 200, `errors` requests without an answer.
+-- are not 200, `statuses` those of each status, `errors` requests without an answer.
 -- Arguments after `--`: the content type, then the files. HEADER_<name>=<value> arguments add headers.
 
 local requests, threads = {}, {}
@@ -18,7 +18,7 @@ function init(args)
     table.insert(requests, wrk.format("POST", nil, headers, file:read("*a")))
     file:close()
   end
-  sent, refused = 0, 0
+  sent, statuses = 0, {}
 end
 
 function request()
@@ -26,13 +26,19 @@ function request()
   return requests[sent % #requests + 1]
 end
 
-function response(status) if status ~= 200 then refused = refused + 1 end end
+function response(status) statuses[status] = (statuses[status] or 0) + 1 end
 
 function done(summary, latency)
-  local refused, errors = 0, summary.errors
-  for _, thread in ipairs(threads) do refused = refused + thread:get("refused") end
+  local all, refused, shown, errors = {}, 0, {}, summary.errors
+  for _, thread in ipairs(threads) do
+    for status, count in pairs(thread:get("statuses")) do all[status] = (all[status] or 0) + count end
+  end
+  for status, count in pairs(all) do
+    if status ~= 200 then refused = refused + count end
+    table.insert(shown, string.format('"%d": %d', status, count))
+  end
   errors = errors.connect + errors.read + errors.write + errors.timeout
-  print(string.format('{"requests": %d, "refused": %d, "errors": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f}',
-    summary.requests, refused, errors, summary.duration / 1e6, latency:percentile(50) / 1e3,
-    latency:percentile(99) / 1e3))
+  print(string.format('{"requests": %d, "refused": %d, "statuses": {%s}, "errors": %d, "seconds": %f, "p50_ms": %f, '
+    .. '"p99_ms": %f}', summary.requests, refused, table.concat(shown, ", "), errors, summary.duration / 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
 end

@@ -24,8 +24,6 @@ import argparse
 import json
 import multiprocessing
 import platform
-import resource
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -37,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import option_types
+from benchmarks import machine, option_types
 from benchmarks.training.straightforward import StraightforwardCapsNet, StraightforwardStep
 from benchmarks.training.straightforward_em import by_array_operations, looped
 from training.config import CnnConfig, RunConfig, load_preset
@@ -157,17 +155,11 @@ def peak_bytes(network: str, kind: str, images: int, device_name: str, threads: 
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
     torch.ones(64, 64) @ torch.ones(64, 64)  # the libraries' own buffers
-    before = highest_resident_bytes()
+    before = machine.peak_bytes()
     learn = make_step(network, kind, images, device)
     for _ in range(MEMORY_STEPS):
         learn()
-    return highest_resident_bytes() - before
-
-
-def highest_resident_bytes() -> int:
-    """Of this process so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return machine.peak_bytes() - before
 
 
 def measured(network: str, device: torch.device) -> tuple[str, ...]:
@@ -177,7 +169,7 @@ def measured(network: str, device: torch.device) -> tuple[str, ...]:
 
 
 def measure_memory(network: str, images: int, device: torch.device, keep: bool) -> dict[str, int]:
-    """Peak bytes of each. Comes first: a process inherits the highest memory of the one that starts it."""
+    """Peak bytes of each, in a fresh process."""
     found = {}
     for kind in measured(network, device):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
@@ -246,7 +238,7 @@ def report(found: dict[str, Any]) -> str:
 
 def hardware(device: torch.device) -> str:
     """What it ran on, in words."""
-    name = f"{torch.get_num_threads()} CPU threads ({platform.processor() or platform.machine()})"
+    name = f"{torch.get_num_threads()} CPU threads ({machine.processor() or platform.machine()})"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return f"{name}, torch {torch.__version__}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
-from fastapi.routing import APIRoute, APIRouter
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -61,6 +61,10 @@ class DirectRoutes:
 
     All other requests, and other methods on these paths, go on to FastAPI, whose layers take as long as
     decoding a small picture.
+
+    Args:
+        app: FastAPI with the routes.
+        routes: all of its own; those of routers that it includes are not among them.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
@@ -74,6 +78,9 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._answer_head(scope, receive, send)
+            return
         route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         if route is None:
             await self._app(scope, receive, send)
@@ -89,6 +96,14 @@ class DirectRoutes:
             await internal_error()(scope, receive, send)
             raise
         await response(scope, receive, send)
+
+    async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As GET, since FastAPI's routes of GET refuse HEAD (RFC 9110, 9.1). The server drops the body."""
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self._app(as_get, receive, send)
+        finally:
+            scope["route"] = as_get.get("route")  # the log and the metrics name it
 
 
 def nobody_reads() -> Response:
@@ -111,28 +126,3 @@ def read_query(model: type[BaseModel], request: Request) -> BaseModel:
         return model.model_validate(given)
     except ValidationError as error:
         raise invalid_field(error.errors(), "the query") from None
-
-
-def answer_head(routes: APIRouter) -> None:
-    """Let every route that answers GET also answer HEAD, as RFC 9110, 9.1, requires.
-
-    A second route answers both methods, so that a 405 lists both; the first one stays for the documentation,
-    which would otherwise list the operation twice. The server drops the body of an answer to HEAD.
-    """
-    described = [route for route in routes.routes if isinstance(route, APIRoute)]
-    for route in described:
-        if "GET" in (route.methods or ()):
-            routes.add_api_route(
-                route.path,
-                route.endpoint,
-                methods=["GET", "HEAD"],
-                include_in_schema=False,
-                response_class=route.response_class,
-                response_model=None,
-                route_class_override=type(route),
-            )
-    routes.routes.sort(key=_answers_head, reverse=True)  # second routes first; stable
-
-
-def _answers_head(route: BaseRoute) -> bool:
-    return isinstance(route, APIRoute) and "HEAD" in (route.methods or ())

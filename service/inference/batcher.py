@@ -16,8 +16,8 @@ are as many as there were a moment ago, and runs them with all cores. If that is
 worker waits for its share of them. Where there are few requests, nobody waits.
 
 Every request gets a result or an error, whatever happens: if a batch fails, its requests are run one at a
-time, so that only the one at fault fails; if a thread dies, only the requests of its batch fail, and there is
-a new thread.
+time, so that only the one at fault fails. If a thread dies, which only a fault of this code can bring about,
+its batch and all that wait are refused, and the service ends, to be started again.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,8 +41,6 @@ from service.observability.timings import timings_of_request
 RECENT_S = 0.05  # about the time of a large batch: clients that it answers are back by then
 BATCH_WINDOW_S = 0.01  # how long a worker waits for a large batch; RECENT_S if other batches run meanwhile
 EXCLUSIVE_IMAGES = 16  # with more than that, two batches that share the cores are faster than one
-RESTARTS = 3  # of dead threads, within the time below; then they are left dead
-RESTARTS_WITHIN_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +84,9 @@ class Batcher:
         deadline_ms: how long a submission may take, in milliseconds.
         metrics: of the model version, told waits and batches.
 
+    Attributes:
+        given_up: a thread has died. No request is taken any more; only a new process helps.
+
     Raises:
         RuntimeError: the system has no more threads.
     """
@@ -109,12 +109,11 @@ class Batcher:
         self._tickets = count()
         self._queues: list[GraphQueue] = []
         self._lock = threading.Lock()  # guards all of the above and below
-        self._closed = False
-        self._deaths: deque[float] = deque()
+        self._stopped = False  # closed or given up
+        self.given_up = False
         self._workers = [_Worker(number, threading.Condition(self._lock)) for number in range(workers)]
         # The one that fell asleep last wakes first: its caches are warm, and its session's scratch memory.
         self._asleep: list[_Worker] = []
-        self._cannot_start = False
         self._shared_at = -math.inf  # time.monotonic() when there was last work for more than one worker
         try:
             for worker in self._workers:
@@ -147,7 +146,7 @@ class Batcher:
             The outputs, [N, ...] each.
 
         Raises:
-            OverloadedError: the queues are full or closed, or the inference thread died.
+            OverloadedError: the queues are full or closed, or an inference thread died.
             DeadlineExceededError: no result within the deadline.
         """
         loop, now = asyncio.get_running_loop(), time.monotonic()
@@ -174,26 +173,15 @@ class Batcher:
             for worker in self._workers
         )
 
-    @property
-    def given_up(self) -> bool:
-        """The threads have died more often than they are restarted, or one cannot be."""
-        return self._cannot_start or len(self._deaths) > RESTARTS
-
     def close(self) -> None:
         """Finish the current runs, refuse what still waits, end the threads. Blocks; may be called twice.
 
         A thread that is stuck in its run for longer than a request may wait is left behind.
         """
         with self._lock:
-            self._closed = True
-            left = self._clear()
-            while self._asleep:
-                self._wake_one()
-            for worker in self._workers:
-                if worker.is_collecting:
-                    worker.wake.notify()
+            left = self._stop()
         for job in left:
-            job.fail(OverloadedError(f"{self._name} is being taken down; try again"))
+            job.fail(self._taken_down())
         until = time.monotonic() + self._deadline_s
         for worker in self._workers:
             if worker.thread:
@@ -217,10 +205,8 @@ class Batcher:
 
     def _enqueue(self, queue: GraphQueue, job: Job) -> None:
         with self._lock:
-            if self._closed:
-                raise OverloadedError(f"{self._name} is being taken down; try again")
-            if self.given_up:
-                raise self._died()
+            if self._stopped:
+                raise self._died() if self.given_up else self._taken_down()
             waiting = self.waiting_images
             if waiting + job.images > self._queue_images:
                 raise OverloadedError(
@@ -246,69 +232,46 @@ class Batcher:
         if self._asleep:
             self._asleep.pop().wake.notify()
 
-    def _clear(self) -> list[Job]:
+    def _stop(self) -> list[Job]:
+        """Let every thread end after its batch; returns the jobs that wait, for the caller to fail."""
+        self._stopped = True
+        while self._asleep:
+            self._wake_one()
+        for worker in self._workers:
+            if worker.is_collecting:
+                worker.wake.notify()
         return [job for queue in self._queues for job in queue.clear()]
 
     # -- the threads ------------------------------------------------------------------------------------
 
     def _start(self, worker: _Worker) -> None:
         name = f"inference-{self._name}-{worker.number}"
-        worker.thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
-        try:
-            worker.thread.start()
-        except RuntimeError:  # the system starts no more threads; none is to be waited for
-            worker.thread = None
-            raise
+        thread = threading.Thread(target=self._work, args=[worker], name=name, daemon=True)
+        thread.start()
+        worker.thread = thread
 
     def _work(self, worker: _Worker) -> None:
-        """Run batches until closed; if the thread dies, nobody is left waiting for it."""
+        """Run batches until stopped; if the thread dies, nobody is left waiting for it."""
         try:
             while queue := self._take_batch(worker):
                 self._run(queue, worker.batch, exclusive=worker.is_exclusive)
                 worker.batch, worker.busy_since = [], None
-        except BaseException:  # what ends threads is no Exception: SystemExit, or one raised from outside
+        except BaseException:  # of this code: what a graph raises is handed to its requests
             log.critical("an inference thread of %s died", self._name, exc_info=True)
-            self._replace(worker)
+            self._give_up(worker)
 
-    def _replace(self, worker: _Worker) -> None:
-        """Answer the dead thread's batch, then start another thread, unless they keep dying."""
+    def _give_up(self, worker: _Worker) -> None:
+        """Answer the dead thread's batch and whatever waits; the other threads end after their batches."""
         with self._lock:
-            now = time.monotonic()
-            self._deaths.append(now)
-            while self._deaths[0] < now - RESTARTS_WITHIN_S:
-                self._deaths.popleft()
-            left = [part.job for part in worker.batch]
-            worker.batch, worker.busy_since, worker.is_collecting = [], None, False
-            if worker in self._asleep:  # it died there
-                self._asleep.remove(worker)
-            if self.given_up:
-                left += self._clear()
-            for queue in self._queues:
-                queue.count()
+            self.given_up = True
+            left = [*(part.job for part in worker.batch), *self._stop()]
         for job in left:
             job.fail(self._died())
-        if self.given_up:
-            log.critical("the inference threads of %s keep dying; this one is left dead", self._name)
-        elif not self._closed:
-            self._start_again(worker)
-
-    def _start_again(self, worker: _Worker) -> None:
-        try:
-            self._start(worker)
-        except RuntimeError as error:
-            log.critical("no inference thread of %s can be started: %s", self._name, error)
-            with self._lock:
-                self._cannot_start = True
-                left = self._clear()
-            for job in left:
-                job.fail(self._died())
-        else:
-            self._metrics.restarted()
 
     def _take_batch(self, worker: _Worker) -> GraphQueue | None:
-        """Wait for work and take a batch of it; returns the batch's queue, None once closed."""
+        """Wait for work and take a batch of it; returns the batch's queue, None once stopped."""
         with self._lock:
-            while not worker.batch and not self._closed:
+            while not worker.batch and not self._stopped:
                 worker.queue = self._next_queue()
                 if worker.queue is None:
                     self._asleep.append(worker)
@@ -351,7 +314,7 @@ class Batcher:
         """Wait for the wanted images for BATCH_WINDOW_S, which may begin when others have finished."""
         now = time.monotonic()
         until, latest = now + BATCH_WINDOW_S, now + RECENT_S
-        while queue.waiting < queue.wanted and now < until and not self._closed:
+        while queue.waiting < queue.wanted and now < until and not self._stopped:
             worker.wake.wait(until - now)
             now = time.monotonic()
             if while_others_run and self._is_any_busy():
@@ -406,6 +369,9 @@ class Batcher:
         if job.started is not None:
             return Unfinished(f"{self._name} was computing")
         return Unfinished(f"{self.waiting_images} images wait for {self._name}")
+
+    def _taken_down(self) -> OverloadedError:
+        return OverloadedError(f"{self._name} is being taken down; try again")
 
     def _died(self) -> OverloadedError:
         return OverloadedError(f"an inference thread of {self._name} died; try again")

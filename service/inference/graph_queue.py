@@ -102,7 +102,3 @@ class GraphQueue:
         self.jobs.clear()
         self.waiting = 0
         return jobs
-
-    def count(self) -> None:
-        """Count the waiting images anew, after a worker died in the middle of taking some."""
-        self.waiting = sum(job.left for job in self.jobs)

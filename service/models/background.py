@@ -77,7 +77,7 @@ async def release_after_work(
 
 @restart_on_error
 async def stop_when_inference_is_dead(repository: Repository, stop: Callable[[str], None]) -> None:
-    """Stop the service once inference threads are left dead: only a new process helps.
+    """Stop the service once an inference thread has died: only a new process helps.
 
     Args:
         repository: what is loaded.

@@ -224,7 +224,7 @@ class Models(Protocol):
         """The service can still recover by itself from whatever is wrong.
 
         Raises:
-            InferenceStoppedError: the inference threads of a version were left dead; says which.
+            InferenceStoppedError: an inference thread of a version has died; says which.
         """
 
     async def metrics(self) -> bytes:

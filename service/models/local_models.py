@@ -105,7 +105,7 @@ async def run_models(
         settings: deployment facts.
         on_loaded: called once the first scan has finished; the repository's `failure` says whether
             anything can be served.
-        on_stopped: called with the reason once inference threads are left dead, and only a new process helps.
+        on_stopped: called with the reason once an inference thread has died, and only a new process helps.
         remembered: what an engine process before this one knew.
     """
     metrics = Metrics()

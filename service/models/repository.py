@@ -306,13 +306,12 @@ class Repository:
         """This process can still recover by itself from whatever is wrong.
 
         Raises:
-            InferenceStoppedError: the inference threads of a version were left dead; says which.
+            InferenceStoppedError: an inference thread of a version has died; says which.
         """
         for one in self.loaded():
             if one.batcher.given_up:
                 raise InferenceStoppedError(
-                    f"the inference threads of {one.full_name} keep dying and are left dead; "
-                    "restart the service"
+                    f"an inference thread of {one.full_name} died; restart the service"
                 )
 
     async def close(self) -> None:

@@ -25,11 +25,10 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # 
 class ModelMetrics:
     """The metrics of one version, for its inference threads; made by `Metrics.model`."""
 
-    def __init__(self, waits: Histogram, computes: Histogram, batches: Histogram, restarts: Counter) -> None:
+    def __init__(self, waits: Histogram, computes: Histogram, batches: Histogram) -> None:
         self._waits = waits
         self._computes = computes
         self._batches = batches
-        self._restarts = restarts
 
     def queued_for(self, seconds: float) -> None:
         """A request has waited this long for its first batch."""
@@ -39,10 +38,6 @@ class ModelMetrics:
         """A batch was computed."""
         self._batches.observe(images)
         self._computes.observe(seconds)
-
-    def restarted(self) -> None:
-        """A thread had died and there is a new one."""
-        self._restarts.inc()
 
 
 class Metrics:
@@ -70,9 +65,6 @@ class Metrics:
         self._reloads = self._counter("reloads", "Versions that were loaded and took traffic", "model")
         self._refusals = self._counter("refusals", "Bundles that could not be loaded", "model")
         self._drops = self._counter("drops", "Versions that were drained and taken down", "model")
-        self._restarts = self._counter(
-            "inference_thread_restarts", "Inference threads that died and were replaced", "model"
-        )
         self.register(ProcessTotals(lambda: self.pids()))
         self.register(_ProcessRestarts(lambda: self.process_restarts()))
 
@@ -88,7 +80,6 @@ class Metrics:
             self._waits.labels(*labels),
             self._computes.labels(*labels),
             self._batches.labels(*labels),
-            self._restarts.labels(name),
         )
 
     def found(self, model: str) -> None:

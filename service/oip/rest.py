@@ -11,7 +11,7 @@ from capsnet.wire_format import HEADER_LENGTH, Arrays, InferRequest, WireError, 
 from service.errors import MalformedBodyError
 from service.http.answers import json_response
 from service.http.compression import CODINGS, compress, decompress
-from service.http.direct_route import DirectRoute, answer_head
+from service.http.direct_route import DirectRoute
 from service.http.openapi import PROBLEMS, UNREADY
 from service.http.request_log import log_fields
 from service.observability.timings import end_part
@@ -62,7 +62,7 @@ async def get_server(request: Request) -> Response:
 
 @routes.get("/v2/health/live", summary="The process is alive", responses={200: {"model": Live}, **UNREADY})
 async def get_live(request: Request) -> Response:
-    """As /healthz: 503 once inference threads have died too often and only a new process helps."""
+    """As /healthz: 503 once an inference thread has died and only a new process helps."""
     service = service_of(request)
     await service.models.check_alive()
     return json_response({"live": True})
@@ -197,9 +197,6 @@ async def post_infer(request: Request) -> Response:
             log_fields(request, model=f"{model.name}/{model.loaded.version}", images=images)
             outputs = await model.run(inputs)
             return await _answer(request, asked, model, outputs, service)
-
-
-answer_head(routes)
 
 
 async def _decompressed(request: Request, body: bytes, service: Service) -> bytes:

@@ -9,7 +9,6 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 
 from service.http.accept import accepts_gzip
-from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parent / "swagger_ui"
 ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
@@ -45,6 +44,3 @@ async def get_asset(asset: str, request: Request) -> Response:
     if accepts_gzip(request):
         return Response(content, media_type=ASSETS[asset], headers={**headers, "Content-Encoding": "gzip"})
     return Response(gzip.decompress(content), media_type=ASSETS[asset], headers=headers)
-
-
-answer_head(routes)

@@ -3,7 +3,6 @@
 from fastapi import APIRouter, Request, Response
 
 from service.http.answers import json_response
-from service.http.direct_route import answer_head
 from service.http.openapi import UNREADY
 from service.routes.schemas import Health, Readiness
 from service.state import service_of
@@ -13,7 +12,7 @@ routes = APIRouter(tags=["Operations"])
 
 @routes.get("/healthz", summary="Is the process alive?", responses={200: {"model": Health}, **UNREADY})
 async def get_health(request: Request) -> Response:
-    """503 once inference threads have died too often and only a new process helps; /readyz says more."""
+    """503 once an inference thread has died and only a new process helps; /readyz says more."""
     await service_of(request).models.check_alive()
     return json_response({"status": "ok"})
 
@@ -28,6 +27,3 @@ async def get_readiness(request: Request) -> Response:
     if warnings := [f"{model.full_name}: {warning}" for model in loaded for warning in model.warnings]:
         answer["warnings"] = warnings
     return json_response(answer)
-
-
-answer_head(routes)

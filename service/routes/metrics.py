@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.errors import NotReadyError
-from service.http.direct_route import answer_head
 from service.state import service_of
 
 TEXT = {"text/plain": {"schema": {"type": "string"}}}
@@ -26,6 +25,3 @@ async def get_metrics(request: Request) -> Response:
         of_models = await service.models.metrics()
     of_requests = await asyncio.to_thread(service.metrics.scrape)
     return Response(of_requests + of_models, media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-answer_head(routes)

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 
 from service.errors import UnknownModelError
 from service.http.answers import json_response
-from service.http.direct_route import answer_head
 from service.http.openapi import PROBLEMS
 from service.routes.schemas import ModelAnswer, ModelsAnswer
 from service.state import service_of
@@ -33,6 +32,3 @@ async def get_models(request: Request) -> Response:
 async def get_model(name: str, request: Request) -> Response:
     """The versions of a model, newest first, each with its manifest."""
     return json_response(await service_of(request).models.describe(name, manifests=True))
-
-
-answer_head(routes)

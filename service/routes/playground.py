@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 from service.http.accept import accepts_gzip
-from service.http.direct_route import answer_head
 
 FOLDER = Path(__file__).parents[1] / "playground"
 PAGE = "index.html"
@@ -108,6 +107,3 @@ def _answer(file: File, request: Request) -> Response:
         headers["Content-Encoding"] = "gzip"
         return Response(file.compressed, media_type=file.media_type, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
-
-
-answer_head(routes)

@@ -129,7 +129,7 @@ class RemoteModels(Models):
 
     @override
     async def check_alive(self) -> None:
-        """This process can. An engine process whose inference threads are left dead ends, and is replaced."""
+        """This process can. An engine process of which an inference thread died ends, and is replaced."""
 
     @override
     async def metrics(self) -> bytes:

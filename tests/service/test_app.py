@@ -90,6 +90,17 @@ def test_head_is_answered_as_get_without_a_body(client, path):
     assert answer.headers["content-type"] == page.headers["content-type"]
 
 
+def test_head_has_the_length_of_get_and_is_counted_under_its_route(client):
+    answer = client.head("/models/nobody")
+    wait_until(lambda: metric(client, "capsnet_requests_total", route="/models/{name}", status="404") == 1)
+    assert answer.headers["content-length"] == client.get("/models/nobody").headers["content-length"]
+
+
+def test_head_of_a_route_without_get_is_a_405(client):
+    answer = client.head("/classify")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_a_405_lists_every_method_of_the_route(client, path):
     answer = client.post(path)

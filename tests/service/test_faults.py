@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from io import BytesIO
@@ -20,7 +20,6 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.http.graceful_server import LINGER_S
-from service.inference.batcher import RESTARTS
 from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
@@ -37,7 +36,6 @@ from tests.support.tiny_bundle import (
 )
 
 ANSWERED = "capsnet_requests_total"
-RESTARTED = "capsnet_inference_thread_restarts_total"
 QUEUED = "capsnet_queue_images"
 COMPUTED = "capsnet_batch_images_sum"
 NPY = {"Content-Type": "application/x-npy"}
@@ -80,56 +78,26 @@ def problem_of(answer: httpx.Response) -> str:
 # -- inference threads ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def killable(tmp_path: Path) -> Iterator[LiveProcess]:
-    """A service of one slow model with one inference thread, which is nearly always at its work."""
+def test_a_thread_that_dies_is_told_to_everyone_and_ends_the_service_so_that_it_is_started_again(tmp_path):
     write_slow_bundle(tmp_path / "models" / "slow" / "1")
     with live_process(tmp_path / "models", tmp_path / "log", program=KILLABLE, threads=1) as service:
-        yield service
-
-
-def woken(service: LiveProcess) -> LiveProcess:
-    """The service after a request: a thread that was killed in its sleep dies when it wakes up."""
-    classify(service, png())
-    return service
-
-
-def test_a_thread_killed_at_its_work_costs_one_batch_at_most_and_is_replaced(killable):
-    with under_load(killable.address, 4, png()) as load:
-        wait_until(lambda: len(load.of_status(200)) > 4)
-        killable.kill_inference_thread()
-        wait_until(lambda: killable.metric(RESTARTED) == 1)
-        before = len(load.of_status(200))
-        wait_until(lambda: len(load.of_status(200)) > before + 4)
-    assert {outcome.status for outcome in load.outcomes} <= {200, 503}
-    refused = load.of_status(503)
-    assert len(refused) <= 4  # a client each
-    assert all("died" in json.loads(outcome.answer)["detail"] for outcome in refused)
-    assert all(outcome.retry_after for outcome in refused)
-    assert killable.client.get("/readyz").status_code == 200
-
-
-def test_a_thread_killed_in_its_sleep_costs_nobody_an_answer(killable):
-    killable.kill_inference_thread()
-    wait_until(lambda: woken(killable).metric(RESTARTED) == 1)
-    asked = killable.metric(ANSWERED, route="/classify")
-    assert killable.metric(ANSWERED, route="/classify", status="200") == asked
-
-
-def test_when_threads_keep_dying_the_service_says_so_and_ends_so_that_it_is_started_again(killable):
-    for deaths in range(1, RESTARTS + 1):
-        killable.kill_inference_thread()
-        wait_until(lambda deaths=deaths: woken(killable).metric(RESTARTED) == deaths)
-    killable.kill_inference_thread()
-    with suppress(httpx.TransportError):  # it may have ended before the last look
-        wait_until(lambda: woken(killable).client.get("/healthz").status_code == 503)
-        for path in ("/healthz", "/v2/health/live"):
-            answer = killable.client.get(path)
-            assert (answer.status_code, problem_of(answer)) == (503, "inference-stopped")
-            assert "slow/1" in answer.json()["detail"]
-        assert killable.client.get("/readyz").status_code == 503
-    assert killable.running.wait(60) == 1
-    assert "the inference threads of slow/1 keep dying" in killable.log.read_text()
+        # Its one thread is nearly always at its work.
+        with under_load(service.address, 4, png()) as load:
+            wait_until(lambda: len(load.of_status(200)) > 4)
+            service.kill_inference_thread()
+            with suppress(httpx.TransportError):  # it may have ended before the last look
+                wait_until(lambda: service.client.get("/healthz").status_code == 503)
+                for path in ("/healthz", "/v2/health/live"):
+                    answer = service.client.get(path)
+                    assert (answer.status_code, problem_of(answer)) == (503, "inference-stopped")
+                    assert "slow/1" in answer.json()["detail"]
+                assert service.client.get("/readyz").status_code == 503
+            assert service.running.wait(60) == 1
+        assert {outcome.status for outcome in load.outcomes} == {200, 503}
+        refused = load.of_status(503)
+        assert all("died" in json.loads(outcome.answer)["detail"] for outcome in refused)
+        assert all(outcome.retry_after for outcome in refused)
+        assert "an inference thread of slow/1 died; restart the service" in service.log.read_text()
 
 
 def test_a_session_that_raises_fails_the_request_at_fault_and_none_of_its_batch(tmp_path):

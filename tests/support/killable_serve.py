@@ -20,6 +20,7 @@ def kill_one_inference_thread(*_: object) -> None:
             return
 
 
+signal.signal(signal.SIGUSR1, kill_one_inference_thread)  # of workers and the engine process, too
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, kill_one_inference_thread)
     sys.exit(main())

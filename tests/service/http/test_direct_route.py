@@ -66,7 +66,14 @@ def test_a_direct_route_answers_without_fastapi():
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/echo", 405), ("POST", "/echo/", 307), ("POST", "/nothing", 404), ("POST", "/of/seven", 200)],
+    [
+        ("GET", "/echo", 405),
+        ("HEAD", "/echo", 405),
+        ("HEAD", "/nothing", 404),
+        ("POST", "/echo/", 307),
+        ("POST", "/nothing", 404),
+        ("POST", "/of/seven", 200),
+    ],
 )
 def test_every_other_request_goes_to_fastapi(method, path, status):
     behind = Behind()

@@ -12,7 +12,7 @@ import pytest
 
 from service.errors import DeadlineExceededError, OverloadedError
 from service.inference import batcher as batching
-from service.inference.batcher import RESTARTS, Batcher
+from service.inference.batcher import Batcher
 from service.inference.graph_queue import GraphQueue
 from service.inference.jobs import Job, Slice, deliver
 from service.observability.timings import Part, begin_timings
@@ -57,7 +57,6 @@ class Noted:
     def __init__(self) -> None:
         self.waits: list[float] = []
         self.batches: list[int] = []
-        self.restarts = 0
 
     def queued_for(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -65,9 +64,6 @@ class Noted:
     def ran(self, images: int, seconds: float) -> None:
         assert seconds >= 0
         self.batches.append(images)
-
-    def restarted(self) -> None:
-        self.restarts += 1
 
 
 def make_batcher(observer: Noted | None = None, **changes: int) -> Batcher:
@@ -602,27 +598,10 @@ def test_slices_that_workers_finish_out_of_order_are_put_together_in_order():
     asyncio.run(scenario())
 
 
-def test_a_thread_that_dies_answers_its_batch_and_is_replaced():
-    async def scenario() -> None:
-        noted = Noted()
-        with closing(make_batcher(noted)) as batcher:
-            graph = Doubling()
-            with pytest.raises(OverloadedError, match="died"):
-                await graph.submit(batcher, images(DEADLY))
-            assert (await graph.submit(batcher, images(1)))[0] == 2
-            assert batcher.answering
-            await started(lambda: noted.restarts == 1)  # counted when its successor is at work
-
-    asyncio.run(scenario())
-
-
-def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
+def test_a_thread_that_dies_answers_its_batch_and_the_queue_and_nothing_more_is_taken():
     async def scenario() -> None:
         with closing(make_batcher(max_batch=1)) as batcher:
             graph = Doubling()
-            for _ in range(RESTARTS):
-                with pytest.raises(OverloadedError, match="died"):
-                    await graph.submit(batcher, images(DEADLY))
             # The last of them is in the queue when the thread dies.
             tasks = await while_held(graph, batcher, images(DEADLY), images(1))
             graph.gate.set()
@@ -638,57 +617,30 @@ def test_threads_that_keep_dying_are_left_dead_and_everyone_is_told():
     asyncio.run(scenario())
 
 
-def test_threads_that_died_long_ago_do_not_count(monkeypatch):
-    monkeypatch.setattr(batching, "RESTARTS_WITHIN_S", 0)
-
+def test_a_thread_that_dies_ends_the_others_once_they_have_finished_their_batches():
     async def scenario() -> None:
-        with closing(make_batcher()) as batcher:
-            graph = Doubling()
-            for _ in range(RESTARTS + 2):
-                with pytest.raises(OverloadedError, match="died"):
-                    await graph.submit(batcher, images(DEADLY))
-            assert (await graph.submit(batcher, images(1)))[0] == 2
-            assert not batcher.given_up
+        with closing(make_batcher(workers=3, max_batch=1)) as batcher:  # one dies, one is busy, one sleeps
+            busy, deadly = Doubling(), Doubling()
+            [held] = await while_held(busy, batcher)
+            with pytest.raises(OverloadedError, match="died"):
+                await deadly.submit(batcher, images(DEADLY))
+            busy.gate.set()
+            assert (await held)[0] == 0
+            await started(lambda: not any(worker.is_alive for worker in batcher._workers))
 
     asyncio.run(scenario())
 
 
-def test_images_are_counted_anew_after_a_thread_died_while_it_took_some(monkeypatch):
-    take = Job.take
-
-    def die_once(job: Job, count: int) -> Slice:
-        monkeypatch.setattr(Job, "take", take)
+def test_a_thread_that_dies_while_it_takes_a_batch_answers_that_too(monkeypatch):
+    def die(job: Job, count: int) -> Slice:
         sys.exit("as if killed")
 
     async def scenario() -> None:
         with closing(make_batcher()) as batcher:
-            monkeypatch.setattr(Job, "take", die_once)
-            assert (await Doubling().submit(batcher, images(1)))[0] == 2
-            assert batcher.waiting_images == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_thread_that_cannot_be_started_again_is_told_to_everyone(monkeypatch):
-    async def scenario() -> None:
-        noted = Noted()
-        with closing(make_batcher(noted)) as batcher:
-            graph = Doubling()
-            tasks = await while_held(graph, batcher, images(DEADLY), images(1))
-
-            def refuse(_: threading.Thread) -> None:
-                raise RuntimeError("can't start new thread")
-
-            monkeypatch.setattr(threading.Thread, "start", refuse)
-            graph.gate.set()
-            _, *others = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(outcome, OverloadedError) for outcome in others)
-            await started(lambda: batcher.given_up)
+            monkeypatch.setattr(Job, "take", die)
             with pytest.raises(OverloadedError, match="died"):
-                await graph.submit(batcher, images(2))
-            assert not batcher.answering
+                await Doubling().submit(batcher, images(1))
             assert batcher.waiting_images == 0
-            assert noted.restarts == 0
 
     asyncio.run(scenario())
 

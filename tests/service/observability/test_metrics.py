@@ -278,12 +278,6 @@ def test_the_depth_of_a_queue_is_told_in_images():
         batcher.close()
 
 
-def test_a_thread_that_was_replaced_is_counted():
-    metrics = Metrics()
-    metrics.model("tiny", 1).restarted()
-    assert value(metrics.scrape().decode(), "capsnet_inference_thread_restarts_total", model="tiny") == 1
-
-
 def test_counts_from_many_threads_add_up():
     metrics, requests = Metrics(), RequestMetrics()
     version = metrics.model("tiny", 1)

@@ -19,7 +19,7 @@ from service.http.keys import Keys
 from service.settings import Settings, SettingsError, read_settings
 from service.workers import supervisor
 from service.workers.supervisor import Supervisor, share_of
-from tests.support.live_process import LINGERING, LiveProcess, live_process
+from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
 from tests.support.live_service import is_closed, wait_until
 from tests.support.live_workers import pids
 from tests.support.tiny_bundle import write_bundle
@@ -184,6 +184,20 @@ def test_a_frozen_engine_process_leaves_no_request_waiting_and_is_replaced(tmp_p
             assert answer.headers["retry-after"] == "1"
         assert classifying.result().status_code == 504  # its own deadline
         wait_until(lambda: bool(pids(service, "the engine process") - {frozen}))
+        wait_until(lambda: classify(service).status_code == 200)
+
+
+def test_an_engine_process_whose_inference_thread_dies_is_replaced(tmp_path):
+    write_bundle(tmp_path / "models" / "tiny" / "1")
+    settings = {"program": KILLABLE, "workers": 2, "threads": 1}
+    with live_process(tmp_path / "models", tmp_path / "log", **settings) as service:
+        wait_until(lambda: len(pids(service, "the engine process")) == 1)
+        [engine] = pids(service, "the engine process")
+        os.kill(engine, signal.SIGUSR1)
+        refused = classify(service)  # which the thread wakes up for
+        assert refused.status_code == 503
+        assert "died" in refused.json()["error"]
+        wait_until(lambda: replaced(service) == {"worker": 0, "engine": 1})
         wait_until(lambda: classify(service).status_code == 200)
 
 
