@@ -59,12 +59,8 @@ class Engine:
 
         At most `decoder_max_batch` of them. Exclusive or not, it runs with one worker's share of the cores,
         which is enough for it.
-
-        Raises:
-            RuntimeError: the bundle has no decoder; ask `has_decoder` first.
         """
-        if self.decoder is None:
-            raise RuntimeError(f"{self.manifest.model} has no decoder")
+        assert self.decoder is not None
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
 
@@ -74,11 +70,9 @@ class Engine:
         Exclusive or not, it runs with one worker's share of the cores.
 
         Raises:
-            RuntimeError: the bundle has no explain graph; ask `explainer` first.
             NoExplainGraphError: the encoder's file has been written over since it was loaded.
         """
-        if self.explainer is None:
-            raise RuntimeError(f"{self.manifest.model} has no explain graph")
+        assert self.explainer is not None
         return self.explainer.run(pixels)
 
     def close(self) -> None:
