@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from export.contract.processors import usable_cpus
+from service.errors import NotReadyError
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
 from service.inference.providers import DeviceError, EngineOptions
@@ -55,15 +56,15 @@ class VersionLoader:
         With `again` it is loaded from the same files, too.
 
         Raises:
-            DeviceError: an explicit device is not available.
+            NotReadyError: an explicit device is not available.
         """
         if bundle.reason or (loaded and loaded.bundle == bundle and not again):
             return loaded
         try:
             async with self._loading:
                 engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
-        except DeviceError:
-            raise
+        except DeviceError as error:
+            raise NotReadyError(str(error)) from None
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
             await self._bundles.refuse(model, version, bundle, error)
             return loaded
