@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from capsnet.in_order import in_order
 from export.contract.manifest import read_manifest
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
@@ -43,7 +44,6 @@ from service.score.query import (
     ScoreError,
     Skipped,
 )
-from service.score.run import in_order
 from service.score.sources import in_folder
 from service.score.table import Columns, Csv
 from tests.support.live_service import live_service, settings_for, wait_until
