@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from service.inference.explain_session import ExplainSession
 from service.inference.gpu_session import GpuSession
-from service.inference.providers import UsedDevice
+from service.inference.providers import PROVIDERS, UsedDevice
 from service.inference.session_pool import SessionPool
 from service.inference.sessions import Session
 from service.settings import Precision
@@ -84,15 +84,10 @@ class Engine:
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
-        return self.encoder.provider
+        return PROVIDERS[self.device]
 
     @property
     def warnings(self) -> list[str]:
         """Why it is slower than it could be on a GPU; empty if it is not."""
         sessions = [one for one in (*self.encoder.all, self.decoder) if isinstance(one, GpuSession)]
         return sorted({session.warning for session in sessions} - {""})
-
-    @property
-    def has_decoder(self) -> bool:
-        """Whether `decode` can be called."""
-        return self.decoder is not None

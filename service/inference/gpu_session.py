@@ -88,7 +88,7 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class GpuSession:
-    """A session that runs a graph at a few batch sizes; it has those methods of a session that are used here.
+    """A session that runs a graph at a few batch sizes, called like one of ONNX Runtime.
 
     Args:
         session: the graph on its provider, made while `GPU` was held. Its inputs and outputs are float32.
@@ -102,7 +102,6 @@ class GpuSession:
 
     def __init__(self, session: ort.InferenceSession, largest: int, memory: Memory, *, records: bool) -> None:
         self.warning = ""
-        self._provider_names = list(session.get_providers())
         self._sizes = batch_sizes(largest)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
         self._slots = self._thread.submit(self._make_slots, session, memory, records).result()
@@ -111,10 +110,6 @@ class GpuSession:
     def run(self, names: Sequence[str], feeds: Mapping[str, Floats]) -> list[Floats]:
         """Outputs [N, ...] of these names, from inputs [N, ...] by name."""
         return self._thread.submit(self._run, names, feeds).result()
-
-    def get_providers(self) -> Sequence[str]:
-        """ONNX Runtime's execution providers, the one in use first."""
-        return self._provider_names
 
     def close(self) -> None:
         """Free its memory on the GPU after its current run, while nobody records; does not wait."""
