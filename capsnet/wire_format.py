@@ -220,7 +220,7 @@ def _read_tensors(
         if name in arrays:
             raise WireError(f"{side} lists {_shown(name)} twice")
         place = f"{side[:-1]} {_shown(name)}"
-        shape = _shape(given, place)
+        shape = check_shape(given.get("shape"), place)
         datatype = given.get("datatype")
         if datatype not in list(datatypes):
             raise WireError(f"{place}: datatype must be {' or '.join(datatypes)}, got {_shown(datatype)}")
@@ -330,9 +330,18 @@ def _name(given: Mapping[str, Any], side: str) -> str:
     return name
 
 
-def _shape(given: Mapping[str, Any], place: str) -> tuple[int, ...]:
-    shape = given.get("shape")
-    # As each size is at least 1, none exceeds the number of values, which is checked against the data.
+def check_shape(shape: object, place: str) -> tuple[int, ...]:
+    """The shape of a tensor.
+
+    As each size is at least 1, none exceeds the number of values, which is checked against the data.
+
+    Args:
+        shape: the list that came.
+        place: the tensor, for the error.
+
+    Raises:
+        WireError: it is no list of a few sizes.
+    """
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_AXES
@@ -365,10 +374,19 @@ def _requested(given: Mapping[str, Any]) -> RequestedOutput:
     parameters = _parameters(given, place)
     if "shared_memory_region" in parameters:
         raise WireError(f"{place}: shared memory is not supported")
-    classes = parameters.get("classification", 0)
+    classes = check_classes(parameters.get("classification", 0), place)
+    return RequestedOutput(name, _flag(parameters, "binary_data", place), classes)
+
+
+def check_classes(classes: object, place: str) -> int:
+    """How many classes an output is to give; 0 for its values.
+
+    Raises:
+        WireError: it is no such number.
+    """
     if type(classes) is not int or classes < 0:
         raise WireError(f"{place}: classification must be how many classes to give, got {_shown(classes)}")
-    return RequestedOutput(name, _flag(parameters, "binary_data", place), classes)
+    return classes
 
 
 def _flag(parameters: Mapping[str, Any], name: str, place: str) -> bool | None:
