@@ -7,7 +7,7 @@ from export.contract.processors import usable_cpus
 from service.errors import NotReadyError
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
-from service.inference.providers import DeviceError, EngineOptions
+from service.inference.providers import DeviceError, engine_options
 from service.models.loaded_model import LoadedModel, start_model
 from service.models.scanner import Bundles, BundleVersion
 from service.observability.metrics import Metrics
@@ -31,14 +31,7 @@ class VersionLoader:
         self._bundles = bundles
         self._settings = settings
         self._metrics = metrics
-        self._options = EngineOptions(
-            settings.device,
-            settings.max_batch,
-            settings.cache,
-            settings.threads,
-            settings.precision,
-            optimize=settings.optimize,
-        )
+        self._options = engine_options(settings)
         # Of many models that are asked for at once; a thread each would leave none to scans and /metrics.
         self._loading = asyncio.Semaphore(min(max(2, usable_cpus()), MOST_LOADING))
 
