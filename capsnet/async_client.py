@@ -1,8 +1,8 @@
 """The client for asyncio; what blocks runs in threads."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,6 +33,7 @@ from capsnet.base_client import BATCH, CONCURRENCY, BaseClient, check_stream
 from capsnet.errors import CapsnetError, unreachable
 from capsnet.exchange import Exchange, Request, advance, params
 from capsnet.explanations import Explanation
+from capsnet.in_order import in_order
 from capsnet.picture_requests import Preprocess
 from capsnet.reconstruct_requests import Decoding, Sweep
 from capsnet.retries import ONCE, Retry
@@ -98,21 +99,14 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         query, digest = await self._do(question)
         bundle = picture_requests.SameBundle(digest)
         batches = picture_requests.batches_of(pictures, batch)
-        running: deque[asyncio.Task[list[Outcome]]] = deque()
-        try:
-            while some := await asyncio.to_thread(next, batches, None):
-                exchange = picture_requests.score(some, query, self._request_bytes, bundle)
-                running.append(asyncio.create_task(self._do(exchange)))
-                if len(running) == concurrency:
-                    for outcome in await running.popleft():
-                        yield outcome
-            while running:
-                for outcome in await running.popleft():
+
+        async def score(some: list[Picture]) -> list[Outcome]:
+            return await self._do(picture_requests.score(some, query, self._request_bytes, bundle))
+
+        async with aclosing(in_order(score, batches, concurrency)) as answers:
+            async for outcomes in answers:
+                for outcome in outcomes:
                     yield outcome
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
 
     async def reconstruct(
         self,

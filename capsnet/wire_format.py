@@ -32,7 +32,6 @@ MAX_JSON_VALUES = 2**20  # and as many lists, of which each takes 72 bytes
 MAX_JSON_NAMES = 2**18  # an object of one name takes 230 bytes
 MAX_AXES = 8
 ALIGNMENT = 16  # bytes, as of allocated memory
-NO_STRUCTURE = bytes(set(range(256)) - set(b"{}:"))
 SHOWN = 80  # maximum characters of a value that an error message repeats
 
 
@@ -145,8 +144,7 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     """The JSON object of a body, and the bytes behind it.
 
     Raises:
-        WireError: there is no JSON object of that length, it has too many values or names, or an object has a
-            name twice.
+        WireError: there is no JSON object of that length, or it has too many values or names.
     """
     length = len(body) if header_length is None else _length(header_length, len(body))
     whole = memoryview(body)
@@ -166,37 +164,7 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
         raise WireError(f"the JSON of {length} bytes cannot be read: {error}") from None
     if not isinstance(header, dict):
         raise WireError(f"expected a JSON object, got {_shown(header)}")
-    if (name := _name_given_twice(body[:length])) is not None:
-        raise WireError(
-            f"the JSON has {_shown(name)} twice in one object, of which only the last would count"
-        )
     return header, whole[length:]
-
-
-def _name_given_twice(text: bytes) -> str | None:
-    """A name that an object of this valid JSON has twice, or None. orjson silently takes the last one.
-
-    Python's own parser could report it, but takes three times as long for a large tensor.
-    """
-    if b"\\" in text:  # replace escaped quotes, which do not end a string
-        text = text.replace(rb"\\", rb"\u005c").replace(rb"\"", rb"\u0022")
-    objects: list[set[str]] = []  # the names in each open object
-    string = b""
-    for index, part in enumerate(text.split(b'"')):
-        if index % 2:
-            string = part
-            continue
-        for sign in part.translate(None, NO_STRUCTURE).decode():
-            if sign == "{":
-                objects.append(set())
-            elif sign == "}":
-                objects.pop()
-            else:  # a colon: the string before it is a name
-                name = orjson.loads(b'"%s"' % string) if b"\\" in string else string.decode()
-                if name in objects[-1]:
-                    return name
-                objects[-1].add(name)
-    return None
 
 
 def _read_tensors(
@@ -220,7 +188,7 @@ def _read_tensors(
         if name in arrays:
             raise WireError(f"{side} lists {_shown(name)} twice")
         place = f"{side[:-1]} {_shown(name)}"
-        shape = _shape(given, place)
+        shape = check_shape(given.get("shape"), place)
         datatype = given.get("datatype")
         if datatype not in list(datatypes):
             raise WireError(f"{place}: datatype must be {' or '.join(datatypes)}, got {_shown(datatype)}")
@@ -330,9 +298,18 @@ def _name(given: Mapping[str, Any], side: str) -> str:
     return name
 
 
-def _shape(given: Mapping[str, Any], place: str) -> tuple[int, ...]:
-    shape = given.get("shape")
-    # As each size is at least 1, none exceeds the number of values, which is checked against the data.
+def check_shape(shape: object, place: str) -> tuple[int, ...]:
+    """The shape of a tensor.
+
+    As each size is at least 1, none exceeds the number of values, which is checked against the data.
+
+    Args:
+        shape: the list that came.
+        place: the tensor, for the error.
+
+    Raises:
+        WireError: it is no list of a few sizes.
+    """
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_AXES
@@ -365,10 +342,19 @@ def _requested(given: Mapping[str, Any]) -> RequestedOutput:
     parameters = _parameters(given, place)
     if "shared_memory_region" in parameters:
         raise WireError(f"{place}: shared memory is not supported")
-    classes = parameters.get("classification", 0)
+    classes = check_classes(parameters.get("classification", 0), place)
+    return RequestedOutput(name, _flag(parameters, "binary_data", place), classes)
+
+
+def check_classes(classes: object, place: str) -> int:
+    """How many classes an output is to give; 0 for its values.
+
+    Raises:
+        WireError: it is no such number.
+    """
     if type(classes) is not int or classes < 0:
         raise WireError(f"{place}: classification must be how many classes to give, got {_shown(classes)}")
-    return RequestedOutput(name, _flag(parameters, "binary_data", place), classes)
+    return classes
 
 
 def _flag(parameters: Mapping[str, Any], name: str, place: str) -> bool | None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from decimal import Decimal
 from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_network
@@ -50,9 +49,9 @@ LINK = re.compile(r"(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT_\d+_(TCP|UDP)(_(PROTO|
 LINKED = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 Precision = Literal["float32", "half"]
-KEY_LIMITS = {  # least and most; a float of 0.001 would be more than what a file calls 0.001
-    "rate": (Decimal("0.001"), 1_000_000, "requests per second"),
-    "concurrency": (Decimal(1), 1_000_000, "requests at once"),
+KEY_LIMITS = {  # least and most
+    "rate": (0.001, 1_000_000, "requests per second"),
+    "concurrency": (1, 1_000_000, "requests at once"),
 }
 
 
@@ -370,7 +369,7 @@ def read_settings(**overrides: object) -> Settings:
         raise SettingsError("; ".join(faults)) from None
 
 
-def check_key_limit(name: str, number: float | Decimal) -> None:
+def check_key_limit(name: str, number: float) -> None:
     """A limit of a key, `rate` or `concurrency`, is none or one that can be kept.
 
     Raises:

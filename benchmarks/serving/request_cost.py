@@ -132,8 +132,9 @@ async def measure(config: uvicorn.Config, loaded: "asyncio.Queue[Repository]") -
     [model] = (await loaded.get()).loaded()
     manifest = model.engine.manifest
     probabilities, poses = network_outputs(manifest)
-    model.encoder_queue.run = lambda pixels, **_: (probabilities[: len(pixels)], poses[: len(pixels)])
-    model.encoder_queue.large_batch_above = None  # nobody waits for a large batch
+    queue = model.queues["encoder"]
+    queue.run = lambda pixels, **_: (probabilities[: len(pixels)], poses[: len(pixels)])
+    queue.large_batch_above = None  # nobody waits for a large batch
 
     clients = Clients(config, lifespan.state)
     png = picture(manifest)

@@ -1,6 +1,5 @@
 """Which requests need a key, what a key may send, and which key opens administration."""
 
-from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import errors
@@ -59,11 +58,6 @@ def check_key(headers: Headers, keys: Keys) -> Key:
         came = "the one that came is not valid" if sent(headers) else "none came"
         raise UnauthorizedError(f"API key required, as Authorization: Bearer KEY or X-API-Key: KEY; {came}")
     return key
-
-
-def check_admin(request: Request, keys: Keys) -> None:
-    """The request has the admin key; raises what `check_admin_key` raises."""
-    check_admin_key(request.scope["headers"], keys)
 
 
 def check_admin_key(headers: Headers, keys: Keys) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from time import monotonic
 
 from service.errors import TooManyRequestsError
-from service.file_lock import locked
 from service.http.keys import MAX_KEYS, Key
 from service.settings import MAX_WORKERS
 
@@ -73,7 +72,7 @@ class KeyUse:
         """Where a key is counted, the same in all workers."""
         digest, place = self._known.get(name) or (_digest(name), 0)
         if self._owners[place] != digest:
-            with locked(self._shared) if self._shared else nullcontext():
+            with _locked(self._shared) if self._shared else nullcontext():
                 place = self._find(digest)
             if len(self._known) >= PLACES:  # many names have come and gone
                 self._known.clear()
@@ -117,6 +116,16 @@ class KeyUse:
 
 def _digest(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@contextmanager
+def _locked(shared: Path) -> Iterator[None]:
+    """No other process has the lock meanwhile; the system takes it back from one that dies."""
+    import fcntl  # Windows has none, and only one process of a service
+
+    with shared.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _mapped(shared: Path) -> mmap.mmap:

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from service.settings import KEY, Settings, SettingsError, check_key_limit
@@ -19,7 +18,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 2**20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
-LIMITS = {"rate": re.compile(r"[0-9]+(\.[0-9]+)?"), "concurrency": re.compile(r"[0-9]+")}
+# So few digits that no rate but 0 is 0 as a float, which is none.
+LIMITS = {"rate": re.compile(r"[0-9]{1,7}(\.[0-9]{1,20})?"), "concurrency": re.compile(r"[0-9]{1,7}")}
 LINE = "NAME:KEY, or NAME:KEY rate=REQUESTS_PER_SECOND concurrency=REQUESTS for limits of its own"
 ADMIN = "admin"
 
@@ -164,21 +164,20 @@ def _key(line: str, settings: Settings) -> Key:
     limits = dict(map(_limit, rest))
     if not NAME.fullmatch(name) or name == ADMIN or not KEY.fullmatch(secret) or len(limits) < len(rest):
         raise ValueError(f"expected {LINE}")
-    rate = float(limits.get("rate", settings.key_rate))
+    rate = limits.get("rate", settings.key_rate)
     return Key(name, secret.encode(), rate, int(limits.get("concurrency", settings.key_concurrency)))
 
 
-def _limit(word: str) -> tuple[str, Decimal]:
+def _limit(word: str) -> tuple[str, float]:
     """`rate=2.5` as its name and its number."""
     name, _, digits = word.partition("=")
     if name not in LIMITS or not LIMITS[name].fullmatch(digits):
         raise ValueError(f"expected {LINE}")
-    number = Decimal(digits)  # a float would make a tiny rate 0, which is none
     try:
-        check_key_limit(name, number)
+        check_key_limit(name, float(digits))
     except ValueError as error:
-        raise ValueError(f"{name}={number:.9g}: {error}") from None
-    return name, number
+        raise ValueError(f"{word}: {error}") from None
+    return name, float(digits)
 
 
 def _admin(settings: Settings) -> bytes | None:

@@ -36,7 +36,7 @@ def check_samples(engine: Engine, samples: Mapping[str, Floats]) -> None:
             for encoder in engine.encoder.all
             for named in zip(names, _encoded(encoder, engine.max_batch, samples["pixels"]), strict=True)
         ]
-        if engine.has_decoder:
+        if engine.decoder is not None:
             decoded = in_pieces(engine.decode, engine.decoder_max_batch, samples["poses"], samples["mask"])
             found += zip(["reconstruction"], decoded, strict=True)
     except Exception as error:  # ONNX Runtime's errors share no base class

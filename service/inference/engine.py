@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from export.contract.manifest import Manifest
 from service.inference.explain_session import ExplainSession
 from service.inference.gpu_session import GpuSession
-from service.inference.providers import UsedDevice
+from service.inference.providers import PROVIDERS, UsedDevice
 from service.inference.session_pool import SessionPool
 from service.inference.sessions import Session
 from service.settings import Precision
@@ -59,12 +59,8 @@ class Engine:
 
         At most `decoder_max_batch` of them. Exclusive or not, it runs with one worker's share of the cores,
         which is enough for it.
-
-        Raises:
-            RuntimeError: the bundle has no decoder; ask `has_decoder` first.
         """
-        if self.decoder is None:
-            raise RuntimeError(f"{self.manifest.model} has no decoder")
+        assert self.decoder is not None
         (reconstruction,) = self.decoder.run(["reconstruction"], {"poses": poses, "mask": mask})
         return (reconstruction,)
 
@@ -74,11 +70,9 @@ class Engine:
         Exclusive or not, it runs with one worker's share of the cores.
 
         Raises:
-            RuntimeError: the bundle has no explain graph; ask `explainer` first.
             NoExplainGraphError: the encoder's file has been written over since it was loaded.
         """
-        if self.explainer is None:
-            raise RuntimeError(f"{self.manifest.model} has no explain graph")
+        assert self.explainer is not None
         return self.explainer.run(pixels)
 
     def close(self) -> None:
@@ -90,15 +84,10 @@ class Engine:
     @property
     def provider(self) -> str:
         """ONNX Runtime's execution provider."""
-        return self.encoder.provider
+        return PROVIDERS[self.device]
 
     @property
     def warnings(self) -> list[str]:
         """Why it is slower than it could be on a GPU; empty if it is not."""
         sessions = [one for one in (*self.encoder.all, self.decoder) if isinstance(one, GpuSession)]
         return sorted({session.warning for session in sessions} - {""})
-
-    @property
-    def has_decoder(self) -> bool:
-        """Whether `decode` can be called."""
-        return self.decoder is not None

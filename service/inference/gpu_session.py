@@ -88,11 +88,11 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class GpuSession:
-    """A session that runs a graph at a few batch sizes; it has those methods of a session that are used here.
+    """A session that runs a graph at a few batch sizes, called like one of ONNX Runtime.
 
     Args:
         session: the graph on its provider, made while `GPU` was held. Its inputs and outputs are float32.
-        largest: maximum images per run; larger batches are run in parts.
+        largest: maximum images per run.
         memory: where the provider's buffers are.
         records: whether the provider was told to make CUDA graphs.
 
@@ -102,19 +102,14 @@ class GpuSession:
 
     def __init__(self, session: ort.InferenceSession, largest: int, memory: Memory, *, records: bool) -> None:
         self.warning = ""
-        self._provider_names = list(session.get_providers())
         self._sizes = batch_sizes(largest)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
         self._slots = self._thread.submit(self._make_slots, session, memory, records).result()
         self._sizes = [slot.size for slot in self._slots]
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Floats]) -> list[Floats]:
-        """Outputs [N, ...] of these names, from inputs [N, ...] by name."""
+        """Outputs [N, ...] of these names, from inputs [N, ...] by name; N is `largest` at most."""
         return self._thread.submit(self._run, names, feeds).result()
-
-    def get_providers(self) -> Sequence[str]:
-        """ONNX Runtime's execution providers, the one in use first."""
-        return self._provider_names
 
     def close(self) -> None:
         """Free its memory on the GPU after its current run, while nobody records; does not wait."""
@@ -160,16 +155,8 @@ class GpuSession:
         log.warning("batches of %d images are padded to %d, as they fail: %s", size, padded, reason)
 
     def _run(self, names: Sequence[str], feeds: Mapping[str, Floats]) -> list[Floats]:
-        images, largest = len(next(iter(feeds.values()))), self._sizes[-1]
-        if images <= largest:
-            return self._run_part(names, feeds, images)
-        parts = []
-        for first in range(0, images, largest):
-            part = {name: feed[first : first + largest] for name, feed in feeds.items()}
-            parts.append(self._run_part(names, part, min(largest, images - first)))
-        return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
-
-    def _run_part(self, names: Sequence[str], feeds: Mapping[str, Floats], images: int) -> list[Floats]:
+        images = len(next(iter(feeds.values())))
+        assert images <= self._sizes[-1]
         slot = self._slots[bisect_left(self._sizes, images)]
         with GPU.shared():
             slot.fill(feeds, images)

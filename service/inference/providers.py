@@ -11,7 +11,7 @@ import onnxruntime as ort
 from export.contract.architecture import CPU_BATCH, GPU_MATRIX_BATCH
 from export.contract.manifest import Architecture, Graph, Tensor
 from export.contract.samples import CPU_TOLERANCE
-from service.settings import Device, Precision
+from service.settings import Device, Precision, Settings
 
 UsedDevice = Literal["cpu", "cuda", "tensorrt"]
 ProviderOptions = dict[str, str]
@@ -64,6 +64,18 @@ class EngineOptions(NamedTuple):
         """Maximum images per run of an encoder of this architecture, or of any decoder, on this device."""
         is_matrix = architecture == "matrix-capsnet"
         return self.max_batch or (LARGEST_MATRIX_BATCH if is_matrix else LARGEST_BATCH)[device]
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """Where and how the settings let graphs run."""
+    return EngineOptions(
+        settings.device,
+        settings.max_batch,
+        settings.cache,
+        settings.threads,
+        settings.precision,
+        optimize=settings.optimize,
+    )
 
 
 def candidates(

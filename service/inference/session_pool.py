@@ -72,11 +72,6 @@ class SessionPool:
         return list({id(session): session for session in sessions}.values())
 
     @property
-    def provider(self) -> str:
-        """ONNX Runtime's execution provider."""
-        return str(self.shared.sessions[-1].get_providers()[0])
-
-    @property
     def large_batch_above(self) -> int | None:
         """Above so many images in a batch each image costs less; None if the size matters little.
 

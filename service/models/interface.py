@@ -79,24 +79,32 @@ class ServedModel(ABC):
         return self.manifest.digest
 
     @abstractmethod
-    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
-
-    @abstractmethod
-    async def decode(self, poses: Floats, mask: Floats) -> Floats:
-        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
-
-    @abstractmethod
-    async def explain(self, pixels: Floats) -> dict[str, Floats]:
-        """Pixels [N, H, W, C] in 0-1 to all outputs of the explain graph, [N, ...] each, by name.
-
-        Raises:
-            NoExplainGraphError: there is none; ask `require_explain_graph` first.
-        """
+    async def run(self, role: Role, *feeds: Floats) -> tuple[Floats, ...]:
+        """The outputs of one of its graphs, [N, ...] each in the manifest's order, of inputs [N, ...]."""
 
     @abstractmethod
     async def is_answering(self) -> bool:
         """Whether its inference threads answer."""
+
+    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to probabilities [N, J] and poses [N, J, D]."""
+        probabilities, poses = await self.run("encoder", pixels)
+        return probabilities, poses
+
+    async def decode(self, poses: Floats, mask: Floats) -> Floats:
+        """Poses [N, J, D] and one-hot mask [N, J] to pictures [N, H, W, C] in 0-1."""
+        (pictures,) = await self.run("decoder", poses, mask)
+        return pictures
+
+    async def explain(self, pixels: Floats) -> dict[str, Floats]:
+        """Pixels [N, H, W, C] in 0-1 to all outputs of the explain graph, [N, ...] each, by name.
+
+        Raises:
+            NoExplainGraphError: there is none.
+        """
+        self.require_explain_graph()
+        names = [tensor.name for tensor in self.manifest.graphs["explain"].outputs]
+        return dict(zip(names, await self.run("explain", pixels), strict=True))
 
     async def decode_classes(self, poses: Floats, classes: NDArray[np.intp]) -> Floats:
         """Poses [N, J, D], of each only the one of class [N], to pictures [N, H, W, C] in 0-1."""

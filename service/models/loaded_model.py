@@ -19,7 +19,7 @@ from service.models.scanner import BundleVersion
 from service.observability.metrics import Metrics
 from service.settings import Settings
 
-# N images, J classes, D numbers of a pose, H rows, W columns, C channels
+# N images
 
 Floats = NDArray[np.float32]
 
@@ -30,6 +30,7 @@ class LoadedModel(ServedModel):
 
     Attributes:
         bundle: the files that it was loaded from.
+        queues: of its graphs, the encoder's first.
         users: requests that use it now.
         holders: worker processes that may have requests which are going to use it.
         unused: set when a user or a holder is done.
@@ -41,28 +42,14 @@ class LoadedModel(ServedModel):
     bundle: BundleVersion
     engine: Engine
     batcher: Batcher
-    encoder_queue: GraphQueue
-    decoder_queue: GraphQueue
-    explain_queue: GraphQueue
+    queues: dict[Role, GraphQueue]
     users: int = 0
     holders: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     @override
-    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        probabilities, poses = await self.batcher.submit(self.encoder_queue, pixels)
-        return probabilities, poses
-
-    @override
-    async def decode(self, poses: Floats, mask: Floats) -> Floats:
-        (pictures,) = await self.batcher.submit(self.decoder_queue, poses, mask)
-        return pictures
-
-    @override
-    async def explain(self, pixels: Floats) -> dict[str, Floats]:
-        self.require_explain_graph()
-        names = [tensor.name for tensor in self.manifest.graphs["explain"].outputs]
-        return dict(zip(names, await self.batcher.submit(self.explain_queue, pixels), strict=True))
+    async def run(self, role: Role, *feeds: Floats) -> tuple[Floats, ...]:
+        return await self.batcher.submit(self.queues[role], *feeds)
 
     @override
     async def is_answering(self) -> bool:
@@ -82,11 +69,6 @@ class LoadedModel(ServedModel):
 
     def graphs(self) -> list[LoadedGraph]:
         """Its graphs, the encoder first."""
-        queues: dict[Role, GraphQueue] = {
-            "encoder": self.encoder_queue,
-            "decoder": self.decoder_queue,
-            "explain": self.explain_queue,
-        }
         engine = self.engine
         return [
             LoadedGraph(
@@ -98,8 +80,7 @@ class LoadedModel(ServedModel):
                 queue.max_batch,
                 queue.statistics.describe(),
             )
-            for role, queue in queues.items()
-            if role in self.manifest.graphs
+            for role, queue in self.queues.items()
         ]
 
     async def drain(self) -> None:
@@ -137,14 +118,10 @@ def start_model(
     except RuntimeError:
         metrics.forget(model, version)
         raise
-    return LoadedModel(
-        model,
-        version,
-        engine.manifest,
-        bundle,
-        engine,
-        batcher,
-        encoder_queue=batcher.add_graph(engine.encode, engine.encoder.large_batch_above, engine.max_batch),
-        decoder_queue=batcher.add_graph(engine.decode),
-        explain_queue=batcher.add_graph(engine.explain, max_batch=min(MAX_BATCH, on_cpu)),
-    )
+    encoder_queue = batcher.add_graph(engine.encode, engine.encoder.large_batch_above, engine.max_batch)
+    queues: dict[Role, GraphQueue] = {"encoder": encoder_queue}
+    if "decoder" in engine.manifest.graphs:
+        queues["decoder"] = batcher.add_graph(engine.decode)
+    if "explain" in engine.manifest.graphs:
+        queues["explain"] = batcher.add_graph(engine.explain, max_batch=min(MAX_BATCH, on_cpu))
+    return LoadedModel(model, version, engine.manifest, bundle, engine, batcher, queues)

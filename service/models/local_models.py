@@ -7,9 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from service.errors import NotReadyError
 from service.inference.memory import release_memory
-from service.inference.providers import DeviceError
 from service.models.background import (
     load_and_watch,
     release_after_work,
@@ -62,10 +60,7 @@ class LocalModels(Models):
 
     @override
     async def load(self, model: str) -> None:
-        try:
-            await self.repository.load(model)
-        except DeviceError as error:
-            raise NotReadyError(str(error)) from None
+        await self.repository.load(model)
 
     @override
     async def unload(self, model: str) -> None:
@@ -73,10 +68,7 @@ class LocalModels(Models):
 
     @override
     async def set_traffic(self, model: str, rule: Traffic | None) -> None:
-        try:
-            await self.repository.set_traffic(model, rule)
-        except DeviceError as error:
-            raise NotReadyError(str(error)) from None
+        await self.repository.set_traffic(model, rule)
 
     @override
     async def ready(self) -> list[Serving]:

@@ -24,7 +24,6 @@ from service.errors import (
     UnknownModelError,
     shown,
 )
-from service.inference.providers import DeviceError
 from service.models.index_entry import SERVABLE, IndexEntry
 from service.models.inventory import Inventory, StartError
 from service.models.loaded_model import LoadedModel
@@ -115,7 +114,7 @@ class Repository:
         """Load what is on disk; where that leaves nothing to serve, `failure` says why."""
         try:
             await self.scan()
-        except (OSError, DeviceError) as error:
+        except (OSError, NotReadyError) as error:
             self._inventory.failure = StartError(str(error))
         except Exception as error:  # a mistake of ours, which may not happen at the next scan
             log.exception("looking for bundles failed")
@@ -131,7 +130,7 @@ class Repository:
             await asyncio.sleep(self._settings.rescan_s)
             try:
                 await self.scan()
-            except (OSError, DeviceError) as error:  # a volume may be away for a while
+            except (OSError, NotReadyError) as error:  # a volume may be away for a while
                 log.warning("looking for new bundles failed: %s", error)
             except Exception:  # a mistake of ours; ending here would mean that no bundle is noticed again
                 log.exception("looking for new bundles failed")
@@ -141,7 +140,7 @@ class Repository:
 
         Raises:
             OSError: a folder of CAPSNET_MODELS that was there is not; what is served has not been changed.
-            DeviceError: an explicit device is not available.
+            NotReadyError: an explicit device is not available.
         """
         await self._bundles.scan()
         self._inventory.is_scanned = True
@@ -189,10 +188,10 @@ class Repository:
         """Load the newest versions of a model as they are on disk now, even if it was taken down.
 
         Raises:
-            NotReadyError: the first scan has not finished, or a folder of models is away.
+            NotReadyError: the first scan has not finished, a folder of models is away, or an explicit device
+                is not available.
             UnknownModelError: there is no such model, or it was taken down again meanwhile.
             RefusedModelError: none of its versions can be served; says why.
-            DeviceError: an explicit device is not available.
         """
         await self._scan_model(model, again=True)
         if model not in self._bundles.versions:
@@ -231,11 +230,11 @@ class Repository:
             rule: None for the newest.
 
         Raises:
-            NotReadyError: the first scan has not finished, or a folder of models is away.
+            NotReadyError: the first scan has not finished, a folder of models is away, or an explicit device
+                is not available.
             UnknownModelError: there is no such model, or no version that the rule names.
             RefusedModelError: such a version cannot be served; says why.
             NotWritableError: no folder of the model can be written.
-            DeviceError: an explicit device is not available.
         """
         self._inventory.check_known(model)
         async with self._ruling[model]:  # or one that fails would take back the rule of another
@@ -441,10 +440,7 @@ class Repository:
         if model not in self._loading:
             self._loading[model] = update = self._begin(self._serve_newest(model))
             update.add_done_callback(lambda _: self._loading.pop(model))
-        try:
-            await self._wait_for(self._loading[model], model)
-        except DeviceError as error:
-            raise NotReadyError(str(error)) from None
+        await self._wait_for(self._loading[model], model)
 
 
 def _log_failure(model: str, update: asyncio.Task[None]) -> None:

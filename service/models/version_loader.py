@@ -4,9 +4,10 @@ import asyncio
 import logging
 
 from export.contract.processors import usable_cpus
+from service.errors import NotReadyError
 from service.inference.loading import load_engine
 from service.inference.memory import release_memory
-from service.inference.providers import DeviceError, EngineOptions
+from service.inference.providers import DeviceError, engine_options
 from service.models.loaded_model import LoadedModel, start_model
 from service.models.scanner import Bundles, BundleVersion
 from service.observability.metrics import Metrics
@@ -30,14 +31,7 @@ class VersionLoader:
         self._bundles = bundles
         self._settings = settings
         self._metrics = metrics
-        self._options = EngineOptions(
-            settings.device,
-            settings.max_batch,
-            settings.cache,
-            settings.threads,
-            settings.precision,
-            optimize=settings.optimize,
-        )
+        self._options = engine_options(settings)
         # Of many models that are asked for at once; a thread each would leave none to scans and /metrics.
         self._loading = asyncio.Semaphore(min(max(2, usable_cpus()), MOST_LOADING))
 
@@ -55,15 +49,15 @@ class VersionLoader:
         With `again` it is loaded from the same files, too.
 
         Raises:
-            DeviceError: an explicit device is not available.
+            NotReadyError: an explicit device is not available.
         """
         if bundle.reason or (loaded and loaded.bundle == bundle and not again):
             return loaded
         try:
             async with self._loading:
                 engine = await asyncio.to_thread(load_engine, bundle.path, model, self._options)
-        except DeviceError:
-            raise
+        except DeviceError as error:
+            raise NotReadyError(str(error)) from None
         except Exception as error:  # whatever is wrong with one bundle must not keep us from the others
             await self._bundles.refuse(model, version, bundle, error)
             return loaded

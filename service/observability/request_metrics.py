@@ -6,15 +6,14 @@ ever falls, and a scrape reads no more files after many deaths.
 """
 
 import os
-from collections.abc import Iterable
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service.observability.label_room import MAX_LABELS, LabelRoom
-
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read while the library is imported; the supervisor of workers sets it
+MAX_LABELS = 100  # of each model: a bundle may have a hundred thousand classes
 OTHER = "other"
 REQUEST_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -44,13 +43,13 @@ class RequestMetrics:
             "capsnet_requests", "Requests answered", ("route", "status"), registry=self._registry
         )
         self._by_label: dict[tuple[str, str], Counter] = {}
-        self._room = LabelRoom(Path(os.environ[FOLDER]) / "labels" if FOLDER in os.environ else None)
+        self._labels: defaultdict[str, int] = defaultdict(int)  # of each model, but for OTHER
         self._problems = Counter(
             "capsnet_problems", "Answers that name a problem, by its type", ("type",), registry=self._registry
         )
         self._predictions = Counter(
             "capsnet_predictions",
-            f"Classes that /classify named; a model's after the first {MAX_LABELS} are '{OTHER}'",
+            f"Classes that /classify named; those after the model's first {MAX_LABELS} are '{OTHER}'",
             ("model", "label"),
             registry=self._registry,
         )
@@ -82,16 +81,20 @@ class RequestMetrics:
         """An answer named this problem, such as /problems/overloaded."""
         self._problems.labels(problem).inc()
 
-    def predicted(self, model: str, labels: Iterable[str]) -> None:
-        """A model has named these classes; for the event loop."""
+    def predicted(self, model: str, labels: Iterable[str], class_names: Sequence[str]) -> None:
+        """A model has named these of its classes; for the event loop."""
         for label in labels:
-            counter = self._by_label.get((model, label)) or self._new_label(model, label)
+            counter = self._by_label.get((model, label)) or self._new_label(model, label, class_names)
             counter.inc()
 
-    def _new_label(self, model: str, label: str) -> Counter:
-        """The count of a label; there is room for so many of a model."""
-        if not self._room.takes(model, label):
+    def _new_label(self, model: str, label: str, class_names: Sequence[str]) -> Counter:
+        """The count of a label: all processes of a service take the model's first ones.
+
+        There is room for as many in all versions together, whose classes may differ.
+        """
+        if label not in class_names[:MAX_LABELS] or self._labels[model] == MAX_LABELS:
             return self._predictions.labels(model, OTHER)
+        self._labels[model] += 1
         self._by_label[model, label] = counter = self._predictions.labels(model, label)
         return counter
 

@@ -14,11 +14,12 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from capsnet.wire_format import (
     DATATYPES,
-    MAX_AXES,
     UINT8_MAX,
     InferRequest,
     RequestedOutput,
     WireError,
+    check_classes,
+    check_shape,
     raw_bytes,
 )
 from service.errors import shown
@@ -71,12 +72,7 @@ def _read_tensor(given: ModelInferRequest.InferInputTensor, raw: bytes | None) -
         raise WireError(f"{place}: {NO_SHARED_MEMORY}")
     if given.datatype not in DATATYPES:
         raise WireError(f"{place}: datatype must be {' or '.join(DATATYPES)}, got {shown(given.datatype)}")
-    shape = tuple(given.shape)
-    if len(shape) > MAX_AXES or not all(size >= 1 for size in shape):
-        raise WireError(
-            f"{place}: shape must be a list of up to {MAX_AXES} sizes of at least 1, "
-            f"got {list(shape[: MAX_AXES + 1])}"
-        )
+    shape = check_shape(list(given.shape), place)
     if raw is None:
         return _from_contents(given, shape, place)
     if given.HasField("contents"):
@@ -117,6 +113,4 @@ def _requested(given: ModelInferRequest.InferRequestedOutputTensor) -> Requested
         return RequestedOutput(given.name)
     wanted = given.parameters["classification"]
     classes = getattr(wanted, wanted.WhichOneof("parameter_choice") or "", None)
-    if type(classes) is not int or classes < 0:
-        raise WireError(f"{place}: classification must be how many classes to give, got {shown(classes)}")
-    return RequestedOutput(given.name, classes=classes)
+    return RequestedOutput(given.name, classes=check_classes(classes, place))

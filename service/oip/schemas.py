@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-REFERENCE = "#/components/schemas/{model}"
+from service.http.openapi import REFERENCE
 
 
 class ServerMetadata(BaseModel):

@@ -76,7 +76,8 @@ async def classify(
     made = predictions(
         images.pixels, (probabilities, poses), model.manifest, query.top_k, query.min_probability
     )
-    service.metrics.predicted(model.name, (label for one in made for label in one["labels"]))
+    labels = (label for one in made for label in one["labels"])
+    service.metrics.predicted(model.name, labels, model.manifest.class_names)
     results: list[dict[str, Any]] = [
         {"filename": filename, **prediction}
         for filename, prediction in zip(images.filenames, made, strict=True)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from export.contract.preprocess import Rule
 from service.errors import shown
+from service.models.index_entry import State
 from service.models.interface import MAX_POSE_VALUE
 from service.models.traffic import Traffic
 
@@ -313,7 +314,7 @@ class VersionAnswer(BaseModel):
     """A version of a model: loaded, loading, or not served and why."""
 
     version: int
-    state: Literal["loaded", "available", "loading", "superseded", "refused", "unloaded"] = Field(
+    state: State = Field(
         description="available: loads with the first request; superseded: CAPSNET_VERSIONS_KEPT newer ones "
         "are served; unloaded: taken down by an operator"
     )

@@ -197,13 +197,6 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         help="how long to repeat a request while the service is overloaded, broken or away, in seconds "
         f"(default: {RETRY_TIMEOUT_S})",
     )
-    group.add_argument(  # the flag's earlier name
-        "--patience",
-        dest="retry_timeout",
-        type=_positive_integer,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
     group.add_argument("--local", action="store_true", help="run the model in this process; needs no service")
     group.add_argument(
         "--ray",

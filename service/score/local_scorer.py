@@ -19,7 +19,7 @@ from service.inference.engine import Engine
 from service.inference.loading import load_engine
 from service.inference.model_input import decode_image
 from service.inference.predictions import predictions
-from service.inference.providers import DeviceError, EngineOptions
+from service.inference.providers import DeviceError, EngineOptions, engine_options
 from service.models.scanner import find_bundles
 from service.models.traffic import Traffic, read_traffic
 from service.score.query import (
@@ -129,14 +129,7 @@ def load_local(models: str | None, query: Query, batch: int, threads: int = 0) -
         name, bundles = _find(settings, query.model)
         rule = _rule(settings, name) if query.version is None else None
         versions = usable_versions(name, query.version, bundles, rule)
-        options = EngineOptions(
-            settings.device,
-            batch,
-            settings.cache,
-            threads=threads,
-            precision=settings.precision,
-            optimize=settings.optimize,
-        )
+        options = engine_options(settings)._replace(max_batch=batch, threads=threads)
         version, engine = _load_first(name, versions, bundles, options)
     except (SettingsError, DeviceError) as error:
         raise ScoreError(str(error)) from None

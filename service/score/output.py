@@ -174,12 +174,9 @@ def _check_errors(destination: Destination, previous: Record) -> None:
     out, errors = destination.out, destination.errors
     if out is None or errors is None or destination.errors_elsewhere == previous.errors:
         return
+    begun = errors_beside(out)
     if previous.errors is not None:
         begun = out.parent / os.fsdecode(unquote_to_bytes(previous.errors))
-    elif (errors.stat().st_size if errors.exists() else 0) == previous.errors_bytes:
-        return  # of a run that an earlier version began, which did not record where they are
-    else:
-        begun = errors_beside(out)
     raise ScoreError(f"{out} was begun with its errors in {begun}; name that file with --errors")
 
 

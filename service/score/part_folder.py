@@ -45,7 +45,7 @@ class PartsRecord(BaseModel):
     """What a run was begun with; a resumed run must be the same.
 
     Attributes:
-        run: tells its parts from those of another run in the same folder; "" in records of earlier versions.
+        run: tells its parts from those of another run in the same folder.
         spec: what determines its rows.
         part_size: pictures of a part, as the command said.
         parts: number of parts.
@@ -54,7 +54,7 @@ class PartsRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str = ""
+    run: str
     spec: RunSpec
     part_size: int
     parts: int
@@ -228,7 +228,7 @@ def _facts(files: FileSystem, path: str, run: str) -> PartFacts | None:
     try:
         with files.open_input_file(path) as file:
             metadata = pq.read_metadata(file).metadata or {}
-        said = {"run": "", **json.loads(metadata[FACTS])}
+        said = json.loads(metadata[FACTS])
         return PartFacts(said["labels"], said["skipped"]) if said["run"] == run else None
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError):
         return None

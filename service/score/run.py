@@ -1,15 +1,14 @@
 """One run of capsnet-score, from the options of the command line to the last row and the summary."""
 
 import argparse
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capsnet import DEFAULT_URL
+from capsnet.in_order import in_order
 from service.score.ctrl_c import run_until_ctrl_c
 from service.score.http_scorer import HttpScorer, open_service
 from service.score.output import (
@@ -21,7 +20,7 @@ from service.score.output import (
     open_output,
 )
 from service.score.picture_stream import PictureStream, check_pairs, in_batches
-from service.score.query import Batch, ChosenModel, Outcome, Query, Row, ScoreError
+from service.score.query import ChosenModel, Outcome, Query, Row, ScoreError
 from service.score.run_record import NamesHash, Record, RunSpec, check_same_spec, skip_done
 from service.score.sources import Sources
 from service.score.table import Columns, Format, choose_format
@@ -192,22 +191,3 @@ def _open_scorer(
             raise
         raise ScoreError("--local needs onnxruntime: pip install -e '.[cpu]'") from None
     return open_local(options.models, query, options.batch)
-
-
-async def in_order(
-    score: Callable[[Batch], Coroutine[Any, Any, list[Outcome]]], batches: Iterator[Batch], concurrency: int
-) -> AsyncGenerator[list[Outcome], None]:
-    """The outcomes of each batch, in the order of the batches; up to `concurrency` batches are in flight."""
-    running: deque[asyncio.Task[list[Outcome]]] = deque()
-    try:
-        # In a thread: the next batch reads files and unpacks archives.
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            running.append(asyncio.create_task(score(batch)))
-            if len(running) == concurrency:
-                yield await running.popleft()
-        while running:
-            yield await running.popleft()
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from export.contract.atomic_file import write_atomically
 from service.score.picture_stream import PictureStream, row_names
@@ -28,31 +28,31 @@ class RunSpec(BaseModel):
     top_k: int | None
     preprocess: Literal["auto", "off"]
     poses: bool
-    min_probability: float | None = None
+    min_probability: float | None
     format: Format
     image_column: str | None
     id_column: str | None
-    views: int = 1
+    views: int
 
 
 class Record(BaseModel):
     """How far a run is.
 
     Attributes:
-        spec: what determines its rows; older files call it `asked`.
+        spec: what determines its rows.
         pictures: number of pictures done, with or without a row; a pair of views counts once.
         labels: number of rows of each label.
         names_sha256: hash of the names of the pictures done, see `NamesHash`.
         rows_bytes: length of the table, or of the JSON lines that will become Parquet.
         errors_bytes: length of the errors.
         errors: the file of the errors, from the table's folder, quoted as in an address; None if it is the
-            one beside the table, or if an earlier version began the run.
+            one beside the table.
         finished: whether all pictures are done.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spec: RunSpec = Field(validation_alias=AliasChoices("spec", "asked"))
+    spec: RunSpec
     pictures: int = Field(default=0, ge=0)
     labels: dict[str, int] = {}
     names_sha256: str = ""

@@ -13,12 +13,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from capsnet.in_order import in_order
 from export.contract.one_line import one_line
 from service.score.local_scorer import LocalScorer, load_local
 from service.score.part_folder import PartFacts, PartFolder
 from service.score.picture_stream import PictureStream, in_batches
 from service.score.query import ChosenModel, Query, ScoreError
-from service.score.run import in_order
 from service.score.shards import Shard
 from service.score.table import Columns
 from service.settings import SettingsError, read_settings

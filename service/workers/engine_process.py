@@ -172,11 +172,7 @@ class EngineServer:
     async def _run(self, model: LoadedModel, role: Role, *feeds: Floats) -> object:
         self._repository.note_used(model)
         try:
-            if role == "encoder":
-                return await model.encode(*feeds)
-            if role == "decoder":
-                return await model.decode(*feeds)
-            return await model.explain(*feeds)
+            return await model.run(role, *feeds)
         finally:
             self._repository.end_use(model)
 

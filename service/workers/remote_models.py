@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from export.contract.manifest import Role
 from service.errors import NotReadyError, Unfinished
 from service.inference.memory import trim_heap
 from service.models.background import release_after_work
@@ -300,20 +301,9 @@ class _RemoteModel(ServedModel):
         self._models = models
 
     @override
-    async def encode(self, pixels: Floats) -> tuple[Floats, Floats]:
-        return cast(tuple[Floats, Floats], await self._run("encoder", pixels))
-
-    @override
-    async def decode(self, poses: Floats, mask: Floats) -> Floats:
-        return cast(Floats, await self._run("decoder", poses, mask))
-
-    @override
-    async def explain(self, pixels: Floats) -> dict[str, Floats]:
-        return cast(dict[str, Floats], await self._run("explain", pixels))
-
-    async def _run(self, graph: str, *feeds: Floats) -> object:
+    async def run(self, role: Role, *feeds: Floats) -> tuple[Floats, ...]:
         try:
-            return await self._models.call("run", self.key, graph, *feeds)
+            return cast(tuple[Floats, ...], await self._models.call("run", self.key, role, *feeds))
         except asyncio.CancelledError:
             end_part("queue")  # its own parts would come later
             why = f"{self.name}/{self.version} was computing, or images wait for it"

@@ -4,7 +4,6 @@ import socket
 
 import numpy as np
 import pytest
-from fastapi import Request
 from pydantic import SecretStr
 
 from service.errors import AdministrationOffError, AdminKeyError
@@ -127,29 +126,28 @@ def test_without_keys_nothing_needs_one(tmp_path):
 # -- the admin key -----------------------------------------------------------------------------------------
 
 
-def request_with(**headers: str) -> Request:
-    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "headers": pairs})
+def encoded(**headers: str) -> list[tuple[bytes, bytes]]:
+    return [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
 
 
 def test_the_admin_key_opens_administration():
     keys = Keys(Settings(admin_key=SecretStr(ADMIN_KEY)))
-    auth.check_admin(request_with(x_api_key=ADMIN_KEY), keys)
-    auth.check_admin(request_with(authorization=f"Bearer {ADMIN_KEY}"), keys)
+    auth.check_admin_key(encoded(x_api_key=ADMIN_KEY), keys)
+    auth.check_admin_key(encoded(authorization=f"Bearer {ADMIN_KEY}"), keys)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_api_key": KEYS[0]}, {"authorization": "Bearer wrong"}])
 def test_no_other_key_opens_administration(headers):
     keys = Keys(Settings(admin_key=SecretStr(ADMIN_KEY), api_keys=SecretStr(",".join(KEYS))))
     with pytest.raises(AdminKeyError, match="CAPSNET_ADMIN_KEY") as refusal:
-        auth.check_admin(request_with(**headers), keys)
+        auth.check_admin_key(encoded(**headers), keys)
     assert ADMIN_KEY not in str(refusal.value)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x_api_key": ""}, {"x_api_key": KEYS[0]}])
 def test_without_an_admin_key_there_is_no_administration(headers):
     with pytest.raises(AdministrationOffError, match="CAPSNET_ADMIN_KEY"):
-        auth.check_admin(request_with(**headers), Keys(Settings(api_keys=SecretStr(",".join(KEYS)))))
+        auth.check_admin_key(encoded(**headers), Keys(Settings(api_keys=SecretStr(",".join(KEYS)))))
 
 
 # -- pages of other origins --------------------------------------------------------------------------------

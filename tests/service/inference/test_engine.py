@@ -71,7 +71,7 @@ def test_any_batch_size_runs(bundle, images):
 
 def test_a_bundle_without_a_decoder_loads(tmp_path):
     engine = load(write_bundle(tmp_path / "tiny" / "1", decoder=False))
-    assert not engine.has_decoder
+    assert engine.decoder is None
 
 
 @pytest.mark.parametrize("file", ["encoder.onnx", "decoder.onnx", "samples.npz"])
@@ -395,7 +395,7 @@ def test_an_explicit_gpu_is_the_one_in_use(bundle, device):
     if PROVIDERS[device] not in ort.get_available_providers():
         pytest.skip(f"this onnxruntime has no {PROVIDERS[device]}")
     engine = load(bundle, device)
-    assert engine.provider == PROVIDERS[device]
+    assert (engine.device, engine.provider) == (device, PROVIDERS[device])
 
 
 @pytest.mark.gpu

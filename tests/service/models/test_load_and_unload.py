@@ -14,7 +14,7 @@ from service.errors import (
 )
 from service.inference.engine import Engine
 from service.inference.loading import load_engine
-from service.inference.providers import DeviceError, EngineOptions
+from service.inference.providers import EngineOptions
 from service.models import remembered, version_loader
 from service.models.remembered import Remembered
 from service.models.repository import Repository
@@ -242,7 +242,7 @@ def test_a_load_that_fails_after_its_caller_has_left_is_logged(tmp_path, monkeyp
 
             async def fail(*_: object, **__: object) -> None:
                 await asyncio.sleep(0.05)
-                raise DeviceError("the device is gone")
+                raise NotReadyError("the device is gone")
 
             monkeypatch.setattr(repository._loader, "load", fail)
             loading = asyncio.create_task(repository.load("tiny"))

@@ -75,7 +75,7 @@ def test_of_matrix_capsules_on_a_gpu_few_are_explained_at_a_time(tmp_path):
             engine = replace(model.engine, device="cuda", max_batch=64, decoder_max_batch=512)
             settings, metrics = settings_for(tmp_path), Metrics()
             other = start_model(model.name, model.version, model.bundle, engine, settings, metrics)
-            assert (other.encoder_queue.max_batch, other.explain_queue.max_batch) == (64, 2)
+            assert (other.queues["encoder"].max_batch, other.queues["explain"].max_batch) == (64, 2)
             other.batcher.close()
 
     run(scenario())

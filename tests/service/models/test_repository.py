@@ -244,7 +244,7 @@ def test_what_is_replaced_is_closed_even_if_the_device_fails_at_the_next_version
             for version in (1, 2):
                 shutil.rmtree(tmp_path / "tiny" / str(version))
                 write_bundle(tmp_path / "tiny" / str(version), seed=2)
-            with pytest.raises(DeviceError):
+            with pytest.raises(NotReadyError, match="memory on the device"):
                 await repository.scan()
             async with repository.use("tiny", 2) as new:
                 assert new is not old

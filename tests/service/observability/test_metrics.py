@@ -23,6 +23,7 @@ from service.observability.request_metrics import FOLDER, MAX_LABELS, RequestMet
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.tiny_bundle import write_bundle
 
+DIGITS = list("0123456789")
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -311,7 +312,7 @@ def test_the_route_is_in_the_openapi_document(client):
 
 def test_what_a_model_names_is_counted_by_its_label():
     requests = RequestMetrics()
-    requests.predicted("tiny", ["3", "3", "7"])
+    requests.predicted("tiny", ["3", "3", "7"], DIGITS)
     text = requests.scrape().decode()
     assert value(text, "capsnet_predictions_total", model="tiny", label="3") == 2
     assert value(text, "capsnet_predictions_total", model="tiny", label="7") == 1
@@ -319,20 +320,33 @@ def test_what_a_model_names_is_counted_by_its_label():
 
 def test_a_model_of_many_classes_has_a_bounded_number_of_labels():
     requests = RequestMetrics()
-    requests.predicted("large", (str(label) for label in range(10 * MAX_LABELS)))
-    requests.predicted("tiny", ["3"])
+    classes = [str(label) for label in range(10 * MAX_LABELS)]
+    requests.predicted("large", reversed(classes), classes)
+    requests.predicted("tiny", ["3"], DIGITS)
     text = requests.scrape().decode()
     assert text.count('capsnet_predictions_total{label="') == MAX_LABELS + 2
     assert value(text, "capsnet_predictions_total", model="large", label="other") == 9 * MAX_LABELS
+    assert value(text, "capsnet_predictions_total", model="large", label="99") == 1
     assert value(text, "capsnet_predictions_total", model="tiny", label="3") == 1
+
+
+def test_versions_of_other_classes_share_the_labels_of_their_model():
+    requests = RequestMetrics()
+    for version in range(3):
+        classes = [f"{version}-{label}" for label in range(MAX_LABELS - 1)]
+        requests.predicted("tiny", classes, classes)
+    text = requests.scrape().decode()
+    assert text.count('capsnet_predictions_total{label="') == MAX_LABELS + 1
+    assert value(text, "capsnet_predictions_total", model="tiny", label="other") == 2 * (MAX_LABELS - 1) - 1
 
 
 PREDICT = """
 import sys
 from service.observability.request_metrics import MAX_LABELS, RequestMetrics
 requests, first = RequestMetrics(), int(sys.argv[1])
-requests.predicted("large", (str(label) for label in range(first, first + MAX_LABELS)))
-requests.predicted("large", [str(first), "0"])
+classes = [str(label) for label in range(2000 + MAX_LABELS)]
+requests.predicted("large", classes[first : first + MAX_LABELS], classes)
+requests.predicted("large", [str(first), "0"], classes)
 sys.stdout.buffer.write(requests.scrape())
 """
 

@@ -47,9 +47,11 @@ OTHER_SPEC = {
     "top_k": None,
     "preprocess": "auto",
     "poses": True,
+    "min_probability": None,
     "format": "parquet",
     "image_column": None,
     "id_column": None,
+    "views": 1,
 }
 CLUSTER = """
 import sys
@@ -257,7 +259,7 @@ def test_what_cannot_be_written_is_refused_before_an_older_table_goes(pictures, 
     write_bundle(tmp_path / "models" / "tiny" / "1", classes=("0", "label", "2"))
     out = tmp_path / "scores"
     PartFolder(str(out), "out").begin(
-        PartsRecord(spec=OTHER_SPEC, part_size=PART, parts=15, names_sha256="0")
+        PartsRecord(run="older", spec=OTHER_SPEC, part_size=PART, parts=15, names_sha256="0")
     )
     (out / "part-000000.parquet").write_bytes(b"of an older run")
     with started(command(tmp_path / "models", pictures, out, "--overwrite"), cluster) as running:
@@ -393,7 +395,7 @@ def finished(models, pictures, tmp_path) -> Path:
     """A run that has been begun, as its record says."""
     out = tmp_path / "scores"
     out.mkdir()
-    record = {"spec": OTHER_SPEC, "part_size": PART, "parts": 15, "names_sha256": "0"}
+    record = {"run": "a-run", "spec": OTHER_SPEC, "part_size": PART, "parts": 15, "names_sha256": "0"}
     (out / "_run.json").write_text(json.dumps(record))
     return out
 

@@ -409,21 +409,6 @@ def test_a_run_goes_on_under_another_name(score, paths, tmp_path):
     assert len(errors_of(tmp_path / "b.csv").splitlines()) == 2
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_its_errors_alone(score, paths, tmp_path, capsys):
-    """It did not record where they are."""
-    out, notes, errors = tmp_path / "out.csv", tmp_path / "notes.txt", tmp_path / "errors.jsonl"
-    notes.write_text("precious")
-    assert score(*paths[:5], "--out", out, "--errors", errors) == 1
-    record = json.loads(record_of(out).read_text())
-    del record["errors"]
-    record_of(out).write_text(json.dumps(record))
-    assert score(*paths[:12], "--out", out, "--resume", "--errors", notes) == 2
-    assert "name that file with --errors" in capsys.readouterr().err
-    assert notes.read_text() == "precious"
-    assert score(*paths[:12], "--out", out, "--resume", "--errors", errors) == 1
-    assert len(errors.read_bytes().splitlines()) == 2
-
-
 def test_a_table_may_have_a_name_that_is_not_utf8(score, paths, tmp_path):
     out = tmp_path / os.fsdecode(b"caf\xe9.csv")
     assert score(*paths[:5], "--out", out) == 1
@@ -452,15 +437,6 @@ def test_a_record_that_is_none_is_refused(score, paths, tmp_path, capsys):
     record_of(out).write_text("{}")
     assert score(paths[0].parent, "--out", out, "--resume") == 2
     assert "is no record of a run" in capsys.readouterr().err
-
-
-def test_a_record_with_the_earlier_name_of_its_spec_is_resumed(score, paths, tmp_path):
-    out = tmp_path / "out.csv"
-    stopped_after(100, score, paths, out)
-    record = json.loads(record_of(out).read_text())
-    record_of(out).write_text(json.dumps({"asked": record.pop("spec"), **record}))
-    assert score(paths[0].parent, "--out", out, "--resume") == 1
-    assert set(json.loads(record_of(out).read_text())) == {"spec", *record}
 
 
 def test_two_runs_do_not_write_one_table(score, paths, tmp_path, capsys):

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from capsnet.in_order import in_order
 from export.contract.manifest import read_manifest
 from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
@@ -43,7 +44,6 @@ from service.score.query import (
     ScoreError,
     Skipped,
 )
-from service.score.run import in_order
 from service.score.sources import in_folder
 from service.score.table import Columns, Csv
 from tests.support.live_service import live_service, settings_for, wait_until
@@ -745,13 +745,12 @@ def test_an_overloaded_service_is_asked_again(service, digits, tmp_path):
     assert len(read_csv(tmp_path / "a.csv")) == 10
 
 
-@pytest.mark.parametrize("flag", ["--retry-timeout", "--patience"])  # the second is its earlier name
 def test_a_service_that_stays_overloaded_is_given_up_with_the_rows_before_kept(
-    service, digits, tmp_path, capsys, flag
+    service, digits, tmp_path, capsys
 ):
     with in_front_of(service, lambda post: 503 if post > 2 else None) as url:
         arguments = [digits, "--out", tmp_path / "a.csv", "--batch", 3, "--concurrency", 1]
-        assert score(*arguments, "--url", url, flag, 1) == 2
+        assert score(*arguments, "--url", url, "--retry-timeout", 1) == 2
     assert len(read_csv(tmp_path / "a.csv")) == 6
     assert "the service answered 503" in capsys.readouterr().err
     assert score(*arguments, "--url", service.base_url, "--resume") == 0
