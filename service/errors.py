@@ -95,7 +95,7 @@ class SlowBodyError(ServiceError):
 
 
 class NoExplainGraphError(ServiceError):
-    """A request for an explanation by a model whose bundle has no explain graph, or none that still loads."""
+    """/explain of a model whose bundle has no explain graph, or one that no longer loads."""
 
     status, slug, title = 409, "no-explain-graph", "The bundle has no explain graph"
 
@@ -137,7 +137,7 @@ class UnsupportedBodyError(ServiceError):
 
 
 class UnsupportedCodingError(ServiceError):
-    """A Content-Encoding that the route does not take: only `infer` takes any, gzip and deflate."""
+    """A Content-Encoding that the route does not accept; only `infer` accepts gzip and deflate."""
 
     status, slug, title = 415, "unsupported-coding", "Unsupported Content-Encoding"
     headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "gzip, deflate"}
@@ -212,7 +212,7 @@ class InferenceStoppedError(ServiceError):
 
 
 class TooManyRequestsError(ServiceError):
-    """The key has sent more requests, or has more under way, than it may.
+    """The key has exceeded its request rate or its number of concurrent requests.
 
     Args:
         detail: which limit.

@@ -85,7 +85,7 @@ class Settings(BaseSettings):
         max_batch: maximum images per run; 0 is 32 on a CPU, where more are hardly faster, 512 with CUDA and
             64 with TensorRT. For an encoder of matrix capsules, whose votes take much memory, it is 2 on a
             CPU, where more are hardly faster, if at all, and 64 on a GPU.
-        queue_images: maximum images that wait for their run, per version, and maximum pictures that wait for
+        queue_images: maximum images that wait for a batch, per version, and maximum pictures that wait for
             decoding; beyond that, requests get 503.
         deadline_ms: how long a request may take before it gets 504, in milliseconds; at most a day.
         max_body_bytes: largest request body, in bytes; with `grpc_port` less than 2 GiB.
@@ -100,22 +100,22 @@ class Settings(BaseSettings):
             /explain may have.
         threads: threads that one run of a model uses on the CPU; 0 is one for every usable CPU.
         decode_threads: threads that decode and encode pictures.
-        workers: processes that serve on one port, with one more that has the models. Decoding threads, the
-            pictures that wait for them and the memory of uploads are shared out among them. `auto`: a third
-            of the cores with the device `cpu` or `auto`, and all but two of them, at most 16, with `cuda` and
-            `tensorrt`. 1: everything in one.
+        workers: number of worker processes on one port. Above 1, one more process runs the models for all
+            workers, and they divide decoding threads, waiting pictures and upload memory among themselves.
+            `auto`: a third of the cores with the device `cpu` or `auto`; with `cuda` or `tensorrt` all cores
+            but two, at most 16.
         rescan_s: seconds between scans for newly published bundles; 0 never scans again.
         api_keys: comma-separated API keys; each request must send one. Without any, requests need none. With
             two keys at once, clients can change from the old one to the new one.
         admin_key: the key for administration, such as loading and unloading models; it is also an API key.
             Without it there is no administration.
         api_keys_file: a file of API keys, one on each line, NAME:KEY, in place of `api_keys`. The log has the
-            names. `rate=` and `concurrency=` after a key are its own limits. SIGHUP has the file read again.
-        admin_key_file: a file with the admin key, in place of `admin_key`; SIGHUP has it read again.
+            names. `rate=` and `concurrency=` after a key are its own limits. SIGHUP rereads the file.
+        admin_key_file: a file with the admin key, in place of `admin_key`; SIGHUP rereads it.
         key_rate: how many requests per second each key may send, about a second's worth of them at once,
             before it gets 429: 0.001 to 1000000, or 0 for any number. The admin key has no limits.
-        key_concurrency: how many requests of each key may be under way at once before it gets 429: 1 to
-            1000000, or 0 for any number.
+        key_concurrency: how many requests of each key may be in flight before it gets 429: 1 to 1000000,
+            or 0 for any number.
         trusted_proxies: comma-separated addresses and networks of proxies, from whose `X-Forwarded-For` the
             log takes the client's address; * for all; empty for none.
         cors_origins: comma-separated origins whose pages may send requests from a browser; * for all.

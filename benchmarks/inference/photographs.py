@@ -78,7 +78,7 @@ def main() -> None:
     print(f"| pictures | | {' | '.join(names)} |\n| --- | ---: | {' | '.join(['---:'] * len(names))} |")
     for some in sets(options):
         shares = [100 * share(some, manifest, encoder) for manifest, encoder in models]
-        asked = "named rightly" if some.labels is not None else "not sure"
+        asked = "correct" if some.labels is not None else "not confident"
         cells = " | ".join(f"{found:.1f} %" for found in shares)
         print(f"| {len(some.pictures)} {some.name} | {asked} | {cells} |", flush=True)
 
@@ -149,14 +149,14 @@ def printed(sign: str, rng: np.random.Generator) -> Image.Image:
 
 
 def share(some: Set, manifest: Manifest, encoder: ort.InferenceSession) -> float:
-    """Of digits, how many are named rightly; of all else, how many get no confident answer; 0 to 1."""
+    """Of digits, how many are classified correctly; of all else, how many get no confident answer; 0 to 1."""
     inputs = np.stack([to_input(picture, manifest.preprocessing) for picture in some.pictures])
     parts = [inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH)]
     found = np.concatenate([encoder.run(["probabilities"], {"pixels": part})[0] for part in parts])
     if some.labels is not None:
         return float((found.argmax(axis=1) == some.labels).mean())
     least = threshold(manifest)
-    assert least is not None, f"{manifest.model} has no threshold: capsnet-export threshold measures one"
+    assert least is not None, f"{manifest.model} has no threshold: export its run again"
     return 1 - float(reaches(weakest_named(found, 1), are_blank(inputs), least).mean())
 
 

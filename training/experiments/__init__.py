@@ -20,7 +20,7 @@ SABOUR_2017 = {
     "affnist": "Section 5.2: digits transformed in ways that were never trained on",
     "routing": "Figures A.1 and A.2: how logits change as routing goes on; training loss by iterations",
     **SECTION_7,
-    "equivariance": "What becomes of a capsule when its digit is shifted, turned or scaled",
+    "equivariance": "How a capsule changes when its digit is shifted, rotated or scaled",
     "samples": "Accuracy by the number of training examples, CapsNet and CNN",
 }
 HINTON_2018 = {

@@ -1,4 +1,4 @@
-"""What becomes of a capsule when its digit is shifted, turned or scaled.
+"""How a capsule changes when its digit is shifted, rotated or scaled.
 
 Introductions to capsules promise that the length of a capsule stays and its pose goes along (Sec. 1 and 7 of
 Sabour et al. 2017: equivariance); the paper shows no numbers. Here test digits are moved in small steps, and
