@@ -113,6 +113,13 @@ def client(connect, url) -> Client:
     return connect(url)
 
 
+@pytest.fixture
+def blocking(url) -> Iterator[Client]:
+    """For claims on what both kinds share: which requests are sent, and how answers are read."""
+    with Client(url) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def raw(url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url) as raw:
@@ -235,14 +242,14 @@ def test_poses_have_the_models_shape_and_can_be_given_back(client):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F", "CMYK", "YCbCr"])
-def test_a_pil_image_is_seen_as_the_file_of_it(client, mode):
+def test_a_pil_image_is_seen_as_the_file_of_it(blocking, mode):
     page = Image.new("L", (60, 50), 235)
     page.paste(20, (25, 10, 31, 40))
     deep = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
     image = Image.fromarray(np.asarray(page, deep[mode])) if mode in deep else page.convert(mode)
     file = BytesIO()
     image.save(file, "TIFF")
-    of_image, of_file = (client.classify(one).results[0] for one in (image, file.getvalue()))
+    of_image, of_file = (blocking.classify(one).results[0] for one in (image, file.getvalue()))
     assert of_image.filename is None
     assert not of_image.blank
     for one, other in zip(of_image.classes, of_file.classes, strict=True):
@@ -250,7 +257,7 @@ def test_a_pil_image_is_seen_as_the_file_of_it(client, mode):
 
 
 @pytest.mark.parametrize("mode", ["I;16B", "I;16L", "I;16N", "La", "PA", "RGBa", "RGBX", "HSV"])
-def test_a_pil_image_in_a_mode_that_no_png_has_keeps_its_depth_and_its_transparency(client, mode):
+def test_a_pil_image_in_a_mode_that_no_png_has_keeps_its_depth_and_its_transparency(blocking, mode):
     page = Image.new("L", (60, 50), 235)
     page.paste(20, (25, 10, 31, 40))
     ink = Image.new("LA", page.size, (0, 0))
@@ -263,31 +270,31 @@ def test_a_pil_image_in_a_mode_that_no_png_has_keeps_its_depth_and_its_transpare
         image = usual.convert("RGBA" if usual is ink and mode != "La" else usual.mode)
         image = (image.convert("RGB") if usual is page else image).convert(mode)
     assert image.mode == mode
-    of_image, of_usual = (client.classify(one).results[0] for one in (image, usual))
+    of_image, of_usual = (blocking.classify(one).results[0] for one in (image, usual))
     assert not of_image.blank
     for one, other in zip(of_image.classes, of_usual.classes, strict=True):
         assert (one.label, one.probability) == (other.label, pytest.approx(other.probability, abs=1e-3))
 
 
 @pytest.mark.parametrize("kind", ["u2", "f4"])
-def test_a_deep_tiff_whose_0_is_white_is_sent_as_a_file_or_not_at_all(client, kind):
+def test_a_deep_tiff_whose_0_is_white_is_sent_as_a_file_or_not_at_all(blocking, kind):
     page = np.full((60, 50, 1), 0.1)
     page[10:40, 25:31] = 0.9  # ink
     file = tiff((page * (65535 if kind == "u2" else 1)).astype(kind), white_zero=True)
     with pytest.raises(ValueError, match="0 is white, which a PIL image of it does not tell; send the file"):
-        client.classify(Image.open(BytesIO(file)))
+        blocking.classify(Image.open(BytesIO(file)))
 
 
-def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(client, tmp_path):
+def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(blocking, tmp_path):
     levels_of = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held on its side
     path = tmp_path / "held.png"
     Image.fromarray(levels_of).save(path, exif=exif)
     with Image.open(path) as opened:
-        of_image = client.classify(opened).results[0].classes[0]
-    of_file = client.classify(path).results[0].classes[0]
-    lying = client.classify(levels_of).results[0].classes[0]
+        of_image = blocking.classify(opened).results[0].classes[0]
+    of_file = blocking.classify(path).results[0].classes[0]
+    lying = blocking.classify(levels_of).results[0].classes[0]
     assert (of_image.label, of_image.probability) == (of_file.label, of_file.probability)
     assert of_image.probability != lying.probability
 
@@ -307,11 +314,11 @@ RESOLUTION_AS_TEXT = struct.pack(">HHI4s", 0x011A, 2, 3, b"72")
 
 
 @pytest.mark.parametrize("damaged", [UNIT_AS_BYTE, UNIT_AS_TEXT, RESOLUTION_AS_TEXT])
-def test_a_photograph_opened_by_pil_is_turned_upright_though_its_exif_is_damaged(client, damaged):
+def test_a_photograph_opened_by_pil_is_turned_upright_though_its_exif_is_damaged(blocking, damaged):
     entries = sorted([HELD, damaged])
-    of_image = client.classify(Image.open(BytesIO(photograph(*entries)))).results[0].classes[0]
-    of_file = client.classify(photograph(*entries)).results[0].classes[0]
-    lying = client.classify(photograph()).results[0].classes[0]
+    of_image = blocking.classify(Image.open(BytesIO(photograph(*entries)))).results[0].classes[0]
+    of_file = blocking.classify(photograph(*entries)).results[0].classes[0]
+    lying = blocking.classify(photograph()).results[0].classes[0]
     assert of_image.probability == pytest.approx(of_file.probability, abs=1e-6)
     assert of_image.probability != pytest.approx(lying.probability, abs=1e-6)
 
@@ -321,40 +328,40 @@ def test_the_client_turns_pictures_as_the_service_does():
     assert UPRIGHT == SERVICES_UPRIGHT
 
 
-def test_a_photograph_whose_orientation_cannot_be_read_is_taken_as_it_lies(client):
+def test_a_photograph_whose_orientation_cannot_be_read_is_taken_as_it_lies(blocking):
     exif = b"Exif\0\0neither II nor MM"
     file = BytesIO()
     Image.fromarray(random_levels()).save(file, "JPEG", exif=exif)
-    of_image = client.classify(Image.open(file)).results[0].classes[0]
-    of_file = client.classify(file.getvalue()).results[0].classes[0]
+    of_image = blocking.classify(Image.open(file)).results[0].classes[0]
+    of_file = blocking.classify(file.getvalue()).results[0].classes[0]
     assert of_image.probability == pytest.approx(of_file.probability, abs=1e-6)
 
 
-def test_a_pair_may_be_of_pil_images(client):
+def test_a_pair_may_be_of_pil_images(blocking):
     left, right = (Image.open(BytesIO(random_png(seed))) for seed in (1, 2))
-    of_images = client.classify(Pair(left, right), model="pairs").results[0].classes[0]
-    of_files = client.classify(Pair(random_png(1), random_png(2)), model="pairs").results[0].classes[0]
+    of_images = blocking.classify(Pair(left, right), model="pairs").results[0].classes[0]
+    of_files = blocking.classify(Pair(random_png(1), random_png(2)), model="pairs").results[0].classes[0]
     assert (of_images.label, of_images.probability) == (of_files.label, of_files.probability)
 
 
 @pytest.mark.parametrize("shape", [(90, 70), (90, 70, 1), (90, 70, 3)])
-def test_levels_of_another_size_than_the_models_are_prepared_as_a_file_is(client, shape):
+def test_levels_of_another_size_than_the_models_are_prepared_as_a_file_is(blocking, shape):
     page = np.full(shape, 235, np.uint8)
     page[20:60, 30:36] = 20
     file = BytesIO()
     Image.fromarray(page if len(shape) == 2 else page[:, :, 0]).save(file, "PNG")
-    of_array, of_file = (client.classify(one).results[0] for one in (page, file.getvalue()))
+    of_array, of_file = (blocking.classify(one).results[0] for one in (page, file.getvalue()))
     assert not of_array.blank
     assert of_array.classes[0].probability == pytest.approx(of_file.classes[0].probability, abs=1e-6)
-    [streamed] = client.classify_many([page])
+    [streamed] = blocking.classify_many([page])
     assert streamed.classification.label == of_array.label
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_floats_of_any_width_are_taken(client, kind):
+def test_floats_of_any_width_are_taken(blocking, kind):
     pixels = pixels_of(2).astype(np.float16)
-    expected = client.classify(pixels.astype(np.float32)).results
-    for one, other in zip(client.classify(pixels.astype(kind)).results, expected, strict=True):
+    expected = blocking.classify(pixels.astype(np.float32)).results
+    for one, other in zip(blocking.classify(pixels.astype(kind)).results, expected, strict=True):
         assert one.classes[0].probability == pytest.approx(other.classes[0].probability, abs=1e-6)
 
 
@@ -367,10 +374,10 @@ def test_min_probability_reaches_the_service(client):
         assert seen.classification.confident is expected
 
 
-def test_what_is_given_back_is_short_where_it_is_printed(client):
-    answer = client.classify([random_png(seed) for seed in range(50)], reconstruction=True)
-    segmented = client.segment([random_png(1)])
-    [scored, failed] = client.classify_many([random_png(), bytes(5000)])
+def test_what_is_given_back_is_short_where_it_is_printed(blocking):
+    answer = blocking.classify([random_png(seed) for seed in range(50)], reconstruction=True)
+    segmented = blocking.segment([random_png(1)])
+    [scored, failed] = blocking.classify_many([random_png(), bytes(5000)])
     printed = {
         name: repr(value)
         for name, value in {
@@ -378,11 +385,11 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
             "Classification": answer.results[0],
             "ClassScore": answer.results[0].classes[0],
             "Segmentation": segmented.results[0],
-            "Reconstructions": client.reconstruct(random_png(), sweep=Sweep()),
-            "Explanation": client.explain(random_png()),
-            "Encoded": client.infer(pixels_of(50)),
-            "Pinned": client.pin(),
-            "Model": client.model("tiny"),
+            "Reconstructions": blocking.reconstruct(random_png(), sweep=Sweep()),
+            "Explanation": blocking.explain(random_png()),
+            "Encoded": blocking.infer(pixels_of(50)),
+            "Pinned": blocking.pin(),
+            "Model": blocking.model("tiny"),
             "Scored": scored,
             "Failed": failed,
             "Pair": Pair(bytes(5000), bytes(5000)),
@@ -411,32 +418,32 @@ def test_what_is_given_back_is_short_where_it_is_printed(client):
         ("no/such/file.png", FileNotFoundError, "no/such/file.png"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_before_anything_is(connect, picture, error, said):
-    with pytest.raises(error, match=said):
-        connect("http://127.0.0.1:1", retry=QUICK).classify(picture)
+def test_what_cannot_be_sent_is_refused_before_anything_is(picture, error, said):
+    with Client("http://127.0.0.1:1", retry=QUICK) as client, pytest.raises(error, match=said):
+        client.classify(picture)
 
 
-def test_a_picture_opened_as_text_is_told_how_to_open_it(connect, tmp_path):
+def test_a_picture_opened_as_text_is_told_how_to_open_it(blocking, tmp_path):
     (tmp_path / "one.png").write_bytes(random_png())
     with (
         (tmp_path / "one.png").open(encoding="utf-8") as file,
         pytest.raises(ValueError, match="binary mode"),
     ):
-        connect("http://127.0.0.1:1", retry=QUICK).classify(file)
+        blocking.classify(file)
 
 
-def test_of_many_pictures_the_error_says_among_which_the_bad_one_is(client):
+def test_of_many_pictures_the_error_says_among_which_the_bad_one_is(blocking):
     pictures = [random_png()] * (REQUEST_IMAGES + 12)
     pictures[REQUEST_IMAGES + 6] = b"no picture"
     with pytest.raises(CapsnetError, match=r"of pictures 65 to 76: image 7 of 12 "):
-        client.classify(pictures)
+        blocking.classify(pictures)
 
 
-def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(client):
+def test_of_floats_of_another_size_the_error_says_how_to_have_them_fitted(blocking):
     with pytest.raises(
         CapsnetError, match="another size fitted send it as a file, in Python as uint8 or a PIL"
     ):
-        client.classify(np.zeros((60, 80)))
+        blocking.classify(np.zeros((60, 80)))
 
 
 @pytest.mark.parametrize("method", ["classify", "segment"])
@@ -494,15 +501,15 @@ def test_perturbations_are_added_to_the_pose_together(client):
         ({"image": random_png(), "sweep": Sweep(start=-math.inf)}, "start must be a finite number, got -inf"),
     ],
 )
-def test_numbers_that_json_has_not_are_refused_by_name(client, asked, message):
+def test_numbers_that_json_has_not_are_refused_by_name(blocking, asked, message):
     with pytest.raises(ValueError, match=message):
-        client.reconstruct(**asked)
+        blocking.reconstruct(**asked)
 
 
 @pytest.mark.parametrize("asked", [{"sweep": Sweep(dimensions=[1.7])}, {"perturbations": {1.9: 0.2, 1: 0.5}}])
-def test_a_dimension_that_is_no_integer_is_refused_and_not_cut(client, asked):
+def test_a_dimension_that_is_no_integer_is_refused_and_not_cut(blocking, asked):
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
-        client.reconstruct(random_png(), **asked)
+        blocking.reconstruct(random_png(), **asked)
 
 
 def test_the_same_picture_as_a_file_and_as_an_array_is_decoded_alike(client):
@@ -603,9 +610,9 @@ def test_requests_stay_below_the_bytes_given(connect, url):
 
 
 @pytest.mark.parametrize("wrong", [pixels_of(1)[0], pixels_of(1).astype(np.float64), pixels_of(0)])
-def test_infer_refuses_what_is_no_batch_of_float32(client, wrong):
+def test_infer_refuses_what_is_no_batch_of_float32(blocking, wrong):
     with pytest.raises(ValueError, match=r"pixels must be a float32 array \[N, H, W, C\]"):
-        client.infer(wrong)
+        blocking.infer(wrong)
 
 
 # Models
@@ -1006,19 +1013,24 @@ def test_nobody_there_is_an_error_that_names_the_address(connect):
 @pytest.mark.parametrize(
     "body", [b"<html>", b"[]", b'{"models": 3}', b'{"models": [{}]}', b"\xff\xfe", b'{"models": null}']
 )
-def test_an_answer_of_something_else_is_said_not_to_be_understood(connect, body):
+def test_an_answer_of_something_else_is_said_not_to_be_understood(body):
     with (
         server((200, {}, body)) as (url, asked),
+        Client(url, retry=QUICK) as client,
         pytest.raises(CapsnetError, match="is it a capsnet service"),
     ):
-        connect(url, retry=QUICK).models()
+        client.models()
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[1]", b'{"detail": null}', b"\xff" * 300])
-def test_a_refusal_in_any_form_is_an_error_with_its_status(connect, body):
-    with server((418, {}, body)) as (url, _), pytest.raises(CapsnetError) as refused:
-        connect(url).models()
+def test_a_refusal_in_any_form_is_an_error_with_its_status(body):
+    with (
+        server((418, {}, body)) as (url, _),
+        Client(url) as client,
+        pytest.raises(CapsnetError) as refused,
+    ):
+        client.models()
     assert refused.value.status == 418
     assert refused.value.type == "about:blank"
     assert 0 < len(refused.value.detail) <= 200
@@ -1033,21 +1045,21 @@ def test_bytes_that_are_no_http_are_an_error_of_the_connection(connect):
 
 
 @pytest.mark.parametrize("results", [0, 3])  # two would be those of a pair
-def test_more_or_fewer_results_than_pictures_are_not_understood(connect, results):
+def test_more_or_fewer_results_than_pictures_are_not_understood(results):
     body = json.dumps({"model": "m", "version": 1, "digest": "a", "results": [SEEN] * results}).encode()
     with (
         server((200, {}, body)) as (url, _),
+        Client(url) as client,
         pytest.raises(CapsnetError, match="Invalid response from the server"),
     ):
-        connect(url).classify(random_png())
+        client.classify(random_png())
 
 
 @pytest.mark.parametrize(
     "body", [b"[]", b"null", b'"text"', b"1", b'{"versions": ["1"], "name": "", "default": true}']
 )
-def test_json_of_another_kind_is_not_understood(connect, body):
-    with server((200, {}, body)) as (url, _):
-        client = connect(url)
+def test_json_of_another_kind_is_not_understood(body):
+    with server((200, {}, body)) as (url, _), Client(url) as client:
         for ask in (
             lambda: client.reconstruct(random_png(), model="tiny"),
             lambda: client.explain(random_png(), model="tiny"),
@@ -1118,16 +1130,17 @@ def test_a_bundle_that_is_replaced_ends_infer(connect, raw):
         connect(url, request_bytes=1).infer(pixels, model="tiny", version=2)
 
 
-def test_outputs_that_are_no_floats_are_not_understood(connect):
+def test_outputs_that_are_no_floats_are_not_understood():
     tensors = [
         {"name": name, "shape": [1], "datatype": "UINT8", "data": [1]} for name in ("probabilities", "poses")
     ]
     answer = {"model_version": "2", "parameters": {"digest": "0"}, "outputs": tensors}
     with (
         server((200, {}, json.dumps(answer).encode())) as (url, _),
+        Client(url) as client,
         pytest.raises(CapsnetError, match="datatype must be FP32, got 'UINT8'"),
     ):
-        connect(url).infer(pixels_of(1), model="tiny", version=2)
+        client.infer(pixels_of(1), model="tiny", version=2)
 
 
 @pytest.mark.parametrize("key", ["secret\n", "two words", "schlüssel", ""])

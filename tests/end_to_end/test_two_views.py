@@ -399,15 +399,6 @@ def test_a_folder_of_pairs_has_a_row_for_each_over_http_and_in_process(models, c
             np.testing.assert_allclose([float(row[name]) for name in CLASSES], expected, atol=1e-6)
 
 
-def test_an_odd_number_of_pictures_is_an_error_before_a_row_is_written(models, tmp_path, capsys):
-    paths = written_pairs(tmp_path / "pairs", 0, 1)
-    paths[1].unlink()
-    out = tmp_path / "scores.csv"
-    assert score(tmp_path / "pairs", "--local", "--models", models, "--model", "stereo", "--out", out) == 2
-    assert "3, an odd number" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_a_zip_archive_of_an_odd_number_of_pictures_is_an_error_before_a_row_is_written(
     models, tmp_path, capsys
 ):
@@ -421,8 +412,7 @@ def test_a_zip_archive_of_an_odd_number_of_pictures_is_an_error_before_a_row_is_
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("over_http", [False, True])
-@pytest.mark.parametrize(("place", "view"), [(2, "left"), (3, "right")])
+@pytest.mark.parametrize(("place", "view", "over_http"), [(2, "left", False), (3, "right", True)])
 def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(
     models, client, tmp_path, over_http, place, view
 ):
@@ -436,17 +426,6 @@ def test_a_pair_with_an_unreadable_view_has_no_row_and_shifts_no_other(
     error = json.loads((tmp_path / "scores.csv.errors.jsonl").read_text())
     assert error["path"] == f"{paths[2]}, {paths[3]}"
     assert error["reason"].startswith(f"{view} view: expected a PNG")
-
-
-def test_a_run_over_pairs_goes_on_where_it_was_cut_off(models, tmp_path):
-    written_pairs(tmp_path / "pairs", *range(4))
-    whole, out = tmp_path / "whole.csv", tmp_path / "scores.csv"
-    common = ("--local", "--models", models, "--model", "stereo", "--batch", 1)
-    assert score(tmp_path / "pairs", *common, "--out", whole) == 0
-    first = sorted((tmp_path / "pairs").iterdir())[:4]
-    assert score(*first, *common, "--out", out) == 0
-    assert score(tmp_path / "pairs", *common, "--out", out, "--resume") == 0
-    assert out.read_bytes() == whole.read_bytes()
 
 
 # capsnet-score on pairs from several sources

@@ -76,20 +76,6 @@ def test_alive_is_alive(client):
     assert client.head("/healthz").status_code == client.head("/readyz").status_code == 200
 
 
-PAGES = [
-    "/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2", "/v2/models/tiny",
-    "/v2/models/tiny/versions/1", "/v2/models/tiny/ready", "/models", "/models/tiny", "/docs",
-    "/docs/swagger-ui.css",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_head_is_answered_as_get_without_a_body(client, path):
-    answer, page = client.head(path), client.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-type"] == page.headers["content-type"]
-
-
 def test_head_has_the_length_of_get_and_is_counted_under_its_route(client):
     answer = client.head("/models/nobody")
     wait_until(lambda: metric(client, "capsnet_requests_total", route="/models/{name}", status="404") == 1)
@@ -101,7 +87,7 @@ def test_head_of_a_route_without_get_is_a_405(client):
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", ["/healthz", "/v2/models/tiny/versions/1", "/docs"])
 def test_a_405_lists_every_method_of_the_route(client, path):
     answer = client.post(path)
     assert answer.status_code == 405

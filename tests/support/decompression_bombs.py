@@ -1,6 +1,5 @@
 """Small files that would become large pictures, or keep Pillow busy for hours; the corpus, and its makers."""
 
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -10,6 +9,7 @@ import pillow_heif
 from PIL import Image
 
 from export.contract.headers import MAX_GIF_BLOCKS, MAX_SCANS, MAX_TIFF_TAGS
+from tests.support import small_pictures
 
 pillow_heif.register_heif_opener()  # it also writes HEIC
 
@@ -26,9 +26,8 @@ def picture() -> Image.Image:
 
 
 def saved(image_format: str, shown: Image.Image | None = None, **options: object) -> bytes:
-    file = io.BytesIO()
-    (shown or picture()).save(file, "HEIF" if image_format == "HEIC" else image_format, **options)
-    return file.getvalue()
+    name = "HEIF" if image_format == "HEIC" else image_format
+    return small_pictures.saved(shown or picture(), name, **options)
 
 
 def zeros(size: int) -> bytes:

@@ -18,8 +18,13 @@ def random_png(seed: int = 0) -> bytes:
 
 
 def to_png(levels: np.ndarray, **options: object) -> bytes:
+    return saved(Image.fromarray(levels), "PNG", **options)
+
+
+def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
+    """The picture as a file of this format, with options of Pillow's."""
     file = BytesIO()
-    Image.fromarray(levels).save(file, "PNG", **options)
+    picture.save(file, image_format, **options)
     return file.getvalue()
 
 

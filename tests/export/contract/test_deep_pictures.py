@@ -1,12 +1,11 @@
 """Pictures of more than 8 bits and of floats: what is white in them, and what is no data."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
 
 from export.contract.pictures import PictureError, read_picture
+from tests.support import small_pictures
 from training.data.synthetic.drawn_digits import draw_digits
 
 MAX_PIXELS = 10**7
@@ -32,9 +31,7 @@ def levels() -> np.ndarray:
 
 
 def saved(numbers: np.ndarray, image_format: str = "TIFF", **options: object) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(numbers).save(file, image_format, **options)
-    return file.getvalue()
+    return small_pictures.saved(Image.fromarray(numbers), image_format, **options)
 
 
 def read(content: bytes) -> np.ndarray:

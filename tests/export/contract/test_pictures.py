@@ -1,6 +1,5 @@
 """Pictures from strangers: whatever their size and depth, reading them takes bounded memory."""
 
-import io
 import struct
 import subprocess
 import sys
@@ -12,6 +11,8 @@ import pytest
 from PIL import Image
 
 from export.contract.pictures import LONG_SIDE_PIXELS, PictureSizeError, read_picture
+from tests.support.decompression_bombs import chunk
+from tests.support.small_pictures import saved
 
 MAX_PIXELS = 50_000_000
 GRAY, RGB, RGBA = 0, 2, 6  # PNG's color types
@@ -33,22 +34,12 @@ print((peak_kib() - before) * 1024)
 
 def blank_png(width: int, height: int, color_type: int, bits: int) -> bytes:
     """Zeros, in a few kilobytes."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
     channels = {GRAY: 1, RGB: 3, RGBA: 4}[color_type]
     packer = zlib.compressobj(1)
     rows = b"".join(packer.compress(bytes(1 + width * channels * bits // 8)) for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", rows + packer.flush()) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
-
-
-def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, image_format, **options)
-    return file.getvalue()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")

@@ -170,6 +170,8 @@ REFUSALS = [
     *(pytest.param(sent, 400, "malformed-request", id=name) for name, sent in UNREADABLE.items()),
     *(pytest.param(sent, 431, "head-too-large", id=name) for name, sent in TOO_LARGE.items()),
 ]
+# One of each kind: refused by the parser, by this service, for its size, and after a head that is good.
+SOME_REFUSALS = [one for one in REFUSALS if one.id in {"no HTTP", "a tunnel", "headers", "a wrong chunk"}]
 
 
 def answers(received: bytes) -> list[tuple[int, bytes, bytes]]:
@@ -202,7 +204,7 @@ def test_a_tunnel_is_told_that_this_is_no_proxy(patient):
     assert "this is not a proxy" in json.loads(body)["detail"]
 
 
-@pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
+@pytest.mark.parametrize(("sent", "status", "slug"), SOME_REFUSALS)
 def test_earlier_requests_of_a_connection_are_answered_before_one_is_refused(patient, sent, status, slug):
     good = head("/classify", PNG, f"Content-Length: {len(random_png())}") + random_png()
     with connected(patient) as connection:
@@ -308,7 +310,7 @@ def refusals_counted(client: httpx.Client, status: int) -> float:
     return metric(client, "capsnet_requests_total", route="other", status=str(status))
 
 
-@pytest.mark.parametrize(("sent", "status", "slug"), REFUSALS)
+@pytest.mark.parametrize(("sent", "status", "slug"), SOME_REFUSALS)
 def test_a_refusal_is_counted_and_logged_as_requests_are(patient, caplog, sent, status, slug):
     before = refusals_counted(patient, status)
     with caplog.at_level(logging.INFO, "service.http.request_log"), connected(patient) as connection:

@@ -109,5 +109,7 @@ def test_every_route_that_answers_get_answers_head_without_a_body(patient):
         with connected(patient) as connection:
             connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
             head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
-        assert int(head.split()[1]) == patient.get(path).status_code == 200, path
+        page = patient.get(path)
+        assert int(head.split()[1]) == page.status_code == 200, path
+        assert f"content-type: {page.headers['content-type']}\r\n".encode() in head + b"\r\n", path
         assert body == b"", path

@@ -4,10 +4,6 @@ The pictures show one digit, a seven, in every kind of file that can hold it; th
 must read it in each.
 """
 
-import io
-import json
-import socket
-import sys
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -19,6 +15,8 @@ from PIL import Image
 
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
+from tests.support.raw_http import connected
+from tests.support.small_pictures import saved, to_npy
 from training.data.datasets import load_split
 
 pillow_heif.register_heif_opener()  # it also writes HEIC
@@ -46,12 +44,6 @@ def digit() -> Gray:
     return drawn.images[drawn.labels == 7][0, ..., 0]
 
 
-def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def rgba(gray: Gray) -> Image.Image:
     return Image.fromarray(np.dstack([gray, gray, gray, np.full_like(gray, 255)]))
 
@@ -60,20 +52,6 @@ def stencil(gray: Gray) -> Image.Image:
     """Black ink on a transparent sheet."""
     alpha = np.where(gray < 128, 255, 0).astype(np.uint8)
     return Image.fromarray(np.dstack([np.zeros_like(gray)] * 3 + [alpha]))
-
-
-def oriented(gray: Gray, tag: int) -> bytes:
-    """A JPEG whose EXIF says how to turn it upright."""
-    undo = {
-        1: None,
-        3: Image.Transpose.ROTATE_180,
-        6: Image.Transpose.ROTATE_90,
-        8: Image.Transpose.ROTATE_270,
-    }
-    picture, exif = Image.fromarray(gray), Image.Exif()
-    exif[0x0112] = tag
-    turned = picture if undo[tag] is None else picture.transpose(undo[tag])
-    return saved(turned, "JPEG", exif=exif)
 
 
 def scaled(gray: Gray, levels: int, kind: type) -> NDArray:
@@ -134,6 +112,7 @@ FILES: dict[str, Maker] = {
     "float TIFF, -1 to 1": lambda gray: tiff(scaled(gray, 2, np.float32) - 1),
     "float TIFF, one pixel without data": lambda gray: tiff(with_no_data(scaled(gray, 1, np.float32))),
 }
+TWO_KINDS = ("AVIF", "int32 TIFF, 0 to 4095")  # for claims to which the kind of file makes no difference
 
 
 def labels(client: httpx.Client, content: bytes, query: str = "") -> list[str]:
@@ -142,25 +121,28 @@ def labels(client: httpx.Client, content: bytes, query: str = "") -> list[str]:
     return [result["label"] for result in answer.json()["results"]]
 
 
-@pytest.mark.parametrize("ink", ["dark on light", "light on dark"])
 @pytest.mark.parametrize("kind", FILES)
-def test_a_photograph_of_a_seven_is_a_seven_in_every_kind_of_file(client, photograph, kind, ink):
-    gray = photograph if ink == "dark on light" else 255 - photograph
-    assert labels(client, FILES[kind](gray)) == ["7"]
+def test_a_photograph_of_a_seven_is_a_seven_in_every_kind_of_file(client, photograph, kind):
+    assert labels(client, FILES[kind](photograph)) == ["7"]
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_a_digit_of_the_data_set_is_read_in_every_kind_of_file(client, digit, kind):
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_a_photograph_is_read_light_on_dark_too(client, photograph, kind):
+    assert labels(client, FILES[kind](255 - photograph)) == ["7"]
+
+
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_a_digit_of_the_data_set_is_read(client, digit, kind):
     assert labels(client, FILES[kind](digit)) == ["7"]
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", TWO_KINDS)
 def test_a_digit_of_the_data_sets_size_is_read_dark_on_light_too(client, digit, kind):
     assert labels(client, FILES[kind](255 - digit)) == ["7"]
 
 
 @pytest.mark.parametrize("route", ["/reconstruct", "/segment"])
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", TWO_KINDS)
 def test_every_other_route_reads_the_same_files(client, photograph, kind, route):
     name = "image" if route == "/reconstruct" else "images"
     answer = client.post(route, files={name: FILES[kind](photograph)})
@@ -170,18 +152,12 @@ def test_every_other_route_reads_the_same_files(client, photograph, kind, route)
     assert first["label"] == "7"
 
 
-@pytest.mark.parametrize("tag", [1, 3, 6, 8])
-def test_a_photograph_is_turned_as_the_camera_says(client, photograph, tag):
-    assert labels(client, oriented(photograph, tag)) == ["7"]
-
-
 def test_ink_on_a_transparent_sheet_is_seen(client, photograph):
     for kind in ("PNG", "WEBP"):
         assert labels(client, saved(stencil(photograph), kind)) == ["7"]
 
 
-@pytest.mark.parametrize("side", [29, 40, 64, 128, 1023, 2500])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize(("side", "kind"), [(29, "PNG"), (128, "WEBP"), (2500, "JPEG")])
 def test_a_photograph_is_read_at_every_size(client, photograph, side, kind):
     picture = Image.fromarray(photograph).resize((side, side * 10 // 9))
     assert labels(client, saved(picture, kind)) == ["7"]
@@ -196,44 +172,11 @@ def test_a_small_digit_in_a_corner_is_found(client, photograph, where):
     assert labels(client, saved(Image.fromarray(sheet), "PNG")) == ["7"]
 
 
-@pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("kept", [0.05, 0.5, 0.9])
-def test_a_file_cut_short_is_refused_as_such(client, photograph, kind, kept):
+@pytest.mark.parametrize("kind", TWO_KINDS)
+def test_a_file_cut_short_is_refused_as_such(client, photograph, kind):
     whole = FILES[kind](photograph)
-    answer = client.post("/classify", content=whole[: int(kept * len(whole))])
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["type"] in {"/problems/unreadable-picture"}
-
-
-FOREIGN = {
-    "PDF": b"%PDF-1.7" + bytes(500),
-    "MP4": b"\0\0\0\x20ftypmp42" + bytes(500),
-    "SVG": b"<svg/>",
-    "gzip": b"\x1f\x8b" + bytes(50),
-    "half a GIF": b"GIF88a",
-    "WAVE": b"RIFF\0\0\0\0WAVE",
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_another_kind_of_file_is_unsupported(client, kind):
-    answer = client.post("/classify", content=FOREIGN[kind])
-    assert answer.status_code == 415
-    assert answer.json()["type"] == "/problems/unsupported-picture"
-
-
-def test_a_heic_file_is_unsupported_where_the_extra_is_missing(client, monkeypatch):
-    content = saved(Image.new("RGB", (28, 28)), "HEIF")
-    monkeypatch.setitem(sys.modules, "pi_heif", None)
-    answer = client.post("/classify", content=content)
-    assert (answer.status_code, answer.json()["type"]) == (415, "/problems/unsupported-picture")
-    assert "pip install -e '.[heif]'" in answer.json()["detail"]
-
-
-def npy(array: NDArray, **header: object) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
+    answer = client.post("/classify", content=whole[: len(whole) // 2])
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unreadable-picture")
 
 
 ARRAYS: dict[str, Callable[[Gray], NDArray]] = {
@@ -243,26 +186,7 @@ ARRAYS: dict[str, Callable[[Gray], NDArray]] = {
     "Fortran order": lambda digit: np.asfortranarray(digit[None]),
     "two of them": lambda digit: np.stack([digit, digit]),
 }
-WRONG_ARRAYS: dict[str, NDArray] = {
-    "float64 above 1": np.full((1, 28, 28), 2.0),
-    "infinite": np.full((1, 28, 28), np.inf, np.float32),
-    "negative": np.full((1, 28, 28), -0.5, np.float32),
-    "complex": np.zeros((1, 28, 28), np.complex64),
-    "text": np.full((1, 28, 28), "7"),
-    "times": np.zeros((1, 28, 28), "datetime64[s]"),
-    "records": np.zeros((1, 28, 28), [("a", "u1")]),
-    "no axis": np.zeros((), np.uint8),
-    "five axes": np.zeros((1, 28, 28, 1, 1), np.uint8),
-    "three channels": np.zeros((1, 28, 28, 3), np.uint8),
-    "another size": np.zeros((1, 32, 32), np.uint8),
-    "none": np.zeros((0, 28, 28), np.uint8),
-}
 WRONG_HEADERS = {
-    "a shape with True": b"(True, 28, 28)",
-    "a negative shape": b"(-1, 28, 28)",
-    "a shape of floats": b"(1.0, 28, 28)",
-    "a shape of text": b"('1', 28, 28)",
-    "a shape that is a number": b"784",
     "an endless shape": b"(" + b"1," * 2000 + b")",
     "a huge shape": b"(99999999999, 28, 28)",
     "a shape that calls": b"(__import__('os').getpid(), 28, 28)",
@@ -275,15 +199,9 @@ def as_array(client: httpx.Client, content: bytes) -> httpx.Response:
 
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_an_array_is_read_whatever_its_form(client, digit, kind):
-    answer = as_array(client, npy(ARRAYS[kind](digit)))
+    answer = as_array(client, to_npy(ARRAYS[kind](digit)))
     assert answer.status_code == 200, answer.text
     assert {result["label"] for result in answer.json()["results"]} == {"7"}
-
-
-@pytest.mark.parametrize("kind", WRONG_ARRAYS)
-def test_an_array_that_is_no_picture_is_refused(client, kind):
-    answer = as_array(client, npy(WRONG_ARRAYS[kind]))
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-array")
 
 
 @pytest.mark.parametrize("kind", WRONG_HEADERS)
@@ -314,25 +232,12 @@ def test_any_name_of_a_file_comes_back_or_is_refused(client, photograph, filenam
 
 POST = b"POST /classify HTTP/1.1\r\nHost: a\r\n"
 HEADS = {
-    "two hosts": (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
-    "no host": (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
     "an empty host": (b"GET /healthz HTTP/1.1\r\nHost:\r\n\r\n", 200),
-    "no host, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
     "absolute target": (b"GET http://a/healthz HTTP/1.1\r\nHost: a\r\n\r\n", 200),
     "absolute target without a path": (b"GET http://a HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    "HEAD of the metrics": (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 200),
-    "HEAD of liveness": (b"HEAD /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", 200),
-    "HEAD of readiness": (b"HEAD /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", 200),
-    "h2c, close": (POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
-    "h2c, close, a body": (
-        POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
-        415,
-    ),
     "h2c, HTTP/1.0": (b"GET /healthz HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
     "websocket, close": (POST + b"Connection: close\r\nUpgrade: websocket\r\n\r\n", 400),
     "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
-    "length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-    "no HTTP at all": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     "a space in the target": (b"GET /health z HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "HTTP/3.7": (b"GET /healthz HTTP/3.7\r\nHost: a\r\n\r\n", 400),
 }
@@ -341,65 +246,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_as_odd_as_this_is_answered_at_once(client, kind):
     sent, status = HEADS[kind]
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
+    with connected(client) as connection:
         connection.sendall(sent)
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
-
-
-def test_a_client_that_has_finished_sending_still_gets_its_answer(client, photograph):
-    body = FILES["PNG, gray"](photograph)
-    head = b"POST /classify HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
-        connection.sendall(head + body)
-        connection.shutdown(socket.SHUT_WR)
-        answer = connection.makefile("rb").read()
-    # On a busy machine an interim response comes first, which shows the service whether the client is gone.
-    assert answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-
-
-def test_leave_to_send_that_is_refused_closes_the_connection(client):
-    head = b"POST /classify HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999\r\n\r\n"
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
-        connection.sendall(head)
-        answer = connection.makefile("rb").read()  # to the end of the connection
-    assert answer.startswith(b"HTTP/1.1 413 ")
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "zstd", "x-unknown"])
-def test_a_coded_body_is_told_from_a_picture(client, coding):
-    answer = client.post(
-        "/classify", content=b"\x1f\x8b\x08" + bytes(100), headers={"Content-Encoding": coding}
-    )
-    assert answer.status_code == 415
-    assert "ontent-" in answer.json()["detail"]
-    assert coding in answer.json()["detail"]
-
-
-def infer(client: httpx.Client, body: str) -> httpx.Response:
-    return client.post("/v2/models/capsnet-mnist/infer", content=body)
-
-
-PIXELS = {"name": "pixels", "shape": [1, 28, 28, 1], "datatype": "FP32", "data": [0.0] * 784}
-INFERENCES: dict[str, str] = {
-    "a name twice": json.dumps({"inputs": [PIXELS, PIXELS]}),
-    "no inputs": json.dumps({"inputs": []}),
-    "another name": json.dumps({"inputs": [{**PIXELS, "name": "image"}]}),
-    "another type": json.dumps({"inputs": [{**PIXELS, "datatype": "INT64"}]}),
-    "a shape with true": json.dumps({"inputs": [{**PIXELS, "shape": [True, 28, 28, 1]}]}),
-    "too few numbers": json.dumps({"inputs": [{**PIXELS, "data": [0.0]}]}),
-    "text": json.dumps({"inputs": [{**PIXELS, "data": ["0"] * 784}]}),
-    "too bright": json.dumps({"inputs": [{**PIXELS, "data": [2.0] * 784}]}),
-    "a number beyond float32": json.dumps({"inputs": [{**PIXELS, "data": [1e39] * 784}]}),
-    "nothing": "",
-    "a list": "[]",
-}
-
-
-@pytest.mark.parametrize("kind", INFERENCES)
-def test_an_inference_that_is_none_is_refused(client, kind):
-    answer = infer(client, INFERENCES[kind])
-    assert 400 <= answer.status_code < 500, answer.text
-    assert answer.json()["error"]

@@ -10,7 +10,6 @@ from training.config import (
     LossConfig,
     MatrixCapsNetConfig,
     OptimizerConfig,
-    RunConfig,
     from_dict,
     load_preset,
     presets,
@@ -401,11 +400,6 @@ def test_matrix_capsules_for_other_sets_have_the_architecture_for_smallnorb(name
         expected = dataclasses.replace(expected, conv_channels=256)
     assert (other.model, other.loss) == (expected, paper.loss)
     assert other.optimizer == dataclasses.replace(paper.optimizer, epochs=other.optimizer.epochs)
-
-
-def test_configurations_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RunConfig().seed = 1  # type: ignore[misc]
 
 
 def test_the_rate_decays_exponentially_to_its_floor():

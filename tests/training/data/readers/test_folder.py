@@ -176,11 +176,13 @@ def test_a_file_that_is_no_picture_is_refused_by_name(pictures):
     refused(pictures, r"cat/notes\.txt: expected a PNG, .* file; came 8 bytes")
 
 
-@pytest.mark.parametrize("index", range(10))
-def test_a_damaged_picture_is_refused_by_name_before_training_whatever_its_split(pictures, index):
-    path = pictures / "cat" / f"{index}.png"
-    path.write_bytes(path.read_bytes()[:-40])
-    refused(pictures, rf"cat/{index}\.png: PNG file is damaged or cut short")
+def test_a_damaged_picture_is_refused_by_name_before_training_whatever_its_split(pictures):
+    for index in range(10):
+        path = pictures / "cat" / f"{index}.png"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-40])
+        refused(pictures, rf"cat/{index}\.png: PNG file is damaged or cut short")
+        path.write_bytes(whole)
 
 
 def test_all_damaged_pictures_are_named_at_once(pictures):
@@ -288,7 +290,6 @@ def test_without_validation_two_pictures_of_each_class_are_enough(tmp_path):
     assert (sorted(train.images.labels.tolist()), validation) == ([0, 1], None)
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("counts", "trained_on", "held_out"),
     [
@@ -298,8 +299,8 @@ def test_without_validation_two_pictures_of_each_class_are_enough(tmp_path):
         ((3, 3), [1, 1], [1, 1]),
     ],
 )
-def test_of_each_class_its_share_is_held_out_and_something_left(tmp_path, counts, trained_on, held_out, seed):
-    config = replace(configure(load_preset("images"), make_folder(tmp_path, counts=counts)), seed=seed)
+def test_of_each_class_its_share_is_held_out_and_something_left(tmp_path, counts, trained_on, held_out):
+    config = configure(load_preset("images"), make_folder(tmp_path, counts=counts))
     train, validation = training_batches(config, tmp_path)
     assert train.images.labels.bincount(minlength=2).tolist() == trained_on
     assert validation.images.labels.bincount(minlength=2).tolist() == held_out
