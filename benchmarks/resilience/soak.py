@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -45,7 +46,7 @@ SETTLE_S = 3  # for connections to be closed
 STOP_S = 60
 COMPLAINTS = 20
 PREFIX = "CAPSNET_"
-OURS = ("models", "host", "port")
+OURS = ("models", "host", "port", "metrics_port")
 MIB = 2**20
 
 
@@ -104,17 +105,18 @@ def soak(seconds: float) -> int:
     """Load the service for so long, tell what came of it, and return the exit status.
 
     Raises:
-        CannotRunError: there is no wrk or no /proc.
+        CannotRunError: there is no wrk or no /proc, or the service does not start.
     """
     if not Path("/proc/self/fd").exists():
         raise CannotRunError("what a process holds is read from /proc, which only Linux has")
     if not shutil.which("wrk"):
         raise CannotRunError("wrk makes the load and is not installed: apt install wrk")
     pixels = samples(BUNDLE)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        live_process(ROOT / "models", Path(folder) / "log", **settings()) as service,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+        try:
+            service = running.enter_context(live_process(ROOT / "models", Path(folder) / "log", **settings()))
+        except AssertionError as error:
+            raise CannotRunError(error) from None
         url = str(service.client.base_url).rstrip("/")
         posted = posting_pictures(write_pictures(pixels, Path(folder)))
         command = wrk(f"{url}/classify", CONNECTIONS, round(seconds), posted)

@@ -19,7 +19,7 @@ MAX_KEYS = 1000
 MAX_FILE_BYTES = 2**20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # So few digits that no rate but 0 is 0 as a float, which is none.
-LIMITS = {"rate": re.compile(r"[0-9]{1,7}(\.[0-9]{1,20})?"), "concurrency": re.compile(r"[0-9]{1,7}")}
+LIMITS = {"rate": re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?"), "concurrency": re.compile(r"[0-9]{1,20}")}
 LINE = "NAME:KEY, or NAME:KEY rate=REQUESTS_PER_SECOND concurrency=REQUESTS for limits of its own"
 ADMIN = "admin"
 

@@ -131,7 +131,7 @@ class Trainer:
         self._saved_step = self.resumed_from.step
         changed = checkpoint.configured_anew(newest, self.config)
         self.progress = self.resumed_from.resumed_by(self.session, changed)
-        if checkpoint.read_config(newest).loss != self.config.loss:
+        if checkpoint.trained_config(newest).loss != self.config.loss:
             # What was found with the other loss says nothing of this one.
             self.progress = replace(
                 self.progress, best_loss=None, lowest_loss=None, improved_epochs=self.progress.epochs

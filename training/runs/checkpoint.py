@@ -141,6 +141,21 @@ def read_config(run: Path) -> RunConfig:
         raise ValueError(f"{path}: {error}{remedy}") from None
 
 
+def trained_config(checkpoint: Path) -> RunConfig:
+    """The configuration that a checkpoint was trained with.
+
+    Raises:
+        ValueError: it is missing or not valid; says what helps.
+    """
+    path = checkpoint / CONFIG
+    try:
+        return from_dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {REMEDY}") from None
+
+
 def config_at(run: Path, checkpoint: Path) -> RunConfig:
     """The configuration that a checkpoint was trained with: that of the run may have been changed since.
 
@@ -150,13 +165,13 @@ def config_at(run: Path, checkpoint: Path) -> RunConfig:
         FileNotFoundError: the folder is not a run.
         ValueError: a configuration is not valid.
     """
-    now, trained = read_config(run), read_config(checkpoint)
+    now, trained = read_config(run), trained_config(checkpoint)
     return replace(trained, data=replace(trained.data, folder=now.data.folder))
 
 
 def configured_anew(checkpoint: Path, config: RunConfig) -> str:
     """How a session's configuration differs from its checkpoint's, in words; "" if it does not."""
-    return changes_of(read_config(checkpoint), config)
+    return changes_of(trained_config(checkpoint), config)
 
 
 def changes_of(before: RunConfig, now: RunConfig) -> str:
@@ -375,7 +390,7 @@ def load_trained_weights(model: Network, checkpoint: Path) -> None:
     raw = checkpoint / RAW
     if raw.exists():
         return _load_weights(model, raw)
-    if read_config(checkpoint).optimizer.ema_decay:
+    if trained_config(checkpoint).optimizer.ema_decay:
         raise ValueError(f"{raw} is missing; {REMEDY}")
     return _load_weights(model, checkpoint / MODEL)
 

@@ -79,7 +79,7 @@ def _recorded(out: Path) -> RunConfig:
     config, newest = checkpoint.read_config(out), checkpoint.newest_checkpoint(out)
     if newest is None:
         raise ValueError(f"{out} has no checkpoint to resume; start it without --resume")
-    if differing := checkpoint.changes_of_run(checkpoint.read_config(newest), config):
+    if differing := checkpoint.changes_of_run(checkpoint.trained_config(newest), config):
         raise ValueError(
             f"{out / checkpoint.CONFIG} has changed since {newest.name}: {differing}; undo this, or start "
             "another run; only the loss and the optimizer of a run may be changed, except batch_size and "

@@ -82,7 +82,7 @@ export class Routing {
       } catch (error) {
         if (!signal.aborted) this.#asked = null; // else it is another question's
         if (!(error instanceof ServiceError) || error.status === 404) throw error; // the version is gone
-        byId("explain-note").textContent = error.message; // such as the command that adds the graph
+        byId("explain-note").textContent = error.message; // such as that the bundle has no graph
         byId("explain-body").hidden = true;
         this.#pending.end();
       }

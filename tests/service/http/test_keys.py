@@ -96,6 +96,7 @@ def test_the_admin_key_may_come_from_a_file_alone(tmp_path):
             "lab:Zk3vQ8wB concurrency=1000001",
             "line 1: concurrency=1000001: expected 1 to 1000000 requests at once",
         ),
+        ("lab:Zk3vQ8wB concurrency=10000000", "line 1: concurrency=10000000: expected 1 to 1000000"),
         ("lab:Zk3vQ8wB concurrency=" + 5000 * "9", "line 1: expected NAME:KEY"),
         ("lab:\xe4", "keys are printable ASCII"),
         ("".join(f"n{n}:k{n}\n" for n in range(MAX_KEYS + 1)), f"at most {MAX_KEYS} can be told apart"),

@@ -83,7 +83,7 @@ def test_a_changed_file_is_refused_by_name(bundle, file):
         load(bundle)
 
 
-@pytest.mark.parametrize("file", ["encoder.onnx", "samples.npz", "manifest.json"])
+@pytest.mark.parametrize("file", ["encoder.onnx", "decoder.onnx", "samples.npz", "manifest.json"])
 def test_a_missing_file_is_refused_by_name(bundle, file):
     (bundle / file).unlink()
     with pytest.raises(BundleError, match=file):
@@ -240,7 +240,7 @@ def test_samples_of_an_odd_array_are_refused(bundle, content, said):
         load(bundle)
 
 
-@pytest.mark.parametrize("file", ["encoder.onnx", "samples.npz", "manifest.json"])
+@pytest.mark.parametrize("file", ["encoder.onnx", "decoder.onnx", "samples.npz", "manifest.json"])
 def test_what_is_no_regular_file_is_refused_by_name(bundle, file):
     (bundle / file).unlink()
     (bundle / file).symlink_to(os.devnull)

@@ -48,6 +48,17 @@ def test_a_checkpoint_that_has_lost_its_trained_weights_does_not_go_on_from_thei
         checkpoint.load_trained_weights(model, saved)
 
 
+def test_a_checkpoint_without_a_sound_configuration_says_what_helps(tmp_path):
+    model, optimizer = trained_once(tmp_path)
+    config = checkpoint.save(tmp_path, model, optimizer, Progress(step=1), CONFIG) / checkpoint.CONFIG
+    config.write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: .*; remove the folder of this checkpoint"):
+        checkpoint.trained_config(config.parent)
+    config.unlink()
+    with pytest.raises(ValueError, match=r"config\.json is missing; remove the folder of this checkpoint"):
+        checkpoint.trained_config(config.parent)
+
+
 def test_whoever_may_read_the_run_may_read_its_weights(tmp_path):
     model, optimizer = trained_once(tmp_path)
     saved = checkpoint.save(tmp_path, model, optimizer, Progress(step=1), CONFIG, model)
