@@ -8,13 +8,12 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from browser.graphs import WEIGHTS_FILE, RoundingError, browser_graphs
 from browser.runtime import HERE, NpmError, runtime_files
-from docs.build import NO_PLAYGROUND, PLAYGROUND, ROOT, SITE, faults
+from docs.build import PLAYGROUND, ROOT, SITE, faults
 from export.contract.manifest import VERSION, BundleError, Manifest, newest_version, read_manifest
 from export.contract.receptive_fields import capsule_grids
 from service.routes.playground import FOLDER, PAGE, SOURCES
@@ -35,14 +34,10 @@ REPLACED = {
     '<meta charset="utf-8">': (
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     ),
-    '<link rel="stylesheet" href="playground/styles/tour.css">': (
-        '<link rel="stylesheet" href="playground/styles/tour.css">\n'
-        '<link rel="stylesheet" href="playground/styles/banner.css">'
-    ),
     '<a class="quiet docs" href="docs">API</a>': DOCUMENTATION,
     '<div id="notice"': (
-        '<p class="banner">This page computes everything in your browser: nothing leaves your machine. '
-        '<span id="banner-progress"></span></p>\n<div id="notice"'
+        '<p class="notice banner">This page computes everything in your browser: nothing leaves your '
+        'machine. <span id="banner-progress" class="note"></span></p>\n<div id="notice"'
     ),
     ' <a href="docs">The API\'s page</a> does, too.': "",
     '<button id="copy-curl" class="button">': (
@@ -51,7 +46,6 @@ REPLACED = {
     ),
     '<button id="copy-python" class="button">': '<button id="copy-python" class="button" hidden>',
 }
-BUILT = {PAGE, "engine", "models", "playground"}  # what a playground's folder holds
 LINKS = {DOCUMENTATION: "", SERVER: "the service"}  # into the site, and what a playground alone has instead
 
 
@@ -65,9 +59,7 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, default=ROOT / "models", help="folder of bundles; newest versions"
     )
-    parser.add_argument(
-        "--out", type=Path, default=PLAYGROUND, help="folder; an older playground is replaced"
-    )
+    parser.add_argument("--out", type=Path, default=PLAYGROUND, help="new folder; by default the site's own")
     options = parser.parse_args()
     try:
         build(options.models, options.out)
@@ -83,50 +75,27 @@ def build(models: Path, out: Path) -> None:
 
     Args:
         models: holds one folder per model.
-        out: of the playground; an older playground in it is replaced once the new one is whole.
+        out: a new or empty folder; or the site's own, whose content is replaced.
 
     Raises:
-        BuildError: the bundles are refused (`bundles_in`), `out` is a file, holds something else or cannot be
-            replaced, or the service's page is not the one that is known here.
+        BuildError: the bundles are refused (`bundles_in`), `out` is a file or not empty, or the service's
+            page is not the one that is known here.
         BundleError: a bundle disagrees with its manifest.
         RoundingError: float16 does not hold a weight.
         NpmError: the runtime cannot be installed.
     """
     bundles = bundles_in(models)
-    if out.exists() and not out.is_dir():
-        raise BuildError(f"{out} is a file: choose a folder")
-    if not _may_be_replaced(out):
-        raise BuildError(f"{out} is not empty, and no playground: choose another folder")
-    if models.resolve().is_relative_to(out.resolve()):
-        raise BuildError(f"{out}, which is replaced, holds the models: choose another folder")
+    in_site = out == PLAYGROUND
+    if not in_site and out.exists() and (out.is_file() or any(out.iterdir())):
+        raise BuildError(f"{out} is not an empty folder: choose another")
     runtime = runtime_files(ROOT / "build" / "npm")
-    out = out.resolve()  # a link stays one
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        # Whatever fails leaves the older playground as it is.
-        built, older = Path(scratch) / "new", Path(scratch) / "older"
-        _write(bundles, runtime, built, in_site=out == PLAYGROUND.resolve())
-        try:
-            if out.exists():
-                out.rename(older)  # a volume of its own is refused here, before anything is lost
-            built.rename(out)
-        except OSError as error:
-            raise BuildError(f"{out} cannot be replaced: {error}") from None
-        finally:
-            if older.exists() and not out.exists():
-                older.rename(out)
-
-
-def _may_be_replaced(out: Path) -> bool:
-    """Whether a folder is empty, or not there, or holds a playground or the page that stands in for one."""
-    names = {file.name for file in out.iterdir()} if out.is_dir() else set()
-    page = out / PAGE
-    stands_in = names == {PAGE} and page.is_file() and page.read_bytes() == NO_PLAYGROUND.encode()
-    return not names or names == BUILT or stands_in
+    if in_site:
+        shutil.rmtree(out, ignore_errors=True)
+    _write(bundles, runtime, out, in_site)
 
 
 def _write(bundles: list[Path], runtime: list[Path], out: Path, in_site: bool) -> None:
-    """A whole playground into a folder that does not exist."""
+    """A whole playground into a new or empty folder."""
     shutil.copytree(FOLDER, out / "playground", ignore=shutil.ignore_patterns(PAGE))
     shutil.copytree(HERE / "page", out / "playground", dirs_exist_ok=True)
     shutil.copytree(HERE / "engine", out / "engine")

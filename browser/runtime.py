@@ -4,8 +4,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from filelock import FileLock
-
 HERE = Path(__file__).parent
 PINNED = ("package.json", "package-lock.json")
 FETCH_MS = 30_000  # until npm gives a download up
@@ -17,7 +15,7 @@ class NpmError(RuntimeError):
 
 
 def runtime_files(folder: Path) -> list[Path]:
-    """The files of the runtime, installed into a folder unless they are there; by one process at a time.
+    """The files of the runtime, installed into a folder unless they are there.
 
     Args:
         folder: of this function's own; npm installs below it.
@@ -29,10 +27,9 @@ def runtime_files(folder: Path) -> list[Path]:
     stamp = folder / "installed-lock.json"
     lock = (HERE / PINNED[1]).read_text()
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        if not (stamp.is_file() and stamp.read_text() == lock and all(file.is_file() for file in files)):
-            _install(folder)
-            stamp.write_text(lock)
+    if not (stamp.is_file() and stamp.read_text() == lock and all(file.is_file() for file in files)):
+        _install(folder)
+        stamp.write_text(lock)
     return files
 
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-image_python=3.11 # of docker/training.Dockerfile
+image_python=$(sed -n 's/^FROM python:\([0-9.]*\).*/\1/p' docker/training.Dockerfile)
 limit_bytes=395000000 # of the image, without the shipped bundles
 sample=docs/seven.jpg # a photograph of a seven
 answers_within_s=30   # a published bundle is served

@@ -2,7 +2,7 @@
 // of an answer those are there that the page reads.
 
 import { explanation } from "./explanation.js";
-import { models as listed, open } from "./models.js";
+import { models, open } from "./models.js";
 import { readPicture } from "./pictures.js";
 import { toBase64Png, toPng } from "./png.js";
 import { isBlank, isConfident, prediction, ranked } from "./predictions.js";
@@ -12,14 +12,11 @@ import { Problem } from "./problem.js";
 const BATCH = 8; // inputs of a run: the votes of more take much memory, and are hardly faster
 const DELTA_SCALE = 1e12; // deltas have 12 decimals
 
-/** GET /models. */
-export async function models() {
-  return (await listed()).map((model) => ({ ...model, versions: model.versions.map(({ version, state }) => ({ version, state })) }));
-}
+export { models }; // GET /models
 
 /** The versions of GET /models/{name}. */
 export async function versions(name) {
-  return (await listed()).find((model) => model.name === name).versions;
+  return (await models()).find((model) => model.name === name).versions;
 }
 
 /** POST /classify. */

@@ -30,7 +30,7 @@ export function viewsToInput(pictures, facts) {
 }
 
 /** A picture as the model's input, or as its channel of it for one view of a pair. */
-export function toInput(picture, facts) {
+function toInput(picture, facts) {
   const { width, height, channels, polarity, placement } = facts;
   const gray = inGray(picture);
   if (picture.width === width && picture.height === height) {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from browser.build import BUILT, REPLACED, BuildError, build, bundles_in, page_of
-from browser.graphs import WEIGHTS_FILE, RoundingError
+from browser.build import REPLACED, BuildError, build, bundles_in, page_of
+from browser.graphs import WEIGHTS_FILE
 from browser.runtime import HERE, NpmError, runtime_files
 from docs.build import faults
 from service.routes.playground import FOLDER, PAGE
@@ -17,7 +17,7 @@ from tests.support.tiny_bundle import write_bundle
 
 def test_the_page_is_the_services_but_for_what_is_laid_over_it(site_folder):
     own = {path.relative_to(HERE / "page") for path in (HERE / "page").rglob("*") if path.is_file()}
-    assert own == {Path("scripts/api.js"), Path("scripts/banner.js"), Path("styles/banner.css")}
+    assert own == {Path("scripts/api.js"), Path("scripts/banner.js")}
     for path in FOLDER.rglob("*"):
         name = path.relative_to(FOLDER)
         if path.is_file() and name != Path(PAGE) and name not in own:
@@ -80,13 +80,6 @@ def test_a_folder_without_bundles_is_refused(tmp_path):
             build(models, tmp_path / "out")
 
 
-def older_playground(out: Path) -> None:
-    """What a build wrote before."""
-    for folder in BUILT - {PAGE}:
-        (out / folder).mkdir(parents=True)
-    (out / PAGE).write_text("the older one")
-
-
 def test_the_newest_version_of_each_model_is_taken(tmp_path):
     for name in ("one/1", "one/2", "two/7"):
         write_bundle(tmp_path / name)
@@ -106,92 +99,23 @@ def test_the_versions_in_the_folder_of_one_model_are_no_models(tmp_path):
         bundles_in(tmp_path / "tiny")
 
 
-OTHERS = [["letter.txt"], [PAGE, "letter.txt"], [PAGE], ["models"], [*BUILT, "letter.txt"]]
-
-
-@pytest.fixture
-def replaces_nothing(monkeypatch) -> None:
-    """What is going to be replaced fails the test."""
-    monkeypatch.setattr("browser.build.runtime_files", lambda _: pytest.fail("it is going to be replaced"))
-
-
-@pytest.mark.usefixtures("replaces_nothing")
-@pytest.mark.parametrize("names", OTHERS)
-def test_a_folder_with_something_else_is_not_touched(tmp_path, names):
-    for name in names:
-        (tmp_path / name).write_text("mine")
-    with pytest.raises(BuildError, match="is not empty, and no playground"):
-        build(MODELS, tmp_path)
-    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
-
-
-@pytest.mark.usefixtures("replaces_nothing")
-def test_a_page_that_is_no_utf_8_is_not_touched(tmp_path):
-    (tmp_path / PAGE).write_bytes(b"caf\xe9")
-    with pytest.raises(BuildError, match="is not empty, and no playground"):
-        build(MODELS, tmp_path)
-    assert (tmp_path / PAGE).read_bytes() == b"caf\xe9"
-
-
-@pytest.mark.usefixtures("replaces_nothing")
-def test_a_playground_that_holds_the_models_is_not_replaced(tmp_path):
-    older_playground(tmp_path)
-    write_bundle(tmp_path / "models" / "tiny" / "1")
-    with pytest.raises(BuildError, match="holds the models"):
-        build(tmp_path / "models", tmp_path)
-
-
-def test_a_file_in_place_of_the_folder_is_not_touched(tmp_path):
+@pytest.mark.parametrize("name", ["", "letter.txt"])
+def test_a_file_or_a_folder_with_something_else_is_not_touched(tmp_path, name):
     letter = tmp_path / "letter.txt"
     letter.write_text("mine")
-    with pytest.raises(BuildError, match=r"letter\.txt is a file: choose a folder"):
-        build(MODELS, letter)
+    with pytest.raises(BuildError, match="is not an empty folder: choose another"):
+        build(MODELS, tmp_path / name)
     assert letter.read_text() == "mine"
 
 
-def test_a_build_that_fails_leaves_the_older_playground(tmp_path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise RoundingError("float16 does not hold a weight")
-
-    out = tmp_path / "playground"
-    older_playground(out)
-    monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
-    monkeypatch.setattr("browser.build.browser_graphs", refuse)
-    with pytest.raises(RoundingError):
-        build(MODELS, out)
-    assert (out / PAGE).read_text() == "the older one"
-    assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.parametrize("refused", ["playground", "new"])
-def test_an_older_playground_that_cannot_be_replaced_stays(tmp_path, monkeypatch, refused):
-    def refuse(path: Path, target: Path) -> None:
-        if path.name == refused:
-            raise OSError("a volume of its own")
-        really(path, target)
-
-    really = Path.rename
-    out = tmp_path / "playground"
-    older_playground(out)
+def test_in_the_site_whatever_was_there_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("browser.build.PLAYGROUND", tmp_path)
     monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
     monkeypatch.setattr("browser.build.write_models", lambda bundles, folder: None)
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(BuildError, match=r"playground cannot be replaced: a volume of its own"):
-        build(MODELS, out)
-    assert (out / PAGE).read_text() == "the older one"
-
-
-def test_a_link_to_an_older_playground_stays_one(tmp_path, monkeypatch):
-    older, out, models = tmp_path / "older", tmp_path / "out", tmp_path / "models"
-    older_playground(older)
-    out.symlink_to(older)
-    models.mkdir()
-    (models / "matrix-capsnet-toys").symlink_to(MODELS / "matrix-capsnet-toys")
-    monkeypatch.setattr("browser.build.runtime_files", lambda folder: [])
-    build(models, out)
-    assert out.is_symlink()
-    assert (older / "models" / "models.json").is_file()
-    assert (older / PAGE).read_text() != "the older one"
+    (tmp_path / PAGE).write_text("no playground")
+    (tmp_path / "engine").mkdir()
+    build(MODELS, tmp_path)
+    assert "../index.html" in (tmp_path / PAGE).read_text()
 
 
 def test_without_npm_the_error_says_what_to_install(tmp_path, monkeypatch):

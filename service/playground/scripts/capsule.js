@@ -145,7 +145,7 @@ export class Capsule {
     this.#numbers();
     this.#mark();
     const moves = [...object.moves];
-    const strip = object.sweeps.ready(dimension, moves) ?? (await object.sweeps.ahead(dimension, moves));
+    const strip = await object.sweeps.ahead(dimension, moves);
     this.#take(object, moves, strip, move + object.sweeps.range.steps);
     if (object === this.#one) this.#endsLater();
   }

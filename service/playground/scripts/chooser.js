@@ -5,7 +5,6 @@ import { byId, element } from "./dom.js";
 import { dismiss, tell } from "./notices.js";
 import { ServiceError } from "./transport.js";
 
-const CARDS = 6; // beyond that, a list
 const SERVED = new Set(["loaded", "available", "loading"]);
 
 export class Chooser {
@@ -24,8 +23,7 @@ export class Chooser {
     this.#models = await someModels();
     const named = this.#models.find(({ name }) => name === wanted);
     const chosen = named ?? this.#models.find((model) => model.default) ?? this.#models[0];
-    const found = await Promise.all(this.#models.slice(0, CARDS).map((model) => described(model)));
-    this.#show(found, chosen.name);
+    this.#show(await Promise.all(this.#models.map(described)));
     await this.choose(chosen.name, named && version);
     if (wanted && !named) tell(`${wanted} is not served here. This is ${chosen.name}.`, { lasts: true });
   }
@@ -63,23 +61,15 @@ export class Chooser {
     return found.find(({ manifest }) => manifest && fits(manifest));
   }
 
-  #show(found, chosen) {
+  #show(found) {
     const legend = byId("models").querySelector("legend");
-    const choices = this.#models.length > CARDS ? [this.#list(chosen)] : found.map((one) => this.#card(one));
-    byId("models").replaceChildren(legend, ...choices);
+    byId("models").replaceChildren(legend, ...found.map((one) => this.#card(one)));
   }
 
   #card({ name, manifest }) {
     const input = element("input", { type: "radio", name: "model", value: name });
     input.addEventListener("change", () => this.choose(name));
     return element("label", { class: "model" }, input, element("b", {}, name), element("small", {}, said(manifest)));
-  }
-
-  #list(chosen) {
-    const options = this.#models.map(({ name }) => element("option", { value: name, selected: name === chosen }, name));
-    const list = element("select", { id: "model-list", "aria-label": "Model" }, ...options);
-    list.addEventListener("change", () => this.choose(list.value));
-    return list;
   }
 
   #showVersions(name, all) {
@@ -133,10 +123,8 @@ async function someServed(name) {
 function mark({ name, version }) {
   const input = byId("models").querySelector(`input[value="${CSS.escape(name)}"]`);
   if (input) input.checked = true;
-  for (const [id, value] of [["#model-list", name], ["#versions", version]]) {
-    const list = byId("models").querySelector(id);
-    if (list) list.value = value;
-  }
+  const list = byId("versions");
+  if (list) list.value = version;
 }
 
 /** The version that answers requests that name none, else the newest; undefined of no versions. */

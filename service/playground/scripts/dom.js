@@ -6,8 +6,8 @@ export const byId = (id) => document.getElementById(id);
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name in made && name !== "list") made[name] = value;
-    else if (value !== null) made.setAttribute(name === "class" ? "class" : name, value);
+    if (name in made) made[name] = value;
+    else made.setAttribute(name, value);
   }
   made.append(...children);
   return made;

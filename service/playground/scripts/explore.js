@@ -19,7 +19,6 @@ const FIT_MARGIN = 0.2; // around a drawing for models that take the whole pictu
 
 export class Explore {
   #looking = new Latest();
-  #asked = 0; // answers of an earlier question are not shown after a later one's
   #question = null; // the latest: {isFinal}
   #answer = null; // the one that is shown, and its question
   #pending = new Pending(...document.querySelectorAll(".seen, .answer, #capsule, #explain"));
@@ -61,6 +60,7 @@ export class Explore {
     this.bars.setModel(manifest);
     this.capsule.setModel(model);
     this.routing.setModel(model);
+    this.#looking.cancel();
     this.#forget();
     if (manifest.views === 2) await this.pair.start();
     if (model !== this.model) return; // another one was chosen meanwhile
@@ -71,7 +71,7 @@ export class Explore {
 
   /** Ask what the network makes of the image; while somebody draws, one question at a time. */
   look(isFinal) {
-    if (!this.model) return this.#looking.cancel();
+    if (!this.model) return;
     if (this.#input.isEmpty) {
       this.#looking.cancel();
       return this.#forget();
@@ -133,7 +133,6 @@ export class Explore {
   }
 
   async #answerTo(question, signal) {
-    const turn = ++this.#asked;
     const { name, version, manifest } = this.model;
     const files = await this.#files();
     const several = manifest.objects_per_image > 1 && manifest.graphs.decoder;
@@ -144,7 +143,7 @@ export class Explore {
     ]);
     const [result] = answer.results;
     const [seen, objects] = await Promise.all([fromBase64(result.model_input), objectsOf(result, apart?.results[0])]);
-    if (turn !== this.#asked || signal.aborted) return;
+    if (signal.aborted) return;
     hush();
     this.#show({ question, result, files, seen, objects });
   }
@@ -181,7 +180,6 @@ export class Explore {
   }
 
   #forget() {
-    this.#asked++;
     this.#question = this.#answer = null;
     this.#pending.end();
     this.bars.clear();

@@ -6,7 +6,7 @@ import { awaitsKey, connection, ServiceError, useKey } from "./transport.js";
 const SAID = {
   busy: "The service is busy. Trying again …",
   slow: "Waiting for the service. A model that is used for the first time takes a moment to load.",
-  lost: "The connection to the service is lost. Trying again …",
+  lost: "The connection is lost. Trying again …",
 };
 let state = "well";
 let isLasting = false; // whether the line stays when something works

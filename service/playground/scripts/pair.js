@@ -2,7 +2,7 @@
 
 import { byId, element } from "./dom.js";
 import { fitted, toFile } from "./picture.js";
-import { sampleFile } from "./samples.js";
+import { request } from "./transport.js";
 
 const TOYS = ["animal", "human", "airplane", "truck", "car"];
 const [AZIMUTHS, AZIMUTH_STEP] = [18, 20]; // positions, degrees
@@ -133,5 +133,5 @@ export class Pair {
 }
 
 async function load(toy) {
-  return createImageBitmap(await sampleFile(`${toy}.webp`, "The toys cannot be loaded", "blob"));
+  return createImageBitmap(await request(`playground/samples/${toy}.webp`, { tellsSlow: false }, "blob"));
 }

@@ -1,15 +1,13 @@
 // Samples for the drawing area: digits as pen strokes, each one a button.
 
 import { element } from "./dom.js";
-import { hush, tell } from "./notices.js";
 import { onScheme } from "./scheme.js";
 import { ink, snapped, unpackStrokes } from "./strokes.js";
-import { ServiceError } from "./transport.js";
+import { request } from "./transport.js";
 
 const APART = 0.26; // how far the digits of a pair are moved from each other, of the area's side
 const SIZE_IN_PAIR = 0.82;
 const SIDE = 72; // pixels of a sample
-const RETRY_MS = 1000;
 const PAIRS = [[3, 8], [1, 7], [2, 5], [0, 4], [6, 9], [8, 1], [5, 0], [4, 3], [9, 2], [7, 6]];
 
 let digits = null;
@@ -17,7 +15,7 @@ let shown = []; // {canvas, strokes}
 
 /** The strokes of the ten digits. */
 export async function digitStrokes() {
-  digits ??= load().catch((error) => {
+  digits ??= request("playground/samples/digits.json", { tellsSlow: false }).catch((error) => {
     digits = null; // to be tried again
     throw error;
   });
@@ -58,25 +56,6 @@ function button({ name, strokes }, canvas, onChoose) {
   const made = element("button", { class: "sample", title: name, "aria-label": `Sample: ${name}` }, canvas);
   made.addEventListener("click", () => onChoose(strokes));
   return made;
-}
-
-async function load() {
-  return sampleFile("digits.json", "The sample digits cannot be loaded", "json");
-}
-
-/** A file of samples, as "json" or "blob", or an error of this title; asks again until the server is there. */
-export async function sampleFile(name, title, kind) {
-  for (let tries = 1; ; tries++) {
-    const answer = await fetch(new URL(`../samples/${name}`, import.meta.url)).catch(() => null);
-    if (answer && !answer.ok) throw new ServiceError(answer.status, { title });
-    const content = await answer?.[kind]().catch(() => null); // of a connection that is cut
-    if (content) {
-      if (tries > 1) hush();
-      return content;
-    }
-    if (tries === 1) tell(`${title}. Trying again …`);
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-  }
 }
 
 function moved(strokes, by) {

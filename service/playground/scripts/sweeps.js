@@ -12,8 +12,7 @@ export function slidersOf(manifest) {
 
 /** One object's capsule, and the pictures that it decodes to when one of its numbers moves. */
 export class Sweeps {
-  #asked = new Map(); // promises of strips, by dimension and the other numbers
-  #ready = new Map();
+  #strips = new Map(); // promises, by dimension and the other numbers
 
   /**
    * @param {{name: string, version: number, manifest: object}} model
@@ -24,28 +23,20 @@ export class Sweeps {
     Object.assign(this, { model, label, pose, range: slidersOf(model.manifest) });
   }
 
-  /** The strip of a dimension if it is there: pictures from one end of its slider to the other. */
-  ready(dimension, moves) {
-    return this.#ready.get(key(dimension, moves));
-  }
-
-  /** Ask for the strip of a dimension, the others moved as they are. */
+  /** The strip of a dimension, the others moved as they are: pictures from one end of its slider to the other. */
   ahead(dimension, moves) {
     const name = key(dimension, moves);
-    if (!this.#asked.has(name)) this.#keep(name, this.#strip(dimension, moves, this.range.steps * 2 + 1));
-    return this.#asked.get(name);
+    if (!this.#strips.has(name)) this.#keep(name, this.#rows([dimension], moves, this.range.steps * 2 + 1));
+    return this.#strips.get(name);
   }
 
   /** The first and the last picture of every dimension's slider: a strip for each. */
   async ends(moves) {
-    const moved = moves.map((move, dimension) => (move ? dimension : -1)).filter((dimension) => dimension >= 0);
-    const still = moves.map((_, dimension) => dimension).filter((dimension) => !moves[dimension]);
-    const strips = [];
-    const rows = still.length ? [this.#rows(still, moves, 2)] : [];
-    const [grid, ...own] = await Promise.all([...rows, ...moved.map((one) => this.#strip(one, moves, 2))]);
-    still.forEach((dimension, row) => (strips[dimension] = { bitmap: grid.bitmap, columns: 2, row, rows: still.length }));
-    (rows.length ? own : [grid, ...own].filter(Boolean)).forEach((strip, i) => (strips[moved[i]] = strip));
-    return strips;
+    const still = [...moves.keys()].filter((dimension) => !moves[dimension]);
+    const together = still.length ? this.#rows(still, moves, 2) : null; // of the moved ones, each needs another pose
+    const strip = async (move, dimension) =>
+      move ? this.#rows([dimension], moves, 2) : { ...(await together), row: still.indexOf(dimension) };
+    return Promise.all(moves.map(strip));
   }
 
   /** The picture of the capsule with these moves. */
@@ -64,16 +55,13 @@ export class Sweeps {
     return this.pose.map((value, dimension) => value + moves[dimension] * this.range.step);
   }
 
-  async #strip(dimension, moves, columns) {
-    const others = moves.map((move, one) => (one === dimension ? 0 : move));
-    return this.#rows([dimension], others, columns);
-  }
-
+  /** Of each of these dimensions, unmoved, the pictures from one end of its slider to the other. */
   async #rows(dimensions, moves, columns) {
+    const pose = this.moved(moves.map((move, dimension) => (dimensions.includes(dimension) ? 0 : move)));
     const reach = this.range.steps * this.range.step;
     const step = (2 * reach) / (columns - 1);
     const sweep = { dimensions, start: -round(reach), stop: round(reach), step: round(step) };
-    const bitmap = await this.#ask({ pose: this.moved(moves), sweep });
+    const bitmap = await this.#ask({ pose, sweep });
     return { bitmap, columns, row: 0, rows: dimensions.length };
   }
 
@@ -82,18 +70,10 @@ export class Sweeps {
     return createImageBitmap(await api.sweep({ model: name, version, label: this.label, ...body }));
   }
 
-  #keep(name, promise) {
-    this.#asked.set(name, promise);
-    const isKept = () => this.#asked.get(name) === promise; // it may have made way for others, and been asked for again
-    promise.then(
-      (strip) => isKept() && this.#ready.set(name, strip),
-      () => isKept() && this.#asked.delete(name),
-    );
-    const oldest = this.#asked.size > KEPT && this.#asked.keys().next().value;
-    if (oldest) {
-      this.#asked.delete(oldest);
-      this.#ready.delete(oldest);
-    }
+  #keep(name, strip) {
+    this.#strips.set(name, strip);
+    strip.catch(() => this.#strips.delete(name)); // to be asked for again
+    if (this.#strips.size > KEPT) this.#strips.delete(this.#strips.keys().next().value);
   }
 }
 

@@ -62,7 +62,7 @@ export class Table {
 }
 
 /** Unreadable files first, then wrong answers, then those that are not confident, then by probability. */
-export function doubt(row) {
+function doubt(row) {
   if (row.error) return -3;
   if (row.truth !== null && row.truth !== row.label) return row.probability - 2;
   return row.confident === false ? row.probability - 1 : row.probability;

@@ -1,6 +1,6 @@
 // Objects over one another, each in its color.
 
-export const TINTS = ["#ff8a3c", "#3fa9ff"]; // of the first and the second object
+const TINTS = ["#ff8a3c", "#3fa9ff"]; // of the first and the second object
 
 /**
  * Draw gray pictures of the same size, each in its color, added up.

@@ -198,9 +198,7 @@ async function squashFigure({ result }) {
 }
 
 async function votesFigure(live) {
-  const explained = await explain(live);
-  if (explained.missing) return { text: [explained.missing], box: [] };
-  const { answer } = explained;
+  const answer = (live.answer ??= await api.explain([live.file], live.query));
   const shown = answer.classes.slice(0, 3);
   const scale = { full: largest(shown.map(({ heat }) => heat[0])), views: 1 };
   const maps = shown.map(({ label, heat }) => {
@@ -218,9 +216,7 @@ async function votesFigure(live) {
 }
 
 async function agreementFigure(live, player) {
-  const explained = await explain(live);
-  if (explained.missing) return { text: [explained.missing], box: [] };
-  const { answer } = explained;
+  const answer = (live.answer ??= await api.explain([live.file], live.query));
   const [best, second] = answer.classes;
   const scale = { full: largest(answer.classes.map(({ heat }) => heat)), views: 1 };
   const canvases = [best, second].map(({ label }) => picture(`Votes for ${label}`));
@@ -241,17 +237,6 @@ async function agreementFigure(live, player) {
     box: [...canvases.map((canvas, index) => figure(canvas, `for ${[best, second][index].label}`)), said, button],
     onShow: () => (prefersReducedMotion() ? showIteration(answer.iterations - 1) : play()),
   };
-}
-
-async function explain(live) {
-  live.explained ??= await api.explain([live.file], live.query).then((answer) => ({ answer }), missing);
-  return live.explained;
-}
-
-/** The bundle has no such graph: the command that adds it. */
-function missing(error) {
-  if (error.status !== 409) throw error;
-  return { missing: error.message };
 }
 
 /** The dimension whose ends differ most. */

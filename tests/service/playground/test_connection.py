@@ -102,7 +102,7 @@ def test_a_notice_moves_nothing_under_the_pen(page):
     page.route("**/classify*", lambda route: route.abort())
     before = page.locator("#pad").bounding_box()
     press(page)
-    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    expect(page.locator("#notice")).to_contain_text("The connection is lost")
     assert page.locator("#pad").bounding_box() == before
 
 
@@ -129,7 +129,7 @@ def test_a_service_that_is_restarted_is_said_to_be_away_and_then_answers(open_pa
         page.set_input_files("#file", "docs/three.png")
         answer(page)
     page.set_input_files("#file", "docs/seven.jpg")
-    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    expect(page.locator("#notice")).to_contain_text("The connection is lost")
     with live_service(settings, port=port):
         expect(page.locator("#notice")).to_be_hidden(timeout=20_000)
         answer(page)
@@ -147,7 +147,7 @@ def test_a_proxy_that_does_not_reach_the_service_is_asked_again_like_a_service_t
 
     page.route("**/classify*", proxy)
     page.click('[aria-label="Sample: 1"]')
-    expect(page.locator("#notice")).to_contain_text("The connection to the service is lost")
+    expect(page.locator("#notice")).to_contain_text("The connection is lost")
     is_away = False
     assert answer(page) == "1"
     expect(page.locator("#notice")).to_be_hidden()
@@ -481,7 +481,7 @@ def test_toys_that_do_not_come_are_told_and_asked_for_again(open_page, address):
     page = open_page(f"{address}/", may_complain=True)
     page.route("**/samples/*.webp", lambda route: route.abort())
     choose_model(page, "matrix-capsnet-toys")
-    expect(page.locator("#notice")).to_contain_text("The toys cannot be loaded. Trying again")
+    expect(page.locator("#notice")).to_contain_text("The connection is lost. Trying again")
     faults = []
     page.on("pageerror", lambda error: faults.append(error))
     page.get_by_label("Azimuth").focus()
@@ -497,7 +497,7 @@ def test_toys_that_the_service_refuses_are_told(open_page, address):
     page = open_page(f"{address}/", may_complain=True)
     page.route("**/samples/*.webp", lambda route: route.fulfill(status=404))
     choose_model(page, "matrix-capsnet-toys")
-    expect(page.locator("#notice")).to_contain_text("The toys cannot be loaded")
+    expect(page.locator("#notice")).to_contain_text("The service answered 404")
 
 
 def test_a_service_that_asks_for_a_longer_wait_is_told_of_at_once(page):
