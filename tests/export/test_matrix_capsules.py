@@ -1,6 +1,5 @@
 """Matrix capsules, from a run to a bundle; none of the networks is trained."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from export import parity
 from export.bundle import publish
 from export.cli import main
 from export.contract.architecture import capsnet_architecture
-from export.contract.manifest import newest_version, read_manifest, sha256_of
+from export.contract.manifest import newest_version, read_manifest
 from export.evaluate import evaluate_bundle
 from export.graph import EncoderGraph
 from export.optimize.half_precision import HalfPrecisionError, halved
@@ -27,6 +26,7 @@ from service.inference.loading import load_engine
 from service.inference.providers import EngineOptions
 from tests.support.paths import MODELS
 from tests.support.smallnorb_files import store
+from tests.support.tiny_bundle import replace_file
 from training.config import MatrixCapsNetConfig, RunConfig, load_preset
 from training.models.build import build
 from training.models.calibration import calibrate
@@ -307,10 +307,7 @@ def with_renamed_values(bundle: Path, folder: Path, before: str, now: str) -> Pa
         tensor.name = tensor.name.replace(before, now)
     for value in model.graph.output:
         value.name = value.name.replace(before, now)
-    onnx.save(model, copy / "encoder.onnx")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["graphs"]["encoder"]["sha256"] = sha256_of(copy / "encoder.onnx")
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    replace_file(copy, "encoder", model.SerializeToString())
     return copy
 
 

@@ -18,8 +18,9 @@ from PIL import Image
 
 from tests.support.paths import ROOT
 from tests.support.smallnorb_files import store
+from tests.support.train_command import status
 from training import cli
-from training.cli import _duration, main
+from training.cli import _duration
 from training.config import CapsNetConfig, load_preset
 from training.data.own_pictures import configure
 from training.data.run_images import training_batches
@@ -31,12 +32,6 @@ from training.runs.provenance import command_line
 from training.runs.run_config import new_config
 
 TINY = CapsNetConfig(conv_channels=2, primary_types=1, class_dim=2, decoder_hidden=())
-
-
-def status(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return ended.value.code
 
 
 def stored_run(folder: Path, seed: int = 0) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,28 @@ LIMITS = {
 }
 
 
-@pytest.fixture
-def http(tmp_path: Path) -> Iterator[httpx.Client]:
-    write_explained_bundle(tmp_path / "tiny" / "1")
-    write_explained_bundle(tmp_path / "tiny" / "2", seed=2)
-    write_bundle(tmp_path / "bare" / "1", decoder=False)
-    with live_service(settings_for(tmp_path, default_model="tiny", **LIMITS)) as http:
+@contextmanager
+def extended(models: Path) -> Iterator[httpx.Client]:
+    """A service of two models; tiny is loaded, bare on first use."""
+    write_explained_bundle(models / "tiny" / "1")
+    write_explained_bundle(models / "tiny" / "2", seed=2)
+    write_bundle(models / "bare" / "1", decoder=False)
+    with live_service(settings_for(models, default_model="tiny", **LIMITS)) as http:
         wait_until(lambda: len(http.get("/v2/models/tiny/stats").json()["model_stats"]) == 2)
+        yield http
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service that classifies nothing and loads nothing more."""
+    with extended(tmp_path_factory.mktemp("models")) as http:
+        yield http
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[httpx.Client]:
+    """A service for a test that changes its statistics or loads a model."""
+    with extended(tmp_path) as http:
         yield http
 
 
@@ -58,11 +74,11 @@ def test_a_graph_that_did_nothing_has_zeros(http):
     assert found["batch_stats"] == []
 
 
-def test_requests_of_every_route_count_once_and_in_their_batches(http):
-    assert classify(http, 1).is_success
-    assert classify(http, 10).is_success  # batches of 4, 4 and 2
-    wait_until(lambda: statistics(http)["execution_count"] == 4)
-    found = statistics(http)
+def test_requests_of_every_route_count_once_and_in_their_batches(own):
+    assert classify(own, 1).is_success
+    assert classify(own, 10).is_success  # batches of 4, 4 and 2
+    wait_until(lambda: statistics(own)["execution_count"] == 4)
+    found = statistics(own)
     assert found["inference_count"] == 11
     assert {name: one["count"] for name, one in found["inference_stats"].items()} == {
         "success": 2,
@@ -106,12 +122,12 @@ def test_a_request_that_has_waited_too_long_counts_as_failed(tmp_path):
         wait_until(lambda: statistics(http)["inference_stats"]["fail"]["count"] == 1)
 
 
-def test_each_graph_has_statistics_of_its_own(http):
-    names = [(one["name"], one["version"]) for one in http.get("/v2/models/stats").json()["model_stats"]]
+def test_each_graph_has_statistics_of_its_own(own):
+    names = [(one["name"], one["version"]) for one in own.get("/v2/models/stats").json()["model_stats"]]
     graphs = ("tiny", "tiny-decoder", "tiny-explain")
     assert sorted(names) == sorted((graph, version) for graph in graphs for version in "12")
-    assert classify(http, 1).is_success
-    assert statistics(http, "/tiny-decoder/versions/2")["inference_count"] == 0
+    assert classify(own, 1).is_success
+    assert statistics(own, "/tiny-decoder/versions/2")["inference_count"] == 0
 
 
 def test_statistics_of_a_model_that_was_not_asked_for_are_empty_and_load_nothing(http):
@@ -125,17 +141,17 @@ def test_statistics_of_what_is_not_there_are_404(http, path):
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/unknown-model")
 
 
-def test_a_graph_that_a_loaded_bundle_does_not_have_has_neither_statistics_nor_a_configuration(http):
-    assert http.get("/v2/models/bare/ready").is_success  # loads it
-    for answer in (http.get("/v2/models/bare-explain/stats"), http.get("/v2/models/bare-explain/config")):
+def test_a_graph_that_a_loaded_bundle_does_not_have_has_neither_statistics_nor_a_configuration(own):
+    assert own.get("/v2/models/bare/ready").is_success  # loads it
+    for answer in (own.get("/v2/models/bare-explain/stats"), own.get("/v2/models/bare-explain/config")):
         assert answer.status_code == 404
         assert answer.json()["detail"] == "there is no bare-explain: bare/1 has no explain graph"
 
 
-def test_statistics_and_configuration_are_messages_of_triton(http):
-    ParseDict(http.get("/v2/models/stats").json(), service_pb2.ModelStatisticsResponse())
+def test_statistics_and_configuration_are_messages_of_triton(own):
+    ParseDict(own.get("/v2/models/stats").json(), service_pb2.ModelStatisticsResponse())
     for model in ("tiny", "tiny-decoder", "tiny-explain", "bare"):
-        ParseDict(http.get(f"/v2/models/{model}/config").json(), model_config_pb2.ModelConfig())
+        ParseDict(own.get(f"/v2/models/{model}/config").json(), model_config_pb2.ModelConfig())
 
 
 def test_the_configuration_says_what_the_service_does(http):

@@ -4,6 +4,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -549,25 +550,42 @@ def test_a_missing_key_reaches_the_client_as_its_error(models: Path) -> None:
 # -- the repository extension -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_models(models: Path, tmp_path: Path) -> Path:
-    """tiny/1, which is the default, and bare/1; for tests that change them."""
+def copy_two(models: Path, folder: Path) -> Path:
+    """A folder with tiny/1, which is the default, and bare/1."""
     for version in ("tiny/1", "bare/1"):
-        shutil.copytree(models / version, tmp_path / version)
-    return tmp_path
+        shutil.copytree(models / version, folder / version)
+    return folder
 
 
-@pytest.fixture
-def operated_http(own_models: Path) -> Iterator[httpx.Client]:
-    """A service that can be administered, on `own_models`."""
-    with live_service(settings_for(own_models, default_model="tiny", admin_key="operator")) as http:
+@contextmanager
+def administered(models: Path) -> Iterator[httpx.Client]:
+    with live_service(settings_for(models, default_model="tiny", admin_key="operator")) as http:
         wait_until(lambda: has_loaded_all_of("tiny", http))
         yield http
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def operated_http(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service that can be administered, for tests that change nothing."""
+    with administered(copy_two(models, tmp_path_factory.mktemp("operated"))) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
 def operated(operated_http: httpx.Client) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(address(operated_http)) as client:
+        yield client
+
+
+@pytest.fixture
+def own_models(models: Path, tmp_path: Path) -> Path:
+    return copy_two(models, tmp_path)
+
+
+@pytest.fixture
+def own(own_models: Path) -> Iterator[triton.InferenceServerClient]:
+    """Of a service on `own_models`, for a test that changes what is loaded."""
+    with administered(own_models) as http, triton.InferenceServerClient(address(http)) as client:
         yield client
 
 
@@ -601,40 +619,40 @@ def test_the_extension_is_listed_where_it_is_on(operated: triton.InferenceServer
     assert "model_repository" in operated.get_server_metadata()["extensions"]
 
 
-def test_loading_makes_a_model_ready(operated: triton.InferenceServerClient) -> None:
-    operated.load_model("bare", headers=ADMIN)
-    assert states(operated)["bare/1"] == "READY"
+def test_loading_makes_a_model_ready(own: triton.InferenceServerClient) -> None:
+    own.load_model("bare", headers=ADMIN)
+    assert states(own)["bare/1"] == "READY"
 
 
 def test_loading_again_takes_what_is_newest_on_disk(
-    operated: triton.InferenceServerClient, own_models: Path, models: Path
+    own: triton.InferenceServerClient, own_models: Path, models: Path
 ) -> None:
     shutil.copytree(models / "tiny" / "2", own_models / "tiny" / "2")
-    operated.load_model("tiny", headers=ADMIN)
-    assert states(operated)["tiny/2"] == "READY"
-    result = operated.infer("tiny", [an_input("pixels", pixels())])
+    own.load_model("tiny", headers=ADMIN)
+    assert states(own)["tiny/2"] == "READY"
+    result = own.infer("tiny", [an_input("pixels", pixels())])
     assert result.get_response()["model_version"] == "2"
 
 
-def test_an_unloaded_model_is_gone_until_it_is_loaded(operated: triton.InferenceServerClient) -> None:
-    operated.unload_model("tiny", headers=ADMIN)
-    assert states(operated)["tiny/1"] == "UNAVAILABLE"
-    assert not operated.is_model_ready("tiny")
+def test_an_unloaded_model_is_gone_until_it_is_loaded(own: triton.InferenceServerClient) -> None:
+    own.unload_model("tiny", headers=ADMIN)
+    assert states(own)["tiny/1"] == "UNAVAILABLE"
+    assert not own.is_model_ready("tiny")
     with pytest.raises(InferenceServerException, match="taken down by an operator"):
-        operated.infer("tiny-decoder", [an_input("pixels", pixels())])
-    operated.load_model("tiny", headers=ADMIN)
-    assert operated.is_model_ready("tiny")
+        own.infer("tiny-decoder", [an_input("pixels", pixels())])
+    own.load_model("tiny", headers=ADMIN)
+    assert own.is_model_ready("tiny")
 
 
 def test_a_model_that_cannot_be_loaded_says_why(
-    operated: triton.InferenceServerClient, own_models: Path, models: Path
+    own: triton.InferenceServerClient, own_models: Path, models: Path
 ) -> None:
     shutil.copytree(models / "tiny" / "2", own_models / "broken" / "1")
     rewrite_manifest(own_models / "broken" / "1", model="broken", class_names=("a", "b"))
     with pytest.raises(InferenceServerException) as raised:
-        operated.load_model("broken", headers=ADMIN)
+        own.load_model("broken", headers=ADMIN)
     assert raised.value.status() == "422"
-    assert states(operated)["broken/1"] == "UNAVAILABLE"
+    assert states(own)["broken/1"] == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize("ask", ["load_model", "unload_model"])

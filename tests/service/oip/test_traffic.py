@@ -16,11 +16,13 @@ NPY = {"Content-Type": "application/x-npy"}
 PIXELS = np.full((1, SIDE, SIDE, 1), 0.5, np.float32)
 
 
-@pytest.fixture
-def http(tmp_path: Path) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service with no rule, which each test leaves so."""
+    models = tmp_path_factory.mktemp("models")
     for version in (1, 2):
-        write_bundle(tmp_path / "tiny" / str(version), seed=version)
-    with live_service(settings_for(tmp_path, admin_key="operator")) as http:
+        write_bundle(models / "tiny" / str(version), seed=version)
+    with live_service(settings_for(models, admin_key="operator")) as http:
         wait_until(
             lambda: [one["state"] for one in http.get("/models/tiny").json()["versions"]] == ["loaded"] * 2
         )

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import SpawnContext
 from pathlib import Path
@@ -20,11 +21,31 @@ from service.settings import Settings, SettingsError, read_settings
 from service.workers import supervisor
 from service.workers.supervisor import Supervisor, share_of
 from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
-from tests.support.live_service import is_closed, wait_until
+from tests.support.live_service import is_closed, metric, wait_until
 from tests.support.live_workers import pids
 from tests.support.tiny_bundle import write_bundle
 
 LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Iterator[LiveProcess]:
+    """Two workers and the engine process, for tests that end none of them; it ends well.
+
+    tiny has two versions, of which each test leaves the newer one answering, and a broken one; other is
+    loaded on first use.
+    """
+    models = tmp_path_factory.mktemp("models")
+    for version in ("tiny/1", "tiny/2", "other/1"):
+        write_bundle(models / version)
+    (models / "tiny" / "3").mkdir()
+    (models / "tiny" / "3" / "manifest.json").write_text("{}")
+    settings = {"workers": 2, "default_model": "tiny", "admin_key": "secret"}
+    with live_process(models, tmp_path_factory.mktemp("log") / "log", **settings) as service:
+        wait_until(lambda: len(answering(service, 20)) == 2)
+        yield service
+        service.stop()
+        assert service.running.wait(LIMIT_S) == 0
 
 
 def answering(service: LiveProcess, requests: int, path: str = "/readyz") -> set[str]:
@@ -77,36 +98,26 @@ def test_a_process_that_cannot_be_replaced_now_is_tried_again(monkeypatch, caplo
     assert [which["is_engine"] for which in started] == [True, False, False]
 
 
-def test_the_engine_process_logs_what_becomes_of_models(tmp_path):
-    write_bundle(tmp_path / "models" / "tiny" / "1")
-    (tmp_path / "models" / "tiny" / "2").mkdir()
-    (tmp_path / "models" / "tiny" / "2" / "manifest.json").write_text("{}")
-    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
-        logged = [line["message"] for line in service.lines if line["logger"].startswith("service.models")]
+def test_the_engine_process_logs_what_becomes_of_models(undisturbed):
+    logged = [line["message"] for line in undisturbed.lines if line["logger"].startswith("service.models")]
     assert any("loaded" in message for message in logged)
     assert any("refused" in message for message in logged)
 
 
-def test_answers_come_from_all_workers_and_their_counts_are_added_up(tmp_path):
-    write_bundle(tmp_path / "models" / "tiny" / "1")
-    with live_process(tmp_path / "models", tmp_path / "log", workers=2) as service:
-        wait_until(lambda: len(answering(service, 20)) == 2)
-        answering(service, 20, "/models")
-        # A request is counted after its answer.
-        wait_until(lambda: service.metric("capsnet_requests_total", route="/models", status="200") == 20)
-        for _ in range(6):  # whichever worker is asked
-            with httpx.Client(base_url=service.client.base_url) as service.client:
-                assert service.metric("capsnet_requests_total", route="/models", status="200") == 20
-        service.client = httpx.Client(base_url=service.client.base_url)
-        assert classify(service).status_code == 200
-        assert service.metric("capsnet_batch_images_sum", model="tiny") == 1
-        own = sum(
-            _resident_bytes(pid) for pid in pids(service, "worker") | pids(service, "the engine process")
-        )
-        assert service.metric("process_resident_memory_bytes") > 0.8 * own
-        service.client.close()
-        service.stop()
-        assert service.running.wait(LIMIT_S) == 0
+def test_answers_come_from_all_workers_and_their_counts_are_added_up(undisturbed):
+    counted = {"name": "capsnet_requests_total", "route": "/models", "status": "200"}
+    expected = undisturbed.metric(**counted) + 20
+    answering(undisturbed, 20, "/models")
+    wait_until(lambda: undisturbed.metric(**counted) == expected)  # a request is counted after its answer
+    for _ in range(6):  # whichever worker is asked
+        with httpx.Client(base_url=undisturbed.client.base_url) as client:
+            assert metric(client, **counted) == expected
+    images = undisturbed.metric("capsnet_batch_images_sum", model="tiny")
+    assert classify(undisturbed).status_code == 200
+    assert undisturbed.metric("capsnet_batch_images_sum", model="tiny") == images + 1
+    processes = pids(undisturbed, "worker") | pids(undisturbed, "the engine process")
+    own = sum(_resident_bytes(pid) for pid in processes)
+    assert undisturbed.metric("process_resident_memory_bytes") > 0.8 * own
 
 
 def test_a_killed_worker_is_replaced_and_counted_its_counts_stay_and_the_port_stays_open(tmp_path):
@@ -201,32 +212,24 @@ def test_an_engine_process_whose_inference_thread_dies_is_replaced(tmp_path):
         wait_until(lambda: classify(service).status_code == 200)
 
 
-def test_what_an_administrator_unloads_is_unloaded_in_all_workers(tmp_path):
-    for name in ("tiny", "other"):
-        write_bundle(tmp_path / "models" / name / "1")
-    with live_process(tmp_path / "models", tmp_path / "log", workers=2, admin_key="secret") as service:
-        wait_until(lambda: len(answering(service, 20)) == 2)
-        assert {classify(service, "other").status_code for _ in range(10)} == {200}  # loaded by the first one
-        administer(service, "unload")
-        answers = [classify(service, "other") for _ in range(10)]
-        assert {answer.status_code for answer in answers} == {404}
-        assert "taken down by an operator" in answers[0].json()["error"]
-        administer(service, "load")
-        assert {classify(service, "other").status_code for _ in range(10)} == {200}
+def test_what_an_administrator_unloads_is_unloaded_in_all_workers(undisturbed):
+    assert {classify(undisturbed, "other").status_code for _ in range(10)} == {200}  # loaded by the first one
+    administer(undisturbed, "unload")
+    answers = [classify(undisturbed, "other") for _ in range(10)]
+    assert {answer.status_code for answer in answers} == {404}
+    assert "taken down by an operator" in answers[0].json()["error"]
+    administer(undisturbed, "load")
+    assert {classify(undisturbed, "other").status_code for _ in range(10)} == {200}
 
 
-def test_a_rule_holds_in_all_workers_once_the_administrator_has_the_answer(tmp_path):
-    for version in (1, 2):
-        write_bundle(tmp_path / "models" / "tiny" / str(version))
-    with live_process(tmp_path / "models", tmp_path / "log", workers=2, admin_key="secret") as service:
-        wait_until(lambda: len(answering(service, 20)) == 2)
-        url = f"{service.client.base_url}/v2/repository/models/tiny/traffic"
-        key = {"Authorization": "Bearer secret"}
-        for pinned in (1, 2, 1):
-            httpx.put(url, json={"pinned": pinned}, headers=key, timeout=LIMIT_S).raise_for_status()
-            assert {newest(service) for _ in range(10)} == {pinned}
-        httpx.delete(url, headers=key, timeout=LIMIT_S).raise_for_status()
-        assert {newest(service) for _ in range(10)} == {2}
+def test_a_rule_holds_in_all_workers_once_the_administrator_has_the_answer(undisturbed):
+    url = f"{undisturbed.client.base_url}/v2/repository/models/tiny/traffic"
+    key = {"Authorization": "Bearer secret"}
+    for pinned in (1, 2, 1):
+        httpx.put(url, json={"pinned": pinned}, headers=key, timeout=LIMIT_S).raise_for_status()
+        assert {newest(undisturbed) for _ in range(10)} == {pinned}
+    httpx.delete(url, headers=key, timeout=LIMIT_S).raise_for_status()
+    assert {newest(undisturbed) for _ in range(10)} == {2}
 
 
 def test_no_client_gets_an_older_version_after_a_newer_one(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.train_command import status
 from training import cli
-from training.cli import main
 from training.config import load_preset
 from training.data.readers.mnist import FILE_PREFIX
 from training.experiments import EXPERIMENTS, markdown
@@ -19,12 +19,6 @@ from training.experiments.hinton2018 import norb
 from training.experiments.quick import narrowed
 from training.experiments.runner import ROWS, MissingDataError, Runner, measure_each
 from training.experiments.sabour2017 import routing
-
-
-def status(*arguments) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return ended.value.code
 
 
 def all_quick(folder: Path) -> list[object]:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.tiny_networks import tiny
 from training.cli import main
-from training.config import Block, CapsNetConfig, load_preset
+from training.config import Block, CapsNetConfig
 from training.data.transforms.multimnist import PAPERS_PARTNERS
 from training.experiments import EXPERIMENTS, command
 from training.experiments.form import FORMS, Form, folder_name
-from training.experiments.quick import BATCH_SIZE, LEARNING_RATE, narrowed
+from training.experiments.quick import BATCH_SIZE, LEARNING_RATE
 from training.experiments.runner import Row
 from training.experiments.sabour2017 import equivariance, table1
 from training.fit.loop import Trainer
@@ -29,12 +30,6 @@ SEED = 3
 LINES = {
     line: table1.PAPER[line] for line in (("mnist", table1.CNN), ("mnist", "3 iterations, reconstruction"))
 }
-
-
-def tiny(preset, **narrower):
-    config = narrowed(load_preset(preset), 64, 1)
-    data = replace(config.data, validation_images=20)
-    return replace(config, model=replace(config.model, **narrower), data=data)
 
 
 def with_epochs(config, epochs):

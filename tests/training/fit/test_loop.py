@@ -232,15 +232,15 @@ def save_and_wait(self):
     save(self)
     time.sleep(0.05)
 Trainer.save = save_and_wait
-config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
+config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=12))
 fit(Path(sys.argv[1]), config, Limits(checkpoint_minutes=1e-9))
 """
 
 
 def test_a_run_killed_at_a_random_step_resumes_to_the_bit(tmp_path):
-    config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=40))
+    config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=12))
     fit(tmp_path / "whole", config)
-    killed_at = random.SystemRandom().randint(3, 60)
+    killed_at = random.SystemRandom().randint(3, 30)
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "killed")],
         stderr=subprocess.DEVNULL,
@@ -250,12 +250,12 @@ def test_a_run_killed_at_a_random_step_resumes_to_the_bit(tmp_path):
     process.kill()
     process.wait()
     stopped_at = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "killed")).step
-    assert stopped_at < 40 * 5, f"the run ended before it was killed at {killed_at}"
+    assert stopped_at < 12 * 5, f"the run ended before it was killed at {killed_at}"
     _, finished = fit(tmp_path / "killed", config)
     assert finished
     assert_same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
     steps = [row["step"] for row in log(tmp_path / "killed") if row["kind"] == "validation"]
-    assert steps == list(range(5, 201, 5)), "each epoch is logged once"
+    assert steps == list(range(5, 61, 5)), "each epoch is logged once"
 
 
 def wait_for_step(run, step, process):
@@ -268,19 +268,17 @@ def wait_for_step(run, step, process):
     pytest.fail(f"the run did not reach step {step}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path, number):
+def test_a_signal_ends_cleanly_with_a_checkpoint(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "run")],
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup's children ignore it
     )
     wait_for_step(tmp_path / "run", 2, process)
-    process.send_signal(number)
+    process.terminate()
     assert process.wait(timeout=60) == 0
     progress = checkpoint.read_progress(checkpoint.newest_checkpoint(tmp_path / "run"))
-    assert 2 <= progress.step < 200
+    assert 2 <= progress.step < 60
     assert log(tmp_path / "run")[-1]["step"] == progress.step, "what was trained is logged"
 
 

@@ -13,7 +13,7 @@ from export.fold import weight_factors
 from export.model_card import model_card
 from export.to_onnx import trace
 from tests.support.paths import ROOT
-from training.cli import main
+from tests.support.train_command import status
 from training.config import CapsNetConfig, RunConfig, StemConvolution, differences
 from training.models.build import build
 from training.runs import checkpoint, from_bundle
@@ -25,10 +25,8 @@ TINY = CapsNetConfig(
 )
 
 
-def fit(*arguments) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", "--preset", "drawn", "--device", "cpu", *map(str, arguments)])
-    return ended.value.code
+def fit(*arguments) -> object:
+    return status("fit", "--preset", "drawn", "--device", "cpu", *arguments)
 
 
 def bundle_of(model, folder: Path, like: Path) -> Path:

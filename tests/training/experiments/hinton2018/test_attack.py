@@ -8,6 +8,7 @@ import torch
 
 from tests.support.figures import areas
 from tests.support.smallnorb_files import store
+from tests.support.tiny_networks import tiny_toys
 from training.config import Block, load_preset
 from training.data.readers.files import MissingDataError
 from training.evaluate import attacks
@@ -23,22 +24,15 @@ from training.experiments.hinton2018.attack import (
     OTHER_CNN,
     WIDEST,
 )
-from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
 
 IMAGES, EPSILONS, BIM_STEPS = 20, (0.02, 0.2), 2
 
 
-def tiny(preset, **narrower):
-    config = narrowed(load_preset(preset), 64, 2)
-    data = replace(config.data, resize_pixels=24, crop_pixels=20, validation_images=60)
-    return replace(config, model=replace(config.model, image_size=20, **narrower), data=data)
-
-
 NETWORKS = attack.with_another_cnn(
-    tiny("matrix-toys", conv_channels=4, primary_types=2, conv_caps_types=(2, 2), decoder_hidden=()),
-    tiny("toys", conv_channels=4, primary_types=1, decoder_hidden=(8,)),
-    tiny("toys-cnn", blocks=(Block(channels=4, kernel=5, pooled=True),), hidden=(16,)),
+    tiny_toys("matrix-toys", 2, conv_channels=4, primary_types=2, conv_caps_types=(2, 2), decoder_hidden=()),
+    tiny_toys("toys", 2, conv_channels=4, primary_types=1, decoder_hidden=(8,)),
+    tiny_toys("toys-cnn", 2, blocks=(Block(channels=4, kernel=5, pooled=True),), hidden=(16,)),
 )
 PLAN = attack.Plan({"smallnorb": NETWORKS, "toys": NETWORKS}, EPSILONS, BIM_STEPS, IMAGES)
 PLAN = replace(

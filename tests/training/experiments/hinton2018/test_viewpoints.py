@@ -9,7 +9,8 @@ import torch
 
 from tests.support.figures import areas
 from tests.support.smallnorb_files import CATEGORIES, PAIRS, store
-from training.config import Block, RunConfig, load_preset
+from tests.support.tiny_networks import tiny_toys
+from training.config import Block
 from training.data.datasets import load_split
 from training.data.readers.smallnorb import ToySplit
 from training.data.run_images import evaluation_batches, training_batches
@@ -25,23 +26,16 @@ from training.experiments.hinton2018.viewpoints import (
     stopped_at,
     with_familiar,
 )
-from training.experiments.quick import narrowed
 from training.experiments.runner import Runner, networks_of
 from training.runs import checkpoint
 
 FAMILIAR_PAIRS = PAIRS // 3
 
 
-def tiny(preset: str, epochs: int, **narrower) -> RunConfig:
-    config = narrowed(load_preset(preset), 64, epochs)
-    data = replace(config.data, resize_pixels=24, crop_pixels=20, validation_images=60)
-    return replace(config, model=replace(config.model, image_size=20, **narrower), data=data)
-
-
-CAPSULES_CONFIG = tiny(
+CAPSULES_CONFIG = tiny_toys(
     "matrix-toys", 2, conv_channels=4, primary_types=2, conv_caps_types=(2, 2), decoder_hidden=()
 )
-CNN_CONFIG = tiny("toys-cnn", 6, blocks=(Block(channels=8, kernel=5, pooled=True),), hidden=(16,))
+CNN_CONFIG = tiny_toys("toys-cnn", 6, blocks=(Block(channels=8, kernel=5, pooled=True),), hidden=(16,))
 MEASURED = PAIRS - 300  # the first so many of the test set
 PLAN = Plan({"toys": {CAPSULES: CAPSULES_CONFIG, CNN: CNN_CONFIG}}, (0,), test_images=MEASURED)
 

@@ -16,7 +16,7 @@ from scipy.io import savemat
 
 from tests.support.figures import areas
 from tests.support.smallnorb_files import TOYS
-from training.cli import main
+from tests.support.train_command import status
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.readers.files import MissingDataError
 from training.data.readers.smallnorb import file_name
@@ -242,11 +242,8 @@ def test_the_original_goes_before_the_copy_where_both_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar10", "smallnorb", "svhn"])
 def test_without_its_data_an_experiment_names_the_download_and_leaves_no_network(name, tmp_path, capsys):
-    arguments = ["experiment", name, "--quick", "--data", str(tmp_path / "data")]
-    arguments += ["--out", str(tmp_path / "out"), "--networks", str(tmp_path / "networks"), "--device", "cpu"]
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    folders = ["--data", tmp_path / "data", "--out", tmp_path / "out", "--networks", tmp_path / "networks"]
+    assert status("experiment", name, "--quick", "--device", "cpu", *folders) == 2
     assert f"capsnet-train download {name} --data {tmp_path / 'data'}" in capsys.readouterr().err
     assert not (tmp_path / "networks").exists()
     assert not (tmp_path / "out").exists()

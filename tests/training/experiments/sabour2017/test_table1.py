@@ -4,18 +4,12 @@ import pytest
 import torch
 
 from tests.support.figures import areas
-from training.config import Block, load_preset
+from tests.support.tiny_networks import tiny
+from training.config import Block
 from training.experiments import figure
-from training.experiments.quick import narrowed
 from training.experiments.runner import Runner
 from training.experiments.sabour2017 import table1
 from training.runs import checkpoint
-
-
-def tiny(preset, **narrower):
-    config = narrowed(load_preset(preset), 64, 1)
-    data = replace(config.data, validation_images=20)
-    return replace(config, model=replace(config.model, **narrower), data=data)
 
 
 def capsnet(preset):
