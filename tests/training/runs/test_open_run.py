@@ -36,13 +36,6 @@ def test_it_has_the_network_data_and_loss_that_it_was_trained_with(run):
     assert config_from_options("drawn", start_from=run).started_from["config"]["loss"]["absent_weight"] == 0.5
 
 
-def test_the_configuration_of_a_checkpoint_that_records_none_is_the_runs(run):
-    for recorded in run.glob("checkpoints/*/config.json"):
-        recorded.unlink()
-    change(run, "optimizer", learning_rate=0.9)
-    assert open_run(run, CPU).recorded.optimizer.learning_rate == 0.9
-
-
 def test_a_best_checkpoint_that_is_replaced_while_it_is_opened_is_not_missed(run, monkeypatch):
     best, read = checkpoint.best_checkpoint(run), checkpoint.read_progress
 
