@@ -22,6 +22,7 @@ const BOX = 20 / 28;
 const CENTER = 14.5 / 28;
 const STROKE = 2.4 / 28;
 const OVERSAMPLING = 8;
+const fround = Math.fround; // wherever NumPy computes in float32, and a level at a threshold must fall on the same side
 
 /**
  * Ink of the one digit in a picture, and whether it is darker than the paper. Paper is exactly 0 and strokes are
@@ -66,7 +67,7 @@ function skewnessOf(gray) {
   return cube / Math.max(1e-6, Math.sqrt(square)) ** 3;
 }
 
-const inkedOf = (ink) => ({ ...ink, values: ink.values.map((level) => Number(level > INKED)) });
+const inkedOf = (ink) => ({ ...ink, values: ink.values.map((level) => Number(level > fround(INKED))) });
 
 /** Whether there is ink, and its strokes are thin beside its box. */
 function hasStrokesOfAPen(ink) {
@@ -105,7 +106,7 @@ function rectangleAround({ width, height, values }) {
 function inkOf(gray, isDark) {
   const contrast = contrastOf(gray, isDark);
   const smooth = boxMean(contrast);
-  const paper = quantile(smooth.values, 0.5);
+  const paper = fround(quantile(smooth.values, 0.5));
   const noise = 1.4826 * quantile(smooth.values.map((level) => Math.abs(level - paper)), 0.5);
   const floor = Math.max(LEAST_CONTRAST, paper + NOISE_DEVIATIONS * noise);
   const strokes = strokesIn(smooth, floor);
@@ -124,7 +125,7 @@ function contrastOf(gray, isDark) {
   const [straight, level] = [true, false].map((goesOn) => close(light, reach, goesOn).values);
   const values = light.values.map((own, at) => {
     const ground = Math.min(straight[at], level[at]);
-    return isDark ? (ground - own) / Math.max(ground, 0.1) : ground - own;
+    return isDark ? fround(ground - own) / Math.max(ground, fround(0.1)) : ground - own;
   });
   return { ...gray, values };
 }
@@ -207,11 +208,11 @@ function dilateAlong(values, { lines, length, next, line }, reach) {
 /** Mean of 3 x 3 pixels. */
 function boxMean(plane) {
   const { width, values } = framed(plane, 1, levelOn);
-  const sums = values.map((_, at) => values[at] + values[at + width] + values[at + 2 * width]); // of what is below
+  const sums = values.map((_, at) => fround(values[at] + values[at + width]) + values[at + 2 * width]); // of what is below
   const made = new Float32Array(plane.values.length);
   for (let at = 0; at < made.length; at++) {
     const corner = Math.floor(at / plane.width) * width + (at % plane.width);
-    made[at] = (sums[corner] + sums[corner + 1] + sums[corner + 2]) / 9;
+    made[at] = fround(fround(sums[corner] + sums[corner + 1]) + sums[corner + 2]) / 9;
   }
   return { ...plane, values: made };
 }
@@ -223,8 +224,8 @@ function strokesIn(contrast, floor) {
   const blur = Math.max(2, Math.floor(shorter / 50)); // how far a thing's unsharp edge may reach
   for (let round = 0; round < ROUNDS; round++) {
     const most = left.values.reduce((a, b) => Math.max(a, b), -Infinity);
-    if (most < floor) break;
-    const level = Math.max(floor, INK_LEVEL * most);
+    if (most < fround(floor)) break;
+    const level = fround(Math.max(floor, INK_LEVEL * most));
     const { labels, components } = labelComponents({ ...left, values: left.values.map((one) => Number(one > level)) }, left.values);
     const digits = components.filter(({ side, contact }) => side >= Math.max(3, LEAST_SIZE * shorter) && contact < CUT_OFF * side);
     if (digits.length) {

@@ -81,25 +81,22 @@ def test_blocks_of_pixels_become_the_levels_that_pillow_gives_them(page, factor)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_pictures_that_are_fitted_are_the_same_and_digits_to_a_level_with_the_same_labels(page, every):
-    """Where contrast is stretched after a pixel was rounded, a level may become two: in one pixel of all."""
     pictures = cases()
     assert len(pictures) == 200
-    labeled = doubled = different = 0
+    labeled = different = 0
     for case in pictures[::every]:
         expected, found = (
             expected_levels([case.content], case.facts),
             levels(page, [case.content], case.facts),
         )
         difference = np.abs(found - expected)
-        assert difference.max() <= (2 if case.facts.placement == "digit" else 0), case.name
-        doubled += int((difference == 2).sum())
+        assert difference.max() <= (1 if case.facts.placement == "digit" else 0), case.name
         different += int((difference > 0).sum())
         if case.facts in LABELED:
             assert label(found, case.facts) == label(expected, case.facts), case.name
             labeled += 1
     assert labeled > 150 // every
-    assert doubled <= 1
-    assert different <= 7  # as docs/serving/playground.md says
+    assert different <= 3  # as docs/serving/playground.md says
 
 
 def test_the_views_of_a_pair_become_the_channels_of_one_input(page):
@@ -120,6 +117,15 @@ def test_a_symmetric_digit_lies_where_the_service_puts_it(page, side):
     """Its center of mass is where two places are as good."""
     drawn = Image.new("L", (side, side), 255)
     ImageDraw.Draw(drawn).ellipse((side // 4, side // 8, 3 * side // 4, 7 * side // 8), outline=0, width=3)
+    content = to_png(np.asarray(drawn))
+    assert np.abs(levels(page, [content], DIGIT) - expected_levels([content], DIGIT)).max() <= 1
+
+
+def test_pixels_exactly_at_the_level_of_ink_are_none_as_for_the_service(page):
+    """These 103 of 255 are: above 0.4 of the stroke's contrast in float64, but not in float32."""
+    drawn = Image.new("L", (120, 100), 9)
+    ImageDraw.Draw(drawn).rectangle((60, 20, 80, 80), fill=103)
+    ImageDraw.Draw(drawn).rectangle((50, 20, 60, 80), fill=244)
     content = to_png(np.asarray(drawn))
     assert np.abs(levels(page, [content], DIGIT) - expected_levels([content], DIGIT)).max() <= 1
 
