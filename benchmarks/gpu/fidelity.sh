@@ -65,7 +65,7 @@ if [ "$status" != 0 ] && ! compgen -G "$run/checkpoints/step-*" >/dev/null; then
 
 best=$("$python" -c "from pathlib import Path; from training.runs import checkpoint
 import sys; print(checkpoint.best_checkpoint(Path(sys.argv[1])).name)" "$run")
-files=(config.json log.jsonl "checkpoints/$best/model.safetensors" "checkpoints/$best/progress.json")
+files=(config.json log.jsonl "checkpoints/$best/"{config.json,model.safetensors,progress.json})
 for measured in result.json measured.jsonl; do # once `capsnet-train evaluate` has been asked
   if [ -f "$run/$measured" ]; then files+=("$measured"); fi
 done
