@@ -47,26 +47,19 @@ COPY export/optimize export/optimize
 COPY service service
 COPY capsnet capsnet
 
-FROM build AS packages-gpu
+FROM build AS build-gpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints.txt --constraint constraints-cuda.txt '.[gpu,grpc,heif]' \
  && find /opt/capsnet/lib -type d \( -name tests -o -path '*/onnxruntime/transformers' -o -path '*/onnx/backend/test' \) -prune -exec rm -r {} + \
  && find /opt/capsnet/lib -path '*/ml_dtypes/*.so' -exec strip {} + -o -path '*/uvloop/*.so' -exec strip {} + -o -name 'rapidjson*.so' -exec strip {} +
+COPY --from=code / ./
+RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
+ && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
-# The package fetches TensorRT's libraries from NVIDIA as it is installed.
-FROM packages-gpu AS packages-tensorrt
+# TensorRT alone. The package fetches its libraries from NVIDIA as it is installed.
+FROM build AS build-tensorrt
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/capsnet/bin/python install --constraint constraints-cuda.txt tensorrt-cu13-libs
-
-FROM packages-gpu AS build-gpu
-COPY --from=code / ./
-RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
- && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
-
-FROM packages-tensorrt AS build-tensorrt
-COPY --from=code / ./
-RUN pip --python /opt/capsnet/bin/python install --no-deps --force-reinstall . \
- && rm /opt/capsnet/bin/capsnet-train /opt/capsnet/bin/capsnet-export
 
 FROM build AS build-cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -87,7 +80,7 @@ USER capsnet
 
 FROM gpu AS tensorrt
 ENV CAPSNET_DEVICE=tensorrt
-COPY --from=build-tensorrt /opt/capsnet /opt/capsnet
+COPY --from=build-tensorrt /opt/capsnet/lib /opt/capsnet/lib
 
 FROM base AS cpu
 ENV CAPSNET_DEVICE=cpu
