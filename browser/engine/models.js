@@ -15,14 +15,6 @@ let listed = null; // a promise of what models.json says
 let runtime = null; // a promise of the WebAssembly of ONNX Runtime, which itself would not fetch it a second time
 const opened = new Map(); // by name and version
 
-/** Called with {name, loaded, total} in bytes while weights come, and once more when they are there. */
-let tell = () => {};
-
-/** Listen to downloads. */
-export function onProgress(listener) {
-  tell = listener;
-}
-
 /** The models as the API lists them, each version with its manifest and the grids of its capsules. */
 export async function models() {
   listed ??= download("models.json", "json").then(({ models }) => models);
@@ -143,11 +135,11 @@ class Model {
         if (progress.loaded + part.value.length > this.#bytes) fail(path, `it has more than ${this.#bytes} bytes`);
         weights.set(part.value, progress.loaded);
         progress.loaded += part.value.length;
-        tell(progress);
+        postMessage({ progress });
       }
       if (progress.loaded < this.#bytes) fail(path, `it ends after ${progress.loaded} of ${this.#bytes} bytes`);
     } finally {
-      tell({ ...progress, loaded: this.#bytes }); // nothing comes any more
+      postMessage({ progress: { ...progress, loaded: this.#bytes } }); // nothing comes any more
     }
     return weights;
   }

@@ -2,12 +2,10 @@
 // the other, once their model is loaded; one that was cancelled before its turn is left out.
 
 import * as answers from "./answers.js";
-import { onProgress, open } from "./models.js";
+import { open } from "./models.js";
 
 const cancelled = new Set();
 let last = Promise.resolve();
-
-onProgress((progress) => postMessage({ progress }));
 
 addEventListener("message", ({ data }) => {
   if (data.cancel) cancelled.add(data.cancel);

@@ -9,9 +9,9 @@ const BOX_SHARE = 20 / 28;
  *
  * @param {number[][][]} strokes
  * @param {number} side pixels
- * @param {{right?: number, down?: number, degrees?: number}} motion pixels, and degrees clockwise
+ * @param {{right?: number, degrees?: number}} motion pixels, and degrees clockwise
  */
-export function moved(strokes, side, { right = 0, down = 0, degrees = 0 }) {
+export function moved(strokes, side, { right = 0, degrees = 0 }) {
   const canvas = new OffscreenCanvas(side, side);
   const drawing = canvas.getContext("2d");
   drawing.fillRect(0, 0, side, side);
@@ -19,7 +19,7 @@ export function moved(strokes, side, { right = 0, down = 0, degrees = 0 }) {
   const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
   const middle = [(Math.min(...xs) + Math.max(...xs)) / 2, (Math.min(...ys) + Math.max(...ys)) / 2];
   const extent = Math.max(Math.max(...xs) - Math.min(...xs), Math.max(...ys) - Math.min(...ys));
-  drawing.translate(side / 2 + right, side / 2 + down);
+  drawing.translate(side / 2 + right, side / 2);
   drawing.rotate((degrees * Math.PI) / 180);
   drawing.scale((BOX_SHARE * side * (1 - PEN_SHARE)) / extent, (BOX_SHARE * side * (1 - PEN_SHARE)) / extent);
   Object.assign(drawing, { strokeStyle: "white", lineWidth: extent * PEN_SHARE * 1.2, lineCap: "round", lineJoin: "round" });

@@ -336,6 +336,17 @@ def test_what_cannot_be_read_of_a_dropped_folder_costs_no_other_file_its_answer(
     expect(page.locator("#scores-body")).to_contain_text("cannot be read: It is locked")
 
 
+def test_where_files_can_be_dropped_is_marked_while_they_are_dragged(page):
+    page.click("#tab-score")
+    outline = "document.querySelector('.drop').computedStyleMap().get('outline-style').value"
+    assert page.evaluate(outline) == "none"
+    over = "dispatchEvent(Object.assign(new Event('dragover'), { dataTransfer: { types: ['Files'] } }))"
+    page.evaluate(over)
+    assert page.evaluate(outline) == "dashed"
+    page.evaluate("dispatchEvent(Object.assign(new Event('dragleave'), { relatedTarget: null }))")
+    assert page.evaluate(outline) == "none"
+
+
 def test_pairs_are_not_scored_without_a_file_that_cannot_be_read(page, files):
     choose_model(page, "matrix-capsnet-toys")
     expect(page.locator("#score-model")).to_contain_text("matrix-capsnet-toys")

@@ -134,6 +134,28 @@ def test_a_link_is_left_behind_by_what_is_drawn_later(copying, open_page):
     assert "see=" not in restored.url
 
 
+CHANGES = {  # of what a link brought
+    "reset": lambda page: page.click("#reset"),
+    "a double click on a slider": lambda page: page.get_by_label("Dimension 4", exact=True).dispatch_event(
+        "dblclick"
+    ),
+    "another class": lambda page: page.locator("#bars input").last.check(force=True),
+}
+
+
+def test_a_link_is_left_behind_by_what_is_changed_of_its_capsule(copying, open_page):
+    copying.set_input_files("#file", "docs/seven.jpg")
+    assert answer(copying) == "7"
+    move(copying, 4, 12)
+    link = copied(copying, "#share")
+    for change in CHANGES.values():
+        restored = open_page(link)
+        expect(restored.locator("#reset")).to_be_enabled()
+        assert "see=" in restored.url
+        change(restored)
+        restored.wait_for_function("() => !location.hash.includes('see=')")
+
+
 @pytest.mark.long
 def test_a_link_to_a_blank_image_opens_a_page_that_works(copying, open_page, tmp_path):
     (tmp_path / "blank.png").write_bytes(to_png(np.zeros((28, 28), np.uint8)))
