@@ -1,25 +1,4 @@
-"""Errors that clients see: exceptions that know their HTTP status, answered as problem+json (RFC 9457).
-
-The `type` of a problem is stable; programs may rely on it. Each class says when it is raised.
-
-| status | type                                                                                         |
-| ------ | -------------------------------------------------------------------------------------------- |
-| 400    | /problems/malformed-body, malformed-request (no HTTP/1.1), model-required                    |
-| 401    | /problems/key-required (with WWW-Authenticate)                                               |
-| 403    | /problems/admin-key-required                                                                 |
-| 404    | /problems/unknown-model, administration-off, not-found (no route)                            |
-| 405    | /problems/method-not-allowed                                                                 |
-| 408    | /problems/slow-body (with Connection: close)                                                 |
-| 409    | /problems/no-explain-graph, not-writable                                                     |
-| 413    | /problems/body-too-large, picture-too-large, too-many-pictures, too-many-pixels              |
-| 415    | /problems/unsupported-body, unsupported-coding, unsupported-picture                          |
-| 422    | /problems/invalid-field, unreadable-picture, no-pair, wrong-array, no-decoder, refused-model |
-| 429    | /problems/too-many-requests (with Retry-After)                                               |
-| 431    | /problems/head-too-large (see service.http.connections; with Connection: close)                   |
-| 500    | /problems/internal-error                                                                     |
-| 503    | /problems/not-ready, inference-stopped, overloaded (all with Retry-After)                    |
-| 504    | /problems/deadline-exceeded (with Retry-After)                                               |
-"""
+"""Errors that clients see: exceptions that know their HTTP status, answered as problem+json (RFC 9457)."""
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus

@@ -7,13 +7,14 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, suffix: str = "partial") -> Iterator[Path]:
     """A file beside this one to write to, which takes its place at the end.
 
     After an error nothing is left of it, and an OSError names the file that was asked for. What a killed
-    process leaves is replaced by the next write, so no two may write the same file at once.
+    process leaves is replaced by the next write, so no two may write the same file at once, unless each has
+    a suffix of its own.
     """
-    aside = path.with_name(f".{path.name}.partial")
+    aside = path.with_name(f".{path.name}.{suffix}")
     try:
         yield aside
         with aside.open("rb+") as file:

@@ -175,9 +175,6 @@ class BoundedHttp(HttpToolsProtocol):
         lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def _should_upgrade(self) -> bool:
-        return False
-
     def _check_host(self) -> None:
         """There is one Host header, as RFC 9112, 3.2, requires: of two, a proxy may have read the other."""
         hosts = [value for name, value in self.headers if name == b"host"]

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -58,9 +57,6 @@ class GracefulServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop at a signal; unlike Uvicorn, do not raise it again: to be asked to stop is not a failure."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         before = {number: signal.signal(number, self.handle_exit) for number in stop_signals()}
         try:
             yield

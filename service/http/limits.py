@@ -145,17 +145,6 @@ class _Arrival:
         received_bytes: how much has arrived.
     """
 
-    __slots__ = (
-        "_has_arrived",
-        "_is_overdue",
-        "_limit",
-        "_reader",
-        "_receive",
-        "ends_at",
-        "received_bytes",
-        "scope",
-    )
-
     def __init__(self, limit: BodyLimit, scope: Scope, receive: Receive) -> None:
         self._limit = limit
         self._receive = receive

@@ -80,21 +80,6 @@ class RequestLog:
 class _Exchange:
     """What goes in and out during one request."""
 
-    __slots__ = (
-        "_headers",
-        "_receive",
-        "_send",
-        "_timings",
-        "bytes_in",
-        "bytes_out",
-        "is_gone",
-        "is_over",
-        "is_read",
-        "problem",
-        "request_id",
-        "status",
-    )
-
     def __init__(
         self, headers: Headers, receive: Receive, send: Send, request_id: bytes, timings: Timings
     ) -> None:

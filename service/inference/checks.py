@@ -11,7 +11,6 @@ from export.contract.processors import usable_cpus
 from export.contract.samples import check_values, in_pieces
 from service.inference.engine import Engine
 from service.inference.explain_session import ExplainSession
-from service.inference.half_encoder import check_classes
 from service.inference.providers import PROVIDERS, sample_tolerances
 from service.inference.sessions import Session, create_session
 
@@ -87,12 +86,20 @@ def check_half(engine: Engine, encoder: bytes, pixels: Floats) -> None:
     """
     if engine.precision != "half":
         return
+    # Late: they import onnx, which a service on a CPU need not keep in memory.
+    from export.optimize.half_gate import check_generated
+    from export.optimize.half_precision import HalfPrecisionError
+
     manifest, on_cpu = engine.manifest, [(PROVIDERS["cpu"], dict[str, str]())]
     plain = create_session(encoder, manifest.graphs["encoder"], "cpu", on_cpu, usable_cpus())
-    check_classes(
-        lambda images: engine.encode(images)[0],
-        lambda images: plain.run(["probabilities"], {"pixels": images})[0],
-        pixels,
-        manifest.objects_per_image,
-        engine.max_batch,
-    )
+
+    def in_float32(images: Floats) -> Floats:
+        return _encoded(plain, engine.max_batch, images)[0]
+
+    def in_half(images: Floats) -> Floats:
+        return in_pieces(engine.encode, engine.max_batch, images)[0]
+
+    try:
+        check_generated(in_float32, in_half, pixels, manifest.objects_per_image)
+    except HalfPrecisionError as error:
+        raise BundleError(f"samples: {error}") from error

@@ -62,11 +62,6 @@ class ExplainSession:
         self._close_encoder = weakref.finalize(self, os.close, self._encoder)
         self.names = [tensor.name for tensor in manifest.graphs["explain"].outputs]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether its weights are in memory."""
-        return self._opened is not None
-
     def run(self, pixels: Floats) -> tuple[Floats, ...]:
         """Pixels [N, H, W, C] in 0-1 to the graph's outputs in the order of `names`, [N, ...] each. Blocks.
 

@@ -11,7 +11,7 @@ from export.contract.one_line import first_line
 from export.optimize.choice import cpu_options
 from service.inference.arena import share_arena
 from service.inference.gpu_session import GpuSession, open_gpu_session
-from service.inference.mapped_weights import MappedSession, Weights, map_weights
+from service.inference.mapped_weights import MappedSession, Weights
 from service.inference.providers import (
     PROVIDERS,
     DeviceError,
@@ -83,7 +83,7 @@ def create_session(
 
 
 def open_derived(
-    file: Path, graph: Graph, threads: int, mapped: Callable[[Path], Weights] = map_weights
+    file: Path, graph: Graph, threads: int, mapped: Callable[[Path], Weights]
 ) -> ort.InferenceSession:
     """A session of a derived graph on the CPU; its weights are in a file beside it.
 

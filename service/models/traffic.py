@@ -13,6 +13,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from export.contract.atomic_file import atomic_file
+
 V = TypeVar("V")
 FILE = "traffic.json"
 LARGEST_VERSION = 999_999_999  # see `export.contract.manifest.VERSION`
@@ -209,9 +211,5 @@ def write_traffic(folders: list[Path], rule: Rule | None) -> None:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex}")  # other services on the volume may write, too
-    try:
+    with atomic_file(path, suffix=uuid4().hex) as aside:  # other services on the volume may write, too
         aside.write_text(text)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -32,8 +32,6 @@ class Timings:
         began: when its head had come, by the monotonic clock.
     """
 
-    __slots__ = ("_last", "began", "parts")
-
     def __init__(self) -> None:
         self.began = self._last = monotonic()
         self.parts: list[Part] = []

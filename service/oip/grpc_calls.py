@@ -151,7 +151,7 @@ class Calls:
                 call.noted["trace_id"] = tracer.record_call(
                     route.removeprefix("/"), call.headers, *ended, call.timings, call.noted
                 )
-            _log(method, call, context, seconds)
+            _log(method, call, seconds)
 
     async def quiet(self, limit_s: float) -> None:
         """Wait until no more calls come, for at most a moment."""
@@ -227,7 +227,7 @@ def _code(status: int) -> Any:
     return CODES.get(status, grpc.StatusCode.UNKNOWN)
 
 
-def _log(method: Method, call: Call, context: Context, seconds: float) -> None:
+def _log(method: Method, call: Call, seconds: float) -> None:
     level = logging.DEBUG if method.is_probe else logging.WARNING if call.status >= 500 else logging.INFO
     if not log.isEnabledFor(level):
         return
@@ -239,7 +239,7 @@ def _log(method: Method, call: Call, context: Context, seconds: float) -> None:
         "duration_ms": round(seconds * 1000, 3),
         "bytes_in": call.bytes_in,
         "bytes_out": call.bytes_out,
-        "client": _address(context.peer()),
+        "client": _address(call.client),
         **call.noted,
     }
     log.log(level, "request", fields)

@@ -25,16 +25,11 @@ SAID_S = 0.25  # from the announcement of the end (GOAWAY) to the answers: a bus
 
 
 class GrpcPort:
-    """A port for the protocol's gRPC form, that is open while a service runs.
-
-    Attributes:
-        address: on which it listens; with the real port once it is open.
-    """
+    """A port for the protocol's gRPC form, that is open while a service runs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._server: Any = None
-        self.address = settings.grpc_address
 
     @asynccontextmanager
     async def open(self, service: Service) -> AsyncIterator[None]:
@@ -47,10 +42,9 @@ class GrpcPort:
         self._calls = Calls(service)
         self._server.add_generic_rpc_handlers([_Handlers(self._calls)])
         try:
-            port = self._server.add_insecure_port(self._settings.grpc_address)
+            self._server.add_insecure_port(self._settings.grpc_address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._settings.grpc_address}: {error}") from None
-        self.address = self._settings.model_copy(update={"grpc_port": port}).grpc_address
         await self._server.start()
         try:
             yield

@@ -1,6 +1,7 @@
 """The documentation page; it works without internet, since the service has its assets."""
 
 import gzip
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -35,12 +36,24 @@ async def get_docs() -> Response:
 
 
 @routes.get("/docs/{asset}")
-async def get_asset(asset: str, request: Request) -> Response:
+def get_asset(asset: str, request: Request) -> Response:  # not async: FastAPI runs it in a thread
     """A file of the page: compressed, as it is stored, if the client accepts that."""
     if asset not in ASSETS:
         raise HTTPException(404)
-    content = (FOLDER / f"{asset}.gz").read_bytes()
     headers = {"Cache-Control": "public, max-age=86400", "Vary": "Accept-Encoding"}
     if accepts_gzip(request):
-        return Response(content, media_type=ASSETS[asset], headers={**headers, "Content-Encoding": "gzip"})
-    return Response(gzip.decompress(content), media_type=ASSETS[asset], headers=headers)
+        headers["Content-Encoding"] = "gzip"
+        return Response(read_compressed(asset), media_type=ASSETS[asset], headers=headers)
+    return Response(read_plain(asset), media_type=ASSETS[asset], headers=headers)
+
+
+@cache
+def read_compressed(asset: str) -> bytes:
+    """The file as it is stored; read once."""
+    return (FOLDER / f"{asset}.gz").read_bytes()
+
+
+@cache
+def read_plain(asset: str) -> bytes:
+    """The file itself; decompressed once."""
+    return gzip.decompress(read_compressed(asset))

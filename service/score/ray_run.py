@@ -33,7 +33,7 @@ try:
     import ray.data
 
     from service.score.part_folder import ERRORS, PartFacts, PartFolder, PartsRecord
-    from service.score.shard_scorer import Job, choose_model, score_shards
+    from service.score.shard_scorer import Job, choose_model, score_shard
     from service.score.shards import ADDRESS, FileShard, Shard, find_shards, shown_place
 except ModuleNotFoundError as error:
     if error.name not in {"ray", "pyarrow", "pandas", "onnxruntime"}:
@@ -135,9 +135,8 @@ def _score(
     rows = [{"part": number, "shard": pickle.dumps(shard)} for number, shard in shards.items()]
     # Tasks, not actors: a task of a node that has died runs again on any other, while an actor would wait for
     # room to be started again. The processes stay, and so does the model that each has loaded.
-    parts = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        score_shards,
-        batch_size=1,
+    parts = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        score_shard,
         num_cpus=job.threads,
         fn_kwargs={"job": job, "model": model, "folder": folder},
     )

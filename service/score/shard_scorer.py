@@ -55,41 +55,31 @@ def choose_model(job: Job) -> ChosenModel | str:
         return str(error)
 
 
-def score_shards(
-    shards: Mapping[str, Any], job: Job, model: ChosenModel, folder: PartFolder
-) -> dict[str, list[Any]]:
-    """Score shards and write their parts.
+def score_shard(row: Mapping[str, Any], job: Job, model: ChosenModel, folder: PartFolder) -> dict[str, Any]:
+    """Score a shard and write its part.
 
     Args:
-        shards: columns `part`, the number, and `shard`, pickled.
+        row: `part`, the number, and `shard`, pickled.
         job: how.
         model: that scores all pictures; another bundle in its place is a fault.
-        folder: where the parts go.
+        folder: where the part goes.
 
     Returns:
-        Columns `part`, `labels`, a JSON object of the number of rows of each label, `skipped`, and `fault`,
-        the text of an error that ends the run, or "".
+        `part`, `labels`, a JSON object of the number of rows of each label, `skipped`, and `fault`, the text
+        of an error that ends the run, or "".
     """
-    made = [
-        _score(int(number), pickle.loads(shard), job, model, folder)
-        for number, shard in zip(shards["part"], shards["shard"], strict=True)
-    ]
-    return {
-        "part": [int(number) for number in shards["part"]],
-        "labels": [json.dumps(facts.labels) for facts, _ in made],
-        "skipped": [facts.skipped for facts, _ in made],
-        "fault": [fault for _, fault in made],
-    }
-
-
-def _score(
-    number: int, shard: Shard, job: Job, model: ChosenModel, folder: PartFolder
-) -> tuple[PartFacts, str]:
+    facts, fault = PartFacts({}, 0), ""
     try:
         scorer = _same_scorer(job, model)
-        return asyncio.run(_write_part(number, shard, job, scorer, folder)), ""
+        facts = asyncio.run(_write_part(row["part"], pickle.loads(row["shard"]), job, scorer, folder))
     except (ScoreError, SettingsError, OSError) as error:
-        return PartFacts({}, 0), one_line(error)
+        fault = one_line(error)
+    return {
+        "part": row["part"],
+        "labels": json.dumps(facts.labels),
+        "skipped": facts.skipped,
+        "fault": fault,
+    }
 
 
 def _same_scorer(job: Job, model: ChosenModel) -> LocalScorer:

@@ -239,9 +239,9 @@ class RemoteModels(Models):
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
             case "answer", number, value, parts if number in self._waiting:
-                _settle(self._waiting[number], (value, None, parts), None)
+                _settle(self._waiting[number], value, None, parts)
             case "error", number, error, parts if number in self._waiting:
-                _settle(self._waiting[number], (None, error, parts), None)
+                _settle(self._waiting[number], None, error, parts)
             case "table", table:
                 self._use_table(table)
 
@@ -274,7 +274,7 @@ class RemoteModels(Models):
         self._users.clear()
         self._is_current.set()
         for answer in self._waiting.values():
-            _settle(answer, None, _no_engine())
+            _settle(answer, None, _no_engine(), ())
 
 
 @asynccontextmanager
@@ -329,13 +329,9 @@ async def _in_time(answering: Awaitable[T]) -> T:
         raise NotReadyError("the process with the models does not answer; try again") from None
 
 
-def _settle(answer: asyncio.Future[Any], value: object, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(value)
-    else:
-        answer.set_exception(error)
+def _settle(answer: asyncio.Future[Any], *outcome: object) -> None:
+    if not answer.done():  # whoever waited may have been cancelled just now
+        answer.set_result(outcome)
 
 
 def _no_engine() -> NotReadyError:

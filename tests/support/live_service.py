@@ -37,9 +37,8 @@ def live_service(
     beside: Callable[[Service], AbstractAsyncContextManager[None]] | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a running service that has loaded its models; `ready=False` does not wait for that."""
-    config = uvicorn.Config(
-        create_app(settings, on_loaded, beside=beside), http=http, port=port, log_level="warning"
-    )
+    app = create_app(settings, on_loaded, beside=beside)
+    config = uvicorn.Config(app, http=http, ws="none", port=port, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

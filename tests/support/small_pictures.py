@@ -24,7 +24,7 @@ def to_png(levels: np.ndarray, **options: object) -> bytes:
 def saved(picture: Image.Image, image_format: str, **options: object) -> bytes:
     """The picture as a file of this format, with options of Pillow's."""
     file = BytesIO()
-    picture.save(file, image_format, **options)
+    picture.save(file, format=image_format, **options)
     return file.getvalue()
 
 

@@ -66,9 +66,9 @@ def test_it_is_not_opened_before_it_is_needed(bundle):
     engine = load(bundle)
     engine.encode(pixels())
     assert engine.explainer
-    assert not engine.explainer.is_open
+    assert engine.explainer._opened is None
     engine.explain(pixels())
-    assert engine.explainer.is_open
+    assert engine.explainer._opened
 
 
 def explain_graph(bundle: Path) -> onnx.ModelProto:

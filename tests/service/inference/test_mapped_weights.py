@@ -116,4 +116,4 @@ def test_a_file_of_weights_that_is_too_short_is_an_error_that_names_the_graph(fi
         outputs=(Tensor(name="poses", shape=(None, OUT)),),
     )
     with pytest.raises(BundleError, match=r"product\.onnx cannot be loaded"):
-        open_derived(cut, graph, 1)
+        open_derived(cut, graph, 1, map_weights)

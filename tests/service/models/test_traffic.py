@@ -1,6 +1,7 @@
 """Which version answers a request that names none."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,33 @@ def test_a_rule_is_written_where_one_is_or_where_the_versions_are(tmp_path):
     assert (read_traffic(folders), read_traffic(folders[1:])) == (BOTH, PINNED)
     write_traffic(folders, None)
     assert read_traffic(folders) is None
+
+
+def test_a_rule_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    fsync, replaced_at_sync = os.fsync, []
+
+    def sync(descriptor: int) -> None:
+        replaced_at_sync.append((tmp_path / FILE).exists())
+        assert os.fstat(descriptor).st_size > 0  # after a power failure, all of it is there
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_traffic([tmp_path], PINNED)
+    assert replaced_at_sync == [False]
+    assert read_traffic([tmp_path]) == PINNED
+
+
+def test_two_services_may_write_a_rule_at_once(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def write_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_traffic([tmp_path], CANARY)
+
+    monkeypatch.setattr(os, "fsync", write_meanwhile)
+    write_traffic([tmp_path], PINNED)
+    assert read_traffic([tmp_path]) == PINNED
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_rule_that_cannot_be_removed_everywhere_still_holds(tmp_path):

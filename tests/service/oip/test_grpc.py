@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from service.oip import grpc_arrival
 from service.oip.grpc_server import GrpcPort
+from service.oip.grpc_start import keep_port
 from service.settings import Settings
 from tests.support.faulty_bundle import write_slow_bundle
 from tests.support.live_service import live_service, metric, settings_for, wait_until
@@ -62,16 +63,17 @@ class Live:
 
 @contextmanager
 def live(settings: Settings) -> Iterator[Live]:
-    port = GrpcPort(settings)
-    with (
-        live_service(settings, beside=port.open, ready=False) as http,
-        triton.InferenceServerClient(port.address) as client,
-    ):
-        if settings.models and any(Path(settings.models).iterdir()):
-            wait_until(lambda: http.get("/readyz").is_success)
-        service = Live(http, port.address, client)
-        with service.channel:
-            yield service
+    with keep_port(settings.host, settings.grpc_port) as kept:
+        settings = settings.model_copy(update={"grpc_port": kept.getsockname()[1]})
+        with (
+            live_service(settings, beside=GrpcPort(settings).open, ready=False) as http,
+            triton.InferenceServerClient(settings.grpc_address) as client,
+        ):
+            if settings.models and any(Path(settings.models).iterdir()):
+                wait_until(lambda: http.get("/readyz").is_success)
+            service = Live(http, settings.grpc_address, client)
+            with service.channel:
+                yield service
 
 
 @pytest.fixture(scope="module")

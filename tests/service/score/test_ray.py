@@ -22,7 +22,7 @@ from service.score import main, part_folder
 from service.score.part_folder import PartFacts, PartFolder, PartsRecord
 from service.score.query import Query
 from service.score.run import run_spec
-from service.score.shard_scorer import Job, choose_model, score_shards
+from service.score.shard_scorer import Job, choose_model, score_shard
 from service.score.shards import find_shards
 from tests.support.live_service import free_port, wait_until
 from tests.support.small_pictures import random_png, to_png
@@ -298,9 +298,9 @@ def job(models) -> Job:
     return Job(str(models), query, 4, concurrency=2, threads=1, image_column=None, id_column=None)
 
 
-def shard_columns(*names: Path) -> dict[str, list[object]]:
-    (shard,) = find_shards([str(name) for name in names], 100, None, None)
-    return {"part": [7], "shard": [pickle.dumps(shard)]}
+def shard_row(name: Path) -> dict[str, object]:
+    (shard,) = find_shards([str(name)], 100, None, None)
+    return {"part": 7, "shard": pickle.dumps(shard)}
 
 
 def test_a_process_that_has_another_bundle_writes_nothing(job, tmp_path):
@@ -308,8 +308,8 @@ def test_a_process_that_has_another_bundle_writes_nothing(job, tmp_path):
     model = choose_model(job)
     folder = PartFolder(str(tmp_path / "out"), "out")
     other = replace(model, digest="00000000")
-    made = score_shards(shard_columns(tmp_path / "1.png"), job, other, folder)
-    assert "tiny/1 is another bundle on a node" in made["fault"][0]
+    made = score_shard(shard_row(tmp_path / "1.png"), job, other, folder)
+    assert "tiny/1 is another bundle on a node" in made["fault"]
     assert not (tmp_path / "out").exists()
 
 
@@ -322,19 +322,19 @@ def test_a_part_that_is_written_again_is_the_same_and_takes_old_errors_away(job,
     picture, errors = tmp_path / "1.png", tmp_path / "out" / "_errors" / "000007.jsonl"
     picture.write_bytes(b"not yet a picture")
     errors.parent.mkdir(parents=True)
-    folder, model, shards = (
+    folder, model, shard = (
         PartFolder(str(tmp_path / "out"), "out"),
         choose_model(job),
-        shard_columns(picture),
+        shard_row(picture),
     )
-    assert score_shards(shards, job, model, folder)["skipped"] == [1]
+    assert score_shard(shard, job, model, folder)["skipped"] == 1
     assert errors.exists()
     assert folder.done() == {7: PartFacts({}, 1)}
     picture.write_bytes(random_png(1))
     for _ in range(2):
-        made = score_shards(shards, job, model, folder)
-        assert made["fault"] == [""]
-        assert folder.done() == {7: PartFacts(json.loads(made["labels"][0]), 0)}
+        made = score_shard(shard, job, model, folder)
+        assert made["fault"] == ""
+        assert folder.done() == {7: PartFacts(json.loads(made["labels"]), 0)}
         assert not errors.exists()
         (row,) = pq.read_table(tmp_path / "out" / "part-000007.parquet").to_pylist()
         assert row["path"] == str(picture)
@@ -349,24 +349,24 @@ def test_a_part_that_cannot_be_written_leaves_nothing_on_a_full_disk(job, tmp_pa
     folder, model = PartFolder(str(tmp_path / "out"), "out"), choose_model(job)
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(part_folder, "make_table", fill)
-    assert "No space left" in score_shards(shard_columns(tmp_path / "1.png"), job, model, folder)["fault"][0]
+    assert "No space left" in score_shard(shard_row(tmp_path / "1.png"), job, model, folder)["fault"]
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_part_of_another_run_in_the_folder_is_not_counted_and_takes_no_place(job, tmp_path):
     (tmp_path / "1.png").write_bytes(random_png(1))
-    model, shards = choose_model(job), shard_columns(tmp_path / "1.png")
+    model, shard = choose_model(job), shard_row(tmp_path / "1.png")
     former, folder = (PartFolder(str(tmp_path / "out"), "out", run=run) for run in ("former", "present"))
     spec = run_spec(argparse.Namespace(**OPTIONS), model, "parquet")
     record = PartsRecord(run="former", spec=spec, part_size=100, parts=8, names_sha256="0")
     former.begin(record)
-    assert score_shards(shards, job, model, former)["fault"] == [""]
+    assert score_shard(shard, job, model, former)["fault"] == ""
     assert list(former.done()) == [7]
     assert folder.done() == {}  # of a process that was slower than --overwrite
     folder.begin(record.model_copy(update={"run": "present"}))
-    assert score_shards(shards, job, model, former)["fault"] == ["another command has begun a new run in out"]
+    assert score_shard(shard, job, model, former)["fault"] == "another command has begun a new run in out"
     assert sorted(path.name for path in (tmp_path / "out").glob("part*")) == []
-    assert score_shards(shards, job, model, folder)["fault"] == [""]
+    assert score_shard(shard, job, model, folder)["fault"] == ""
     assert list(folder.done()) == [7]
     folder.finish()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_run.json", "part-000007.parquet"]
@@ -374,17 +374,17 @@ def test_a_part_of_another_run_in_the_folder_is_not_counted_and_takes_no_place(j
 
 def test_a_part_that_another_command_of_the_run_has_tidied_up_counts(job, tmp_path, monkeypatch):
     (tmp_path / "1.png").write_bytes(random_png(1))
-    model, shards = choose_model(job), shard_columns(tmp_path / "1.png")
+    model, shard = choose_model(job), shard_row(tmp_path / "1.png")
     folder = PartFolder(str(tmp_path / "out"), "out", run="the-run")
     (tmp_path / "out").mkdir()
-    expected = score_shards(shards, job, model, folder)
+    expected = score_shard(shard, job, model, folder)
 
     def tidy_up(folder: PartFolder) -> bool:
         folder.finish()
         return False
 
     monkeypatch.setattr(PartFolder, "is_taken", tidy_up)  # just before the part gets its name
-    assert score_shards(shards, job, model, folder) == expected
+    assert score_shard(shard, job, model, folder) == expected
 
 
 # Refused before Ray starts
