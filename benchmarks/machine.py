@@ -1,8 +1,11 @@
 """What a benchmark ran on, and what processes hold there."""
 
+import os
 import platform
 import resource
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -26,6 +29,30 @@ def memory_bytes(process: int | str = "self") -> dict[str, int]:
     """
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith("kB")}
+
+
+def cpu_seconds(process: int) -> float:
+    """What a process has used so far, in user and system mode.
+
+    Raises:
+        OSError: as `memory_bytes`.
+    """
+    user, system = stat(process)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def stat(process: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the process's name; proc(5) counts them from 3."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """The versions of those of the packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def peak_bytes() -> int:

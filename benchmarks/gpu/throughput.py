@@ -27,7 +27,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from benchmarks import option_types
 from benchmarks.gpu.arithmetic_limit import Limit, measured_limit, multiply_adds_per_image
 from benchmarks.gpu.contenders import Floats, Prepare, Setup, contenders
 from benchmarks.gpu.timing import PROFILED_RUNS, kernels, seconds_per_run
+from benchmarks.machine import installed
 from benchmarks.paths import ROOT
 from export.contract.manifest import read_checked, read_manifest
 from service.inference.providers import PROVIDERS
@@ -187,17 +187,9 @@ def _limit_lines(limit: Limit | None, multiply_adds: int, rows: Sequence[Row]) -
 
 
 def _heading(where: str) -> str:
-    names = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
-    versions = [f"{name} {version(name)}" for name in names if _is_installed(name)]
+    found = installed("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
+    versions = [f"{name} {version}" for name, version in found.items()]
     return f"{where}, Python {platform.python_version()}, {', '.join(versions)}\n"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _record(

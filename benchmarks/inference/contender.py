@@ -3,8 +3,8 @@
     python -m benchmarks.inference.contender RUNTIME FILE THREADS
 
 FILE is an ONNX graph, for torch the weights as .npz, for the service a bundle's folder; beside it lie
-pixels.npy, whose first images make a batch, and parameters.json. Questions and answers are JSON, a line each.
-The first answer says {} once the contender is open; later ones are to {"batch": 16, "seconds": 0.5} or
+pixels.npy, whose first images make a batch, and a copy of the bundle. Questions and answers are JSON, a line
+each. The first answer says {} once the contender is open; later ones are to {"batch": 16, "seconds": 0.5} or
 {"batch": 16, "outputs": "file.npz"}. An answer with "error" is the last one.
 """
 
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import memory_bytes, peak_bytes
+from benchmarks.machine import peak_bytes
 
 # N images, H rows, W columns, C channels, J classes, D numbers of a pose
 # What only one runtime needs is imported by the function that opens it: memory is measured here.
@@ -95,7 +94,7 @@ def open_torch(weights: Path, threads: int, *, compiled: bool) -> Run:
     from export.graph import EncoderGraph
 
     torch.set_num_threads(threads)
-    parameters = json.loads((weights.parent / "parameters.json").read_text())
+    parameters = json.loads((weights.parent / "bundle" / "manifest.json").read_text())["parameters"]
     is_matrix = parameters.get("architecture") == "matrix-capsnet"
     model = _matrix_capsnet(weights.parent / "bundle") if is_matrix else _capsnet(parameters, weights)
     encoder: Any = EncoderGraph(model).eval().requires_grad_(False)
@@ -210,7 +209,7 @@ def answer(
         np.savez(outputs, probabilities=probabilities, poses=poses)
         return {}
     times = run_times(run, np.array(pixels[:batch]), seconds or 0)
-    return {"seconds": median(times), "runs": len(times), **memory()}
+    return {"seconds": median(times), "runs": len(times), "peak_bytes": peak_bytes()}
 
 
 def run_times(run: Run, pixels: Floats, seconds: float) -> list[float]:
@@ -223,14 +222,6 @@ def run_times(run: Run, pixels: Floats, seconds: float) -> list[float]:
         run(pixels)
         times.append(time.perf_counter() - began)
     return times
-
-
-def memory() -> dict[str, int]:
-    """Resident memory of this process: its highest so far, and now (where the system tells it)."""
-    held = {"peak_bytes": peak_bytes()}
-    with suppress(OSError):
-        held["resident_bytes"] = memory_bytes()["VmRSS"]
-    return held
 
 
 if __name__ == "__main__":

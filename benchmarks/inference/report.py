@@ -29,7 +29,6 @@ class Row:
     Attributes:
         seconds: median time of a batch by its size, one for each round.
         peak_bytes: highest resident memory up to this size of batch.
-        resident_bytes: resident memory after batches of this size.
         difference: the largest from the plain graph's, by output.
         left_out: why it was not measured to the end; then the rest says nothing.
     """
@@ -37,7 +36,6 @@ class Row:
     name: str
     seconds: dict[int, list[float]]
     peak_bytes: dict[int, int] = field(default_factory=dict)
-    resident_bytes: dict[int, int] = field(default_factory=dict)
     difference: dict[str, float] = field(default_factory=dict)
     left_out: str | None = None
 

@@ -14,17 +14,16 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from benchmarks.option_types import positive
 from benchmarks.paths import ROOT
+from tests.support.small_pictures import to_png
 from training.data.synthetic.drawn_digits import draw_digits
 
 RATE = re.compile(r"(\d+) in this run, (\d+) a second")
@@ -66,13 +65,6 @@ def write_pictures(folder: Path, count: int) -> None:
     for number in range(FILES):
         images = [drawn[index % DRAWN] for index in range(number, count, FILES)]
         pq.write_table(pa.table({"image": images}), folder / f"{number}.parquet", row_group_size=1024)
-
-
-def to_png(pixels: np.ndarray) -> bytes:
-    """A PNG of gray levels [H, W]."""
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def score(sources: list[str], way: str, out: Path) -> int:

@@ -33,7 +33,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -43,7 +42,7 @@ import onnx
 from benchmarks import option_types
 from benchmarks.inference.contender import COMPARED_IMAGES, Floats, open_onnxruntime
 from benchmarks.inference.report import SERVED, VARIANTS, Report, Row
-from benchmarks.machine import processor
+from benchmarks.machine import installed, processor
 from benchmarks.paths import ROOT
 from export.contract.architecture import CPU_BATCH, stated_architecture
 from export.contract.manifest import Manifest, read_checked, read_manifest
@@ -56,6 +55,7 @@ from export.optimize.plan import Variant
 # N images, H rows, W columns, C channels
 
 CONTENDER = "benchmarks.inference.contender"
+RUNTIMES = ("onnxruntime", "openvino", "torch")  # whose versions are told
 BATCHES = (1, 4, 16, 32, 64)
 ROUNDS = 5
 SETTLE_S = 0.02  # until threads that wait actively for more work have given up
@@ -116,7 +116,6 @@ def write_files(
     (folder / "plain.onnx").write_bytes(encoder)
     shutil.copytree(bundle, folder / "bundle")
     np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]
-    (folder / "parameters.json").write_text(json.dumps(manifest.parameters))
     pixels = pictures(bundle, manifest, max(*options.batches, COMPARED_IMAGES))
     np.save(folder / "pixels.npy", pixels)
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
@@ -184,8 +183,6 @@ def take_turn(child: "Child", row: Row, size: int, seconds: float) -> None:
     found = child.ask(batch=size, seconds=seconds)
     row.seconds[size].append(found["seconds"])
     row.peak_bytes.setdefault(size, found["peak_bytes"])
-    if "resident_bytes" in found:
-        row.resident_bytes.setdefault(size, found["resident_bytes"])
     time.sleep(SETTLE_S)
 
 
@@ -283,23 +280,12 @@ def _environment(folder: Path, threads: int) -> dict[str, str]:
 
 
 def _heading(options: argparse.Namespace, manifest: Manifest) -> str:
-    versions = ", ".join(f"{name} {found}" for name, found in _versions().items())
+    versions = ", ".join(f"{name} {version}" for name, version in installed(*RUNTIMES).items())
     return (
         f"{processor()}, {options.threads} threads on {usable_cpus()} CPUs, "
         f"Python {platform.python_version()}, {versions}; {manifest.model}/{options.bundle.name}, "
         f"{ROUNDS} rounds, {options.seconds:g} s for each contender and size\n"
     )
-
-
-def _versions() -> dict[str, str]:
-    """Of the packages that are installed."""
-    found = {}
-    for name in ("onnxruntime", "openvino", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _record(options: argparse.Namespace, manifest: Manifest, report: Report) -> dict[str, Any]:
@@ -308,7 +294,7 @@ def _record(options: argparse.Namespace, manifest: Manifest, report: Report) -> 
         "processor": processor(),
         "cpus": usable_cpus(),
         "threads": options.threads,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **installed(*RUNTIMES)},
         "rounds": ROUNDS,
         "seconds": options.seconds,
         "rows": [

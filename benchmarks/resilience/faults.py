@@ -18,7 +18,6 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from tests.support.faulty_bundle import write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LiveProcess, live_process
 from tests.support.live_service import wait_until
+from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import SIDE
 
 BUNDLE = newest_version(ROOT / "models" / "capsnet-mnist")
@@ -358,9 +358,7 @@ def picture() -> bytes:
     """The first of the bundle's samples as a PNG file."""
     with np.load(BUNDLE / "samples.npz") as samples:
         pixels = samples["pixels"][0, :, :, 0]  # [H, W] in 0-1
-    file = BytesIO()
-    Image.fromarray((pixels * 255).round().astype(np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return to_png((pixels * 255).round().astype(np.uint8))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import threading
 from base64 import b64encode
 from collections import Counter
 from contextlib import suppress
-from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from capsnet.wire_format import write_request
 from service.http.png import to_png
+from tests.support.small_pictures import to_npy
 
 # N images, H rows, W columns, C channels
 
@@ -116,7 +116,7 @@ def requests_of_each_kind(pixels: Floats, pictures: Path) -> list[list[Asked]]:
     return [
         [_post("/classify", files=many), _post("/classify?reconstruction=true&top_k=3", files=many)],
         [_post("/classify", files=photographs), _post("/classify?preprocess=off", files=photographs[-1:])],
-        [_post("/classify", content=_npy(pixels), headers=NPY)],
+        [_post("/classify", content=to_npy(np.rint(pixels * 255).astype(np.uint8)), headers=NPY)],
         [_post("/reconstruct", json=sweep), _post("/reconstruct", json=sweep, headers=PNG)],
         [_post("/segment", files=many[:8]), _post("/segment?k=3", files=many[:8], headers=PNG)],
         [_post("/explain", files=many[:1]), _post("/explain?label=3", files=many[:1], headers=PNG)],
@@ -156,12 +156,6 @@ def _bad_requests(many: list[tuple[str, tuple[str, bytes]]]) -> list[Asked]:
 
 def _post(url: str, **body: Any) -> Asked:
     return {"method": "POST", "url": url, **body}
-
-
-def _npy(pixels: Floats) -> bytes:
-    file = BytesIO()
-    np.save(file, np.rint(pixels * 255).astype(np.uint8))
-    return file.getvalue()
 
 
 def _http_post(path: str, body: bytes) -> bytes:

@@ -9,14 +9,12 @@ the highest meanwhile; and all that a minute after the last request. The percent
 """
 
 import json
-import os
 import shutil
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.machine import memory_bytes
+from benchmarks.machine import cpu_seconds, memory_bytes
 from benchmarks.paths import ROOT
 from capsnet.wire_format import write_request
 from export.contract.manifest import newest_version
 from service.http.png import to_png
 from tests.support.live_process import LiveProcess, live_process
+from tests.support.small_pictures import saved, to_npy
 
 # N images, H rows, W columns, C channels
 
@@ -120,7 +119,7 @@ def kinds(pixels: Floats) -> Iterator[Kind]:
     yield Kind(
         f"/classify, array of {MANY} images",
         TIMES,
-        {"url": "/classify", "content": npy(octets), "headers": {"Content-Type": "application/x-npy"}},
+        {"url": "/classify", "content": to_npy(octets), "headers": {"Content-Type": "application/x-npy"}},
     )
     for size, times in ((PHOTOGRAPH, TIMES), (LARGEST, 3)):
         for kind in ("JPEG", "PNG"):
@@ -164,15 +163,9 @@ def publish(models: Path) -> Path:
 def idle_fraction(service: LiveProcess) -> float:
     """Processor time over time, while nobody asks for anything."""
     time.sleep(1)  # the end of what was asked before
-    began, before = time.monotonic(), cpu_seconds(service)
+    began, before = time.monotonic(), cpu_seconds(service.running.pid)
     time.sleep(IDLE_S)
-    return (cpu_seconds(service) - before) / (time.monotonic() - began)
-
-
-def cpu_seconds(service: LiveProcess) -> float:
-    """What the process has used so far, in user and system mode."""
-    fields = proc(service, "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (cpu_seconds(service.running.pid) - before) / (time.monotonic() - began)
 
 
 def print_row(name: str, times: int, service: LiveProcess) -> None:
@@ -192,18 +185,9 @@ def proc(service: LiveProcess, name: str) -> Path:
     return Path(f"/proc/{service.running.pid}/{name}")
 
 
-def npy(array: NDArray[np.uint8]) -> bytes:
-    """A .npy file."""
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def colors(size: tuple[int, int], kind: str) -> bytes:
     """A picture file of that width and height, with something in it."""
-    file = BytesIO()
-    Image.radial_gradient("L").convert("RGB").resize(size).save(file, kind)
-    return file.getvalue()
+    return saved(Image.radial_gradient("L").convert("RGB").resize(size), kind)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ PEERS = Path(__file__).resolve().parent / "peers"
 SERVICE = "this service"
 BINARY = "this service, binary tensors"
 CLIENTS = (1, 8, 32, 128)
-OF_BEST_PEER = {8: 1.8, 32: 2.0}  # what the service is meant to reach, by clients
 BINARY_IMAGES = 64  # in one request
 BINARY_CLIENTS = 4
 START_S = 60.0
@@ -222,28 +221,6 @@ def report(raws: Sequence[dict[str, Raw]], rounds: Sequence[dict[Key, Result]]) 
             f"| {name} | {clients} | {rate:.0f} | {p50:.1f} | {p99:.1f} | {failed:.0f} "
             f"| {of_raw:.2f} | {of_peer} |"
         )
-    yield from _aims(raws, rounds, best, peers)
-
-
-def _aims(
-    raws: Sequence[dict[str, Raw]], rounds: Sequence[dict[Key, Result]], best: str, peers: set[str]
-) -> Iterator[str]:
-    """What the service is meant to reach on two cores, and what it has."""
-    measured = {clients for name, clients in rounds[0] if name == SERVICE}
-    yield "\n| figure | aim | found |\n| --- | ---: | ---: |"
-    if 32 in measured:
-        of_raw = _of_raw(raws, rounds, best, (SERVICE, 32))
-        yield f"| 32 clients, of the raw session | >= 0.90 | {of_raw:.2f} |"
-    for clients, aim in OF_BEST_PEER.items():
-        if peers and clients in measured:
-            of_peer = _of_best_peer(rounds, clients, peers)
-            yield f"| {clients} clients, of the best peer | >= {aim:.2f} | {of_peer:.2f} |"
-    if 1 in measured:
-        both = zip(rounds, raws, strict=True)
-        beyond = median(one[SERVICE, 1]["p50_ms"] - raw[SERVICE]["1"]["p50_ms"] for one, raw in both)
-        yield f"| one client, p50 beyond the raw session's batch of one | <= 1.5 ms | {beyond:.2f} ms |"
-    binary = _of_raw(raws, rounds, best, (BINARY, BINARY_CLIENTS))
-    yield f"| binary tensors of {BINARY_IMAGES} images, of the raw session | >= 0.97 | {binary:.2f} |"
 
 
 def _of_raw(

@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import option_types
+from benchmarks.machine import cpu_seconds, stat
 from benchmarks.serving.bodies import (
     DATATYPES,
     posting_pictures,
@@ -44,7 +45,6 @@ COLUMNS = (
     *("workers", "requests/s", "images/s", "ms of a worker", "ms of the engine process", "ms of wrk"),
     *("MiB", "at most"),
 )
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def processor_s(service: LiveProcess) -> dict[int, float]:
     """Processor time of each process of the service."""
     main = service.running.pid
     children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-    return {pid: _ticks(pid) / TICKS for pid in (main, *map(int, children))}
+    return {pid: cpu_seconds(pid) for pid in (main, *map(int, children))}
 
 
 def engine_pid(service: LiveProcess) -> int:
@@ -207,16 +207,7 @@ def engine_pid(service: LiveProcess) -> int:
     main = service.running.pid
     children = map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())
     ours = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return min(ours, key=lambda pid: int(_stat(pid)[19]))  # when it began
-
-
-def _ticks(pid: int) -> int:
-    return int(_stat(pid)[11]) + int(_stat(pid)[12])
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of a process behind its name; proc(5) counts them from 3."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return min(ours, key=lambda pid: int(stat(pid)[19]))  # when it began
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Pictures of every kind that people show the page: 200 of them, as files."""
 
 import gzip
-import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from PIL import Image, ImageOps
 from docs.photographs import USUAL, Conditions, photograph
 from export.contract.manifest import Preprocessing
 from tests.support.paths import ROOT
+from tests.support.small_pictures import saved
 from training.data.synthetic.drawn_digits import draw_digits
 
 DIGIT = Preprocessing(height=28, width=28, polarity="light-on-dark", placement="digit")
@@ -116,6 +116,4 @@ def data_set_digits(count: int) -> NDArray[np.uint8]:
 
 def to_file(picture: Image.Image, kind: str = "PNG") -> bytes:
     """A file of that format; lossy ones of high quality."""
-    file = io.BytesIO()
-    picture.save(file, kind, **({"quality": 92} if kind in {"JPEG", "WebP"} else {}))
-    return file.getvalue()
+    return saved(picture, kind, **({"quality": 92} if kind in {"JPEG", "WebP"} else {}))

@@ -48,7 +48,7 @@ from export.contract.pictures import UPRIGHT as SERVICES_UPRIGHT
 from tests.support.deep_pictures import tiff
 from tests.support.live_service import live_service, settings_for, wait_until
 from tests.support.paths import ROOT
-from tests.support.small_pictures import random_levels, random_png, to_png
+from tests.support.small_pictures import random_levels, random_png, saved, to_png
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
@@ -247,9 +247,7 @@ def test_a_pil_image_is_seen_as_the_file_of_it(blocking, mode):
     page.paste(20, (25, 10, 31, 40))
     deep = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
     image = Image.fromarray(np.asarray(page, deep[mode])) if mode in deep else page.convert(mode)
-    file = BytesIO()
-    image.save(file, "TIFF")
-    of_image, of_file = (blocking.classify(one).results[0] for one in (image, file.getvalue()))
+    of_image, of_file = (blocking.classify(one).results[0] for one in (image, saved(image, "TIFF")))
     assert of_image.filename is None
     assert not of_image.blank
     for one, other in zip(of_image.classes, of_file.classes, strict=True):
@@ -302,9 +300,7 @@ def test_a_photograph_opened_by_pil_is_turned_upright_as_its_file_is(blocking, t
 def photograph(*tags: bytes) -> bytes:
     """A JPEG with these entries of EXIF, 12 bytes each."""
     exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(tags)) + b"".join(tags) + bytes(4)
-    file = BytesIO()
-    Image.fromarray(random_levels()).save(file, "JPEG", exif=exif)
-    return file.getvalue()
+    return saved(Image.fromarray(random_levels()), "JPEG", exif=exif)
 
 
 HELD = struct.pack(">HHIHxx", 0x0112, 3, 1, 6)  # the camera was held on its side
@@ -348,9 +344,8 @@ def test_a_pair_may_be_of_pil_images(blocking):
 def test_levels_of_another_size_than_the_models_are_prepared_as_a_file_is(blocking, shape):
     page = np.full(shape, 235, np.uint8)
     page[20:60, 30:36] = 20
-    file = BytesIO()
-    Image.fromarray(page if len(shape) == 2 else page[:, :, 0]).save(file, "PNG")
-    of_array, of_file = (blocking.classify(one).results[0] for one in (page, file.getvalue()))
+    file = to_png(page if len(shape) == 2 else page[:, :, 0])
+    of_array, of_file = (blocking.classify(one).results[0] for one in (page, file))
     assert not of_array.blank
     assert of_array.classes[0].probability == pytest.approx(of_file.classes[0].probability, abs=1e-6)
     [streamed] = blocking.classify_many([page])
@@ -725,10 +720,8 @@ def test_failed_pictures_do_not_keep_their_requests_in_memory(client, tmp_path):
 
 
 def test_bad_pictures_fail_alone_and_say_why(client, tmp_path):
-    huge = BytesIO()
-    Image.new("L", (1001, 1001)).save(huge, "PNG")
     bad = {2: b"no picture", 3: tmp_path / "missing.png", 7: random_png()[:60], 8: np.zeros((5, 5), np.uint8)}
-    bad |= {9: huge.getvalue(), 11: np.zeros((SIDE, SIDE), int)}
+    bad |= {9: saved(Image.new("L", (1001, 1001)), "PNG"), 11: np.zeros((SIDE, SIDE), int)}
     reasons = {2: "expected a PNG", 3: "No such file", 7: "", 8: "8x8 pixels", 9: "pixels", 11: "int64"}
     pictures = [bad.get(index, random_png(index)) for index in range(13)]
     outcomes = list(client.classify_many(pictures, batch=8, concurrency=2))

@@ -1,6 +1,5 @@
 """The compose profile `monitoring`: what its files name exists, and what the dashboard asks is answered."""
 
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.settings import Settings
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
+from tests.support.small_pictures import saved
 from tests.support.tiny_bundle import write_bundle
 
 MONITORING = ROOT / "docker" / "monitoring"
@@ -60,9 +60,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     with live_service(settings_for(root)) as client:
         pose = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
         assert client.post("/reconstruct", json=pose).status_code == 200
-        blank = io.BytesIO()
-        Image.new("L", (28, 28)).save(blank, "PNG")
-        assert client.post("/classify", files={"images": blank.getvalue()}).status_code == 200
+        blank = saved(Image.new("L", (28, 28)), "PNG")
+        assert client.post("/classify", files={"images": blank}).status_code == 200
         assert client.get("/models/nothing").status_code == 404
         families = text_string_to_metric_families(client.get("/metrics").text)
         labels: dict[str, set[str]] = {}

@@ -1,6 +1,5 @@
 """The road of one's own images: a folder of pictures, a training run, a bundle, and the service's answers."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from export.cli import main as export
 from export.contract.manifest import read_manifest
 from export.parity import IMAGES
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import saved
 from training.cli import main as train
 from training.config import load_preset
 from training.data.own_pictures import configure
@@ -41,12 +41,6 @@ def draw(name: str, rng: np.random.Generator) -> Image.Image:
     return picture
 
 
-def save(picture: Image.Image, file_format: str) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, file_format)
-    return file.getvalue()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run on a folder of 400 drawn pictures."""
@@ -56,7 +50,8 @@ def run(tmp_path_factory):
         (folder / name).mkdir(parents=True)
         for index in range(PICTURES):
             file_format = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")[index % 6]
-            (folder / name / f"{index}.{file_format.lower()}").write_bytes(save(draw(name, rng), file_format))
+            file = saved(draw(name, rng), file_format)
+            (folder / name / f"{index}.{file_format.lower()}").write_bytes(file)
     with pytest.raises(SystemExit) as ended:
         train(["fit", "--images", str(folder), "--epochs", "3", "--out", str(run), "--device", "cpu"])
     assert ended.value.code == 0
@@ -234,7 +229,7 @@ def test_another_preset_can_be_trained_on_ones_own_pictures(run, tmp_path):
 def test_the_service_names_new_pictures_by_the_folders_names(bundle):
     rng = np.random.default_rng(2)
     expected = [CLASSES[index % 2] for index in range(40)]
-    files = [("images", (f"{i}.png", save(draw(name, rng), "PNG"))) for i, name in enumerate(expected)]
+    files = [("images", (f"{i}.png", saved(draw(name, rng), "PNG"))) for i, name in enumerate(expected)]
     with live_service(settings_for(bundle.parents[1])) as client:
         answer = client.post("/classify", files=files)
     assert answer.status_code == 200, answer.text

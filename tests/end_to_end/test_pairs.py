@@ -1,19 +1,18 @@
 """MultiMNIST from the run to the service's answer, on a narrow network and drawn digits."""
 
-import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from export.bundle import publish, sample_pixels
 from export.contract.manifest import read_manifest
 from export.evaluate import evaluate_bundle
 from export.parity import ROUTING_ITERATIONS
 from tests.support.live_service import live_service, settings_for
+from tests.support.small_pictures import to_png
 from training.cli import main
 from training.config import load_preset
 from training.data.run_images import evaluation_batches, training_batches
@@ -51,9 +50,8 @@ def client(bundle):
 def ask(client, route, root):
     """What the service makes of a test image of two digits, posted as PNG."""
     batch = next(evaluation_batches(load_preset("multimnist"), root).fixed(1))
-    file = io.BytesIO()
-    Image.fromarray((batch.pixels[0, 0] * 255).byte().numpy()).save(file, "PNG")
-    answer = client.post(route, content=file.getvalue(), headers={"Content-Type": "image/png"})
+    picture = to_png((batch.pixels[0, 0] * 255).byte().numpy())
+    answer = client.post(route, content=picture, headers={"Content-Type": "image/png"})
     assert answer.status_code == 200, answer.text
     [result] = answer.json()["results"]
     return result

@@ -19,6 +19,7 @@ from export.contract.manifest import read_checked, read_manifest
 from export.optimize.choice import MAX_ERROR
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
+from tests.support.small_pictures import to_npy, to_png
 from training.config import CapsNetConfig
 from training.config.renamed import with_current_names
 from training.data.datasets import load_split
@@ -75,14 +76,8 @@ def faster() -> Iterator[httpx.Client]:
         yield client
 
 
-def as_png(pixels) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 def classify(client: httpx.Client, pictures, model: str = "capsnet-mnist") -> list[dict]:
-    files = [("images", (f"{i}.png", as_png(picture))) for i, picture in enumerate(pictures)]
+    files = [("images", (f"{i}.png", to_png(picture))) for i, picture in enumerate(pictures)]
     answer = client.post(f"/classify?model={model}", files=files)
     assert answer.status_code == 200, answer.text
     return answer.json()["results"]
@@ -90,9 +85,7 @@ def classify(client: httpx.Client, pictures, model: str = "capsnet-mnist") -> li
 
 def post_array(client: httpx.Client, route: str, pixels) -> list[dict]:
     """What the service makes of float32 images [N, H, W, C], 0 to 1, posted as they are."""
-    file = io.BytesIO()
-    np.save(file, pixels)
-    answer = client.post(route, content=file.getvalue(), headers={"Content-Type": "application/x-npy"})
+    answer = client.post(route, content=to_npy(pixels), headers={"Content-Type": "application/x-npy"})
     assert answer.status_code == 200, answer.text
     return answer.json()["results"]
 
@@ -244,7 +237,7 @@ def test_of_nine_in_ten_printed_letters_the_default_model_is_not_sure(client):
     """In a font that it has not learned from."""
     rng = np.random.default_rng(3)
     letters = [np.asarray(printed(LETTERS[n % len(LETTERS)], rng)) for n in range(100)]
-    files = [("images", (f"{n}.png", as_png(letter))) for n, letter in enumerate(letters)]
+    files = [("images", (f"{n}.png", to_png(letter))) for n, letter in enumerate(letters)]
     answer = client.post("/classify", files=files).json()
     assert answer["model"] == "capsnet-digits"
     assert sum(not result["confident"] for result in answer["results"]) >= 90
@@ -334,7 +327,7 @@ def test_toys_posted_as_pictures_get_the_answers_of_the_encoder_to_its_data(
     pairs = load_split("toys", "test", rendered_toys).images
     [shown] = evaluation_batches(run_config(read_manifest(toys_bundle)), rendered_toys).fixed(PER_REQUEST)
     probabilities, _ = encoded(toys_bundle, shown)
-    views = [as_png(pair[..., view]) for pair in pairs for view in (0, 1)]
+    views = [to_png(pair[..., view]) for pair in pairs for view in (0, 1)]
     files = [("images", (f"{number}.png", view)) for number, view in enumerate(views)]
     results = client.post("/classify?model=matrix-capsnet-toys", files=files).json()["results"]
     for result, expected in zip(results, probabilities, strict=True):

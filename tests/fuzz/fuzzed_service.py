@@ -1,7 +1,6 @@
 """The service that is fuzzed, in a process of its own, and what holds for whatever it answers."""
 
 import base64
-import io
 import json
 import math
 from collections import Counter
@@ -13,11 +12,10 @@ from random import Random
 from typing import Any
 
 import httpx
-import numpy as np
-from PIL import Image
 
 from tests.support.live_process import LiveProcess, live_process
-from tests.support.tiny_bundle import SIDE, write_bundle
+from tests.support.small_pictures import random_png
+from tests.support.tiny_bundle import write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
 ADMIN_KEY = "admin"
@@ -104,10 +102,7 @@ class FuzzedService:
 
     def classify_known(self) -> dict[str, Any]:
         """The answer for one picture, always the same."""
-        file = io.BytesIO()
-        levels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), np.uint8)
-        Image.fromarray(levels).save(file, "PNG")
-        return self.process.client.post("/classify", content=file.getvalue()).raise_for_status().json()
+        return self.process.client.post("/classify", content=random_png()).raise_for_status().json()
 
     def _keep(self, request: httpx.Request) -> None:
         if len(self.kept) < KEPT:

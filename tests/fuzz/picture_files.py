@@ -1,6 +1,5 @@
 """Picture files of every format and mode that Pillow writes, whole and damaged."""
 
-import io
 import struct
 import zlib
 from typing import Any
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.fuzz.mutations import Draw, damaged, mostly
+from tests.support.small_pictures import saved
 
 pillow_heif.register_heif_opener()  # it also writes HEIC
 
@@ -40,9 +40,7 @@ def pictures(draw: Draw, is_whole: bool = True) -> bytes:
     mode = draw(st.sampled_from(MODES[kind]))
     size = [mostly(draw, side, [1, 7, 8, 2000]) for side in draw(st.just((28, 28)) | SIZES)]
     frames = [_frame(draw, mode, tuple(size)) for _ in range(mostly(draw, 1, [3]))]
-    file = io.BytesIO()
-    frames[0].save(file, kind, **_options(draw, kind, mode, frames[1:], is_whole))
-    return file.getvalue()
+    return saved(frames[0], kind, **_options(draw, kind, mode, frames[1:], is_whole))
 
 
 @st.composite

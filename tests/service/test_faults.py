@@ -23,7 +23,7 @@ from tests.support.faulty_bundle import write_slow_bundle, write_touchy_bundle
 from tests.support.http_load import Load, under_load
 from tests.support.live_process import KILLABLE, LINGERING, LiveProcess, live_process
 from tests.support.live_service import is_closed, live_service, settings_for, wait_until
-from tests.support.small_pictures import to_npy
+from tests.support.small_pictures import to_npy, to_png
 from tests.support.tiny_bundle import (
     CLASSES,
     SIDE,
@@ -48,9 +48,7 @@ def noise(images: int = 1, seed: int = 0) -> np.ndarray:
 def png(seed: int = 0, *, white: bool = False) -> bytes:
     picture = noise(seed=seed)[0, :, :, 0]
     picture[0, 0] = 255 if white else 0
-    file = BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
-    return file.getvalue()
+    return to_png(picture)
 
 
 def probabilities(answer: dict[str, Any]) -> np.ndarray:

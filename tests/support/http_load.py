@@ -48,13 +48,11 @@ class Load:
 
 @contextmanager
 def under_load(
-    address: tuple[str, int], clients: int, body: bytes, *, path: str = "/classify", kind: str = "image/png"
+    address: tuple[str, int], clients: int, body: bytes, *, kind: str = "image/png"
 ) -> Iterator[Load]:
     """Clients that post the body without a pause until the context ends, or the service closes on them."""
     load = Load()
-    threads = [
-        threading.Thread(target=_post_on, args=[load, address, path, body, kind]) for _ in range(clients)
-    ]
+    threads = [threading.Thread(target=_post_on, args=[load, address, body, kind]) for _ in range(clients)]
     for thread in threads:
         thread.start()
     try:
@@ -65,7 +63,7 @@ def under_load(
             thread.join()
 
 
-def _post_on(load: Load, address: tuple[str, int], path: str, body: bytes, kind: str) -> None:
+def _post_on(load: Load, address: tuple[str, int], body: bytes, kind: str) -> None:
     """Post on one connection until told to stop, or until an answer says that the connection closes."""
     connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
     try:
@@ -76,7 +74,7 @@ def _post_on(load: Load, address: tuple[str, int], path: str, body: bytes, kind:
     while goes_on and not load.stopping.is_set():
         began = time.monotonic()
         try:
-            connection.request("POST", path, body, {"Content-Type": kind})
+            connection.request("POST", "/classify", body, {"Content-Type": kind})
             response = connection.getresponse()
             status, answer = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -1,9 +1,5 @@
 """A service process with keys, whose standard error is read."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +10,7 @@ from uuid import uuid4
 import httpx
 
 from tests.support.json_lines import written_lines
+from tests.support.live_process import live_process
 from tests.support.live_service import wait_until
 
 KEYS = ("a-first-key", "a-second-key")
@@ -49,24 +46,8 @@ class Process:
 @contextmanager
 def logged_process(models: Path, log: Path) -> Iterator[Process]:
     """A service with keys, a key for administration and an origin, whose log is written to this file."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CAPSNET_")} | {
-        "CAPSNET_API_KEYS": ", ".join(KEYS),
-        "CAPSNET_ADMIN_KEY": ADMIN_KEY,
-        "CAPSNET_CORS_ORIGINS": PAGE,
-    }
-    command = [sys.executable, "-m", "service.cli", "--models", str(models), "--port", "0", "--device", "cpu"]
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-        ) as running,
-    ):
-        try:
-            line = running.stdout.readline()
-            address = next(word for word in line.split() if word.startswith("http://"))
-            keyed = httpx.Client(base_url=address, headers={"X-API-Key": KEYS[0]}, timeout=60)
-            with keyed, httpx.Client(base_url=address, timeout=60) as stranger:
-                yield Process(keyed, stranger, log)
-        finally:
-            running.send_signal(signal.SIGTERM)
-            running.wait(60)
+    settings = {"api_keys": ", ".join(KEYS), "admin_key": ADMIN_KEY, "cors_origins": PAGE}
+    with live_process(models, log, **settings) as service:
+        keyed = {"base_url": service.client.base_url, "headers": {"X-API-Key": KEYS[0]}, "timeout": 60}
+        with httpx.Client(**keyed) as client:
+            yield Process(client, service.client, log)

@@ -10,21 +10,20 @@ INK_SHARE = 0.66  # of the drawing area's side
 EVERY = 5  # points of a stroke: the mouse need not stop at each
 
 
-def draw(page: Page, digit: int, *, middle: tuple[float, float] = (0.5, 0.5), size: float = 1.0) -> None:
+def draw(page: Page, digit: int, *, middle: tuple[float, float] = (0.5, 0.5)) -> None:
     """Draw a digit on the pad.
 
     Args:
         page: the playground's.
         digit: 0 to 9.
         middle: where, in 0-1 of the drawing area.
-        size: compared to a digit that fills it.
     """
     box = page.locator("#pad").bounding_box()
     assert box
     strokes = draw_strokes(digit, HAND, np.random.default_rng(100 + digit))
     points = np.concatenate(strokes)
     low, high = points.min(axis=0), points.max(axis=0)
-    scale = INK_SHARE * size / float((high - low).max())
+    scale = INK_SHARE / float((high - low).max())
     for stroke in strokes:
         kept = np.concatenate([stroke[:-1:EVERY], stroke[-1:]])
         places = (np.array(middle) + (kept - (low + high) / 2) * scale) * box["width"]

@@ -4,14 +4,10 @@ To be imported before any module that has kernels; without Triton it skips the t
 comes with torch for CUDA; elsewhere `pip install triton==3.9.0` adds it, 286 MB to download and 1 GB on disk.
 """
 
-import os
-
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MARKS = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="Triton is not installed; `pip install triton==3.9.0` adds it")

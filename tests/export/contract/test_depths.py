@@ -1,6 +1,5 @@
 """Numbers that Pillow cuts off, misreads or does not read: a right picture, or an error that says so."""
 
-import io
 import warnings
 
 import numpy as np
@@ -9,6 +8,7 @@ from PIL import Image
 
 from export.contract.pictures import PictureError, PictureFormatError, read_picture
 from tests.support.deep_pictures import png16, tiff
+from tests.support.small_pictures import saved
 from training.data.synthetic.drawn_digits import draw_digits
 
 MAX_PIXELS = 10**7
@@ -74,9 +74,7 @@ def test_a_sound_tiff_of_numbers_that_are_not_read_is_told_what_is_read(kind, to
 
 
 def test_no_message_names_an_object_in_memory(levels):
-    file = io.BytesIO()
-    Image.fromarray(levels).save(file, "TIFF")
-    whole = file.getvalue()
+    whole = saved(Image.fromarray(levels), "TIFF")
     damaged = [
         whole[:9],
         *(start + bytes(40) for start in (b"II*\0", b"MM\0+", b"GIF89a", b"BM", b"\xff\xd8\xff")),

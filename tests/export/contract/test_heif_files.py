@@ -78,9 +78,7 @@ def test_a_transparent_drawing_gets_a_ground(kind):
 def test_ten_bits_become_eight():
     deep = np.full((HEIGHT, WIDTH, 3), 40_000, np.uint16)
     made = pillow_heif.from_bytes("RGB;16", (WIDTH, HEIGHT), deep.tobytes())
-    file = io.BytesIO()
-    made.save(file, format="HEIF")
-    read = np.asarray(read_picture(file.getvalue(), MAX_PIXELS))
+    read = np.asarray(read_picture(small_pictures.saved(made, "HEIF"), MAX_PIXELS))
     assert abs(read.mean() - 40_000 / 257) < 3
 
 

@@ -6,7 +6,6 @@ import logging
 import socket
 import time
 from http.client import HTTPResponse
-from io import BytesIO
 
 import httpx
 import pytest
@@ -27,7 +26,7 @@ from tests.support.raw_http import (
     read_answer,
     read_to_end,
 )
-from tests.support.small_pictures import random_png
+from tests.support.small_pictures import random_png, saved
 
 
 class ImpatientHttp(BoundedHttp):
@@ -392,9 +391,7 @@ def test_an_old_client_needs_no_host(patient):
 
 def slow_png() -> bytes:
     """A picture that takes longer to decode than the end of a client's sending takes to be noticed."""
-    file = BytesIO()
-    Image.new("L", (6000, 6000)).save(file, "PNG")
-    return file.getvalue()
+    return saved(Image.new("L", (6000, 6000)), "PNG")
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

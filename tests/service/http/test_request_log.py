@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from io import BytesIO
 
 import httpx
 import numpy as np
@@ -19,6 +18,7 @@ from service.http.request_log import RequestLog
 from service.observability.request_metrics import RequestMetrics
 from tests.support.live_service import wait_until
 from tests.support.logged_process import KEYS
+from tests.support.small_pictures import saved, to_npy
 from tests.support.tiny_bundle import write_bundle
 
 POSE = {"pose": [0.1, -0.2, 0.3, 0.05], "label": "1"}
@@ -39,18 +39,16 @@ def test_a_request_gets_one_line_that_tells_what_was_asked_and_answered(process)
 
 
 def test_the_line_of_a_classification_counts_its_images(process):
-    array = BytesIO()
-    np.save(array, np.zeros((3, 28, 28, 1), np.uint8))
     headers = {"Content-Type": "application/x-npy"}
-    answer, line = process.asked("POST", "/classify", content=array.getvalue(), headers=headers)
+    array = to_npy(np.zeros((3, 28, 28, 1), np.uint8))
+    answer, line = process.asked("POST", "/classify", content=array, headers=headers)
     assert answer.status_code == 200
     assert (line["model"], line["images"]) == ("tiny/1", 3)
 
 
 def test_the_line_of_a_reconstruction_counts_its_image(process):
-    picture = BytesIO()
-    Image.new("L", (28, 28)).save(picture, "PNG")
-    answer, line = process.asked("POST", "/reconstruct", files={"image": picture.getvalue()})
+    picture = saved(Image.new("L", (28, 28)), "PNG")
+    answer, line = process.asked("POST", "/reconstruct", files={"image": picture})
     assert answer.status_code == 200
     assert (line["model"], line["images"]) == ("tiny/1", 1)
 

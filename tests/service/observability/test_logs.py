@@ -22,6 +22,7 @@ from export.contract.pictures import PictureError, read_picture
 from service.observability import logs
 from service.observability.logs import LINES_WAITING, JsonLine, LineHandler, TextLine, logging_to_stderr
 from tests.support.live_service import wait_until
+from tests.support.small_pictures import saved
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 NASTY = 'two\nlines, a "quote", \x1b[31mred\x1b[0m, \u2028 and \x85'
@@ -240,9 +241,8 @@ def test_what_pillow_says_of_a_clients_file_is_neither_logged_nor_kept(capfd):
     exif[0x010E] = "a description, whose length the file says is larger than it is"
     told = exif.tobytes().replace(struct.pack(">I", len(exif[0x010E]) + 1), struct.pack(">I", 12_345_678))
     with logging_to_stderr("json", "info"):
-        file = BytesIO()
-        Image.new("L", (28, 28)).save(file, "PNG", exif=told)
-        assert read_picture(file.getvalue(), max_pixels=1000).size == (28, 28)
+        picture = saved(Image.new("L", (28, 28)), "PNG", exif=told)
+        assert read_picture(picture, max_pixels=1000).size == (28, 28)
     assert capfd.readouterr().err == ""
     assert "12345678" not in repr(vars(TiffImagePlugin).get("__warningregistry__"))
 

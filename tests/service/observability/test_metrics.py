@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from io import BytesIO
 from types import SimpleNamespace
 
 import httpx
@@ -21,6 +20,7 @@ from service.observability.metrics import Metrics
 from service.observability.process_totals import ProcessTotals
 from service.observability.request_metrics import FOLDER, MAX_LABELS, RequestMetrics
 from tests.support.live_service import live_service, settings_for, wait_until
+from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import write_bundle
 
 DIGITS = list("0123456789")
@@ -366,15 +366,10 @@ def test_labels_are_bounded_over_all_processes_of_a_service_that_live_or_have_di
 
 
 def test_answers_count_their_labels_and_their_problems(client):
-    zeros = {"content": np_bytes(), "headers": {"Content-Type": "application/x-npy"}}
-    label = client.post("/classify", **zeros).json()["results"][0]["labels"][0]
+    zeros = to_npy(np.zeros((1, 28, 28, 1), np.float32))
+    answer = client.post("/classify", content=zeros, headers={"Content-Type": "application/x-npy"})
+    label = answer.json()["results"][0]["labels"][0]
     client.get("/models/nobody-knows")
     text = client.get("/metrics").text
     assert value(text, "capsnet_predictions_total", model="tiny", label=label) >= 1
     assert value(text, "capsnet_problems_total", type="/problems/unknown-model") >= 1
-
-
-def np_bytes() -> bytes:
-    file = BytesIO()
-    np.save(file, np.zeros((1, 28, 28, 1), np.float32))
-    return file.getvalue()

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 import re
 import socket
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from http.client import HTTPResponse
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from service.observability.timings import Part, Timings, begin_timings, end_part, timings_of_request
 from tests.support.live_process import live_process
 from tests.support.live_service import live_service, settings_for
 from tests.support.slow_loading import hold_loading
+from tests.support.small_pictures import to_png
 from tests.support.tiny_bundle import write_bundle
 from tests.support.tiny_explain import write_explained_bundle
 
@@ -32,9 +31,7 @@ def timing(answer: httpx.Response) -> dict[str, float]:
 
 
 def picture(side: int = 28) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.eye(side, dtype=np.uint8) * 255).save(file, "PNG")
-    return file.getvalue()
+    return to_png(np.eye(side, dtype=np.uint8) * 255)
 
 
 SWEPT = {"image": base64.b64encode(picture()).decode(), "sweep": {"dimensions": [0], "step": 0.1}}

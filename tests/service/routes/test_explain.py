@@ -13,6 +13,7 @@ from PIL import Image
 from service.http.png import to_png
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
+from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 from tests.support.tiny_explain import ITERATIONS, write_explained_bundle
 
@@ -55,9 +56,7 @@ def explained(client: httpx.Client, query: str = "", **sent: object) -> dict:
 
 
 def array(count: int) -> bytes:
-    file = BytesIO()
-    np.save(file, np.random.default_rng(count).random((count, SIDE, SIDE), np.float32))
-    return file.getvalue()
+    return to_npy(np.random.default_rng(count).random((count, SIDE, SIDE), np.float32))
 
 
 def levels(file: str | bytes) -> np.ndarray:

@@ -13,6 +13,7 @@ from service.http.png import PALETTE, brightness, overlay, to_png
 from service.routes.segment import masks
 from tests.support.live_service import live_service, settings_for
 from tests.support.paths import ROOT
+from tests.support.small_pictures import to_npy
 from tests.support.tiny_bundle import CLASSES, SIDE, write_bundle
 
 OVERLAP = ROOT / "docs" / "overlap.png"  # a three and an eight
@@ -194,9 +195,7 @@ def test_several_files_are_answered_in_order_with_their_names(client):
 
 
 def test_an_array_gets_the_answer_of_the_picture_it_holds(client):
-    file = BytesIO()
-    np.save(file, levels(picture())[None].astype(np.uint8))
-    answer = client.post("/segment", content=file.getvalue(), headers=NPY)
+    answer = client.post("/segment", content=to_npy(levels(picture())[None].astype(np.uint8)), headers=NPY)
     assert answer.json() == client.post("/segment", content=picture()).json()
 
 

@@ -1,7 +1,6 @@
 """The JPEG copy of CIFAR-10, on small files in its format and on the real one."""
 
 import hashlib
-import io
 import os
 from pathlib import Path
 
@@ -9,15 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.small_pictures import saved
 from training.data.datasets import load_split
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.readers.cifar10_jpeg import read_split
 
 
 def as_jpeg(picture: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG", quality=75)
-    return file.getvalue()
+    return saved(Image.fromarray(picture), "JPEG", quality=75)
 
 
 def arrays(count: int = 4, shape: tuple[int, ...] = (32, 32, 3)) -> dict[str, np.ndarray]:

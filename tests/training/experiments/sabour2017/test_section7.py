@@ -1,7 +1,6 @@
 """CIFAR-10, smallNORB and SVHN as Sec. 7 has them, on small sets in the published formats."""
 
 import gzip
-import io
 import shutil
 import struct
 from dataclasses import replace
@@ -15,6 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from tests.support.figures import areas
+from tests.support.small_pictures import saved
 from tests.support.smallnorb_files import TOYS
 from tests.support.train_command import status
 from training.data.readers.cifar10 import CLASS_NAMES
@@ -70,9 +70,7 @@ def store_cifar10_jpeg(root: Path) -> None:
 
 
 def as_jpeg(picture: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG")
-    return file.getvalue()
+    return saved(Image.fromarray(picture), "JPEG")
 
 
 def store_smallnorb(root: Path) -> None:
