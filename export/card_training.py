@@ -43,8 +43,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
     }
     if optimizer.patience_epochs:
         rows["end"] = f"when {optimizer.patience_epochs} epochs have not improved validation"
-    if "times_measured" in training:  # older versions did not count
-        rows["test set"] = _times_measured(training)
+    rows["test set"] = _times_measured(training)
     for stage, origin in enumerate(origins(config.started_from), start=1):
         rows[f"{stage} stages before" if stage > 1 else "1 stage before"] = _stage(origin)
     table = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
@@ -52,7 +51,7 @@ def training_table(manifest: Manifest, config: RunConfig) -> list[str]:
 
 
 def _count(epochs: float) -> str:
-    return f"{epochs:.3g}" if epochs < 1000 else f"{epochs:.0f}"
+    return f"{epochs:.3g}" if round(epochs) < 1000 else f"{epochs:.0f}"  # "g" rounds 999.7 to 1e+03
 
 
 def _times_measured(training: dict[str, Any]) -> str:

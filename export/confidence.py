@@ -13,7 +13,7 @@ from training.config import DataConfig
 from training.data.batches import Batches
 from training.data.own_pictures import find_again
 from training.data.run_images import training_batches
-from training.evaluate.metrics import most_probable
+from training.evaluate.metrics import are_right
 
 
 def measure_confidence(
@@ -29,7 +29,9 @@ def measure_confidence(
     """
     objects = held_out.config.spec.objects_per_image
     found = [
-        torch.stack([_weakest(probabilities, objects), _are_right(probabilities, batch.targets, objects)])
+        torch.stack(
+            [_weakest(probabilities, objects), are_right(probabilities, batch.targets, objects).float()]
+        )
         for probabilities, batch in answers(encoder, architecture, held_out)
     ]
     weakest, is_right = torch.cat(found, dim=1)
@@ -75,11 +77,6 @@ def measure_again(bundle: Path, root: Path, images: Path | None = None) -> Confi
 def _weakest(probabilities: torch.Tensor, objects: int) -> torch.Tensor:
     """Of each image the least probable class that is named, [B]."""
     return torch.from_numpy(weakest_named(probabilities.numpy(), objects))
-
-
-def _are_right(probabilities: torch.Tensor, targets: torch.Tensor, objects: int) -> torch.Tensor:
-    """1 where all objects of an image are named, else 0; float32 [B]."""
-    return (most_probable(probabilities, objects) == targets.bool()).all(dim=1).float()
 
 
 def _described(data: DataConfig, count: int) -> str:

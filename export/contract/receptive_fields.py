@@ -43,16 +43,22 @@ def capsule_grids(manifest: Manifest) -> dict[str, Grid]:
     Raises:
         BundleError: the manifest does not state the architecture.
     """
-    grid, grids = Grid(manifest.preprocessing.height), dict[str, Grid]()
+    size = manifest.preprocessing.height
     if manifest.architecture == "matrix-capsnet":
-        grid = grid.convolved(CONV_KERNEL, CONV_STRIDE)
-        for place, stride in enumerate(CAPSULE_STRIDES):
-            grids[f"conv_caps.{place}"] = grid = grid.convolved(CAPSULE_KERNEL, stride)
-        return grids
+        return {f"conv_caps.{place}": grid for place, grid in enumerate(matrix_capsule_grids(size)[1:])}
     architecture = capsnet_architecture(manifest)
     if architecture is None:
         raise BundleError("manifest: parameters do not state the network's architecture")
     kernels = [*(layer.kernel for layer in architecture.stem), architecture.kernel, architecture.kernel]
+    grid = Grid(size)
     for kernel, stride in zip(kernels, architecture.strides.values(), strict=True):
         grid = grid.convolved(kernel, stride)
     return {"primary_caps": grid}
+
+
+def matrix_capsule_grids(image_size: int) -> list[Grid]:
+    """The grids of the primary capsules and of each convolutional capsule layer of matrix capsules."""
+    grids = [Grid(image_size).convolved(CONV_KERNEL, CONV_STRIDE)]
+    for stride in CAPSULE_STRIDES:
+        grids.append(grids[-1].convolved(CAPSULE_KERNEL, stride))
+    return grids

@@ -10,7 +10,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.contract.manifest import BundleError
 from export.contract.receptive_fields import Grid
 from export.explain.iterations import of_each_image, stacked
 from export.optimize.encoder_values import EncoderValues
@@ -47,7 +46,7 @@ def add_em(nodes: Nodes, model: onnx.ModelProto, grids: dict[str, Grid]) -> None
         grids: of the convolutional capsule layers, by their names.
 
     Raises:
-        BundleError: the encoder lacks a value, or computes a layer's equal shares, as earlier versions did.
+        BundleError: the encoder lacks a value.
     """
     encoder = EncoderValues(model)
     for name, grid in grids.items():
@@ -69,8 +68,6 @@ def _add_layer(nodes: Nodes, model: onnx.ModelProto, encoder: EncoderValues, pat
     mass = encoder.in_iterations(f"{path}/routing/mass")
     equal, *others = (encoder.maker(value).input[0] for value in mass)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    if equal not in constants:  # earlier versions left them to be computed if there were many
-        raise BundleError(f"the encoder does not hold the equal shares of {path}; export its run anew")
     first = of_each_image(nodes, equal, distances[0], f"{scope}/equal_shares")
     return Layer(path, sizes, distances, [first, *others], numpy_helper.to_array(constants[equal]))
 

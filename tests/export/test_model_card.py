@@ -14,6 +14,7 @@ from training.data.datasets import DATASETS, trainable
 from training.runs.checkpoint import Progress
 
 PROGRESS = Progress(step=100, epochs=1.5, train_seconds=3600, hardware="a CPU", command="capsnet-train fit")
+COUNTED = {"times_measured": 0, "earlier_versions": 0}
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def tiny(tmp_path) -> Manifest:
 
 def card_of(tiny: Manifest, config: RunConfig) -> str:
     """The card of a bundle that comes from such a run; line breaks as spaces."""
-    training = {"config": to_dict(config), **asdict(PROGRESS)}
+    training = {"config": to_dict(config), **asdict(PROGRESS), **COUNTED}
     objects = config.data.spec.objects_per_image
     card = model_card(tiny.model_copy(update={"training": training, "objects_per_image": objects}))
     return card.replace("\n", " ")
@@ -42,7 +43,7 @@ def with_data(name: str, **changes) -> RunConfig:
 
 def test_a_manifest_older_than_an_option_gives_the_card_of_its_default(tiny):
     config = load_preset("mnist")
-    training = {"config": differences(config), **asdict(PROGRESS)}
+    training = {"config": differences(config), **asdict(PROGRESS), **COUNTED}
     assert model_card(tiny.model_copy(update={"training": training})).replace("\n", " ") == card_of(
         tiny, config
     )
@@ -104,9 +105,21 @@ def test_the_time_of_a_short_training_is_told_in_minutes_or_seconds(tiny, second
     progress = asdict(replace(PROGRESS, train_seconds=seconds))
     first = {"config": to_dict(load_preset("mnist")), "source_commit": "0" * 40, **progress}
     config = replace(load_preset("mnist"), started_from=first)
-    card = model_card(tiny.model_copy(update={"training": {"config": to_dict(config), **progress}}))
+    training = {"config": to_dict(config), **progress, **COUNTED}
+    card = model_card(tiny.model_copy(update={"training": training}))
     assert row(card, "trained").endswith(f" epochs, {told}")
     assert row(card, "1 stage before").startswith(f"100 steps, {told}, ")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "told"),
+    [(1.5, "1.5"), (12.34, "12.3"), (999.4, "999"), (999.7, "1000"), (1000, "1000"), (1234.5, "1234")],
+)
+def test_epochs_are_told_without_an_exponent(tiny, epochs, told):
+    progress = asdict(replace(PROGRESS, epochs=epochs))
+    training = {"config": to_dict(load_preset("mnist")), **progress, **COUNTED}
+    card = model_card(tiny.model_copy(update={"training": training}))
+    assert f", {told} of " in row(card, "trained")
 
 
 def test_pairs_are_made_of_mnist(tiny):
@@ -195,7 +208,8 @@ def test_the_card_names_the_warmup(tiny):
 
 
 def test_names_and_commands_mean_nothing_to_markdown(tiny):
-    training = {"config": to_dict(load_preset("mnist")), **asdict(replace(PROGRESS, command="fit 'a|b`c'"))}
+    progress = asdict(replace(PROGRESS, command="fit 'a|b`c'"))
+    training = {"config": to_dict(load_preset("mnist")), **progress, **COUNTED}
     names = ("*bold* <b>x", "a|b", "c")
     card = model_card(tiny.model_copy(update={"training": training, "class_names": names}))
     assert "| command | `` fit 'a\\|b`c' `` |" in card

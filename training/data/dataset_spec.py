@@ -74,11 +74,6 @@ class DatasetSpec:
     limits: str = ""
 
     @property
-    def views(self) -> int:
-        """How many pictures an image consists of: 2 for a stereo pair."""
-        return 2 if self.channels == 2 else 1
-
-    @property
     def objects_per_image(self) -> int:
         """How many objects a network is shown in an image, of as many classes."""
         return 2 if self.composition == "pairs" else 1

@@ -283,17 +283,6 @@ def sources() -> dict[str, Source]:
     return {spec.source.name: spec.source for spec in DATASETS.values() if spec.source}
 
 
-def dataset(name: str) -> DatasetSpec:
-    """The data set of a name.
-
-    Raises:
-        ValueError: there is none; lists those that there are.
-    """
-    if name not in DATASETS:
-        raise ValueError(f"no data set {name!r}; there are {listed(DATASETS)}")
-    return DATASETS[name]
-
-
 def listed(names: Iterable[str]) -> str:
     """Names in order, separated by commas."""
     return ", ".join(sorted(names))
@@ -303,18 +292,16 @@ def load_split(name: str, split: SplitName, root: Path) -> Split:
     """Images uint8 [N, H, W, C] and labels int64 [N] of a data set.
 
     Args:
-        name: of the data set.
-        split: which images.
+        name: of the data set; not `images`.
+        split: which images; one that it has.
         root: holds one folder per data set.
 
     Raises:
         FileNotFoundError: a file is missing; names it, the folder and the command that brings it.
-        ValueError: no such data set or split, or a file is damaged.
+        ValueError: a file is damaged.
         ModuleNotFoundError: SciPy is missing, which `svhn` and `affnist` need.
     """
-    spec = dataset(name)
-    if spec.read is None:
-        raise ValueError(f"{name} are read from a folder of your own: add --images FOLDER")
-    if split not in spec.splits:
-        raise ValueError(f"{name} has no {split} split; it has {', '.join(spec.splits)}")
+    spec = DATASETS[name]
+    assert spec.read is not None
+    assert split in spec.splits  # a reader of one split does not look
     return spec.read(root / spec.folder, split)

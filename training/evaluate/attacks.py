@@ -26,30 +26,6 @@ from training.models.build import Network
 BIM_REACH = 1.25  # all steps together, in epsilons: as Kurakin's for up to 16 gray levels
 
 
-def fgsm(
-    model: Network,
-    pixels: Tensor,
-    classes: Tensor,
-    epsilon: float,
-    config: LossConfig,
-    targeted: bool = False,
-) -> Tensor:
-    """One step of epsilon in every pixel: away from what an image shows, or towards a class.
-
-    Args:
-        model: in evaluation mode.
-        pixels: images [B, C, H, W], 0 to 1.
-        classes: the class of each; in a targeted attack the class to be predicted, int64 [B].
-        epsilon: by how much a pixel changes, of the whole range from black to white.
-        config: of the loss that is raised.
-        targeted: the loss with the given class is lowered, not raised.
-
-    Returns:
-        Images [B, C, H, W], 0 to 1, nowhere further than epsilon from those given.
-    """
-    return moved(pixels, direction(model, pixels, classes, config, targeted), epsilon)
-
-
 def bim(
     model: Network,
     pixels: Tensor,
@@ -68,20 +44,15 @@ def bim(
     Args:
         model: in evaluation mode.
         pixels: images [B, C, H, W], 0 to 1.
-        classes: see `fgsm`.
-        epsilon: how much a pixel may change.
+        classes: the class of each; in a targeted attack the class to be predicted, int64 [B].
+        epsilon: how much a pixel may change, of the whole range from black to white.
         steps: at least 1.
         config: of the loss that is raised.
-        targeted: see `fgsm`.
+        targeted: the loss with the given class is lowered, not raised.
 
     Returns:
-        As `fgsm`.
-
-    Raises:
-        ValueError: steps < 1.
+        Images [B, C, H, W], 0 to 1, nowhere further than epsilon from those given.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
     lowest, highest = (pixels - epsilon).clamp(min=0), (pixels + epsilon).clamp(max=1)
     found = pixels
     for _ in range(steps):
@@ -95,7 +66,7 @@ def direction(
 ) -> Tensor:
     """Where each pixel goes, [B, C, H, W]: 1 up, -1 down, 0 where the gradient is exactly 0.
 
-    The arguments are those of `fgsm`.
+    The arguments are those of `bim`.
     """
     climbs = gradient(model, pixels, classes, config).sign()
     return -climbs if targeted else climbs

@@ -16,6 +16,7 @@ from pathlib import Path
 from training.config import RunConfig
 from training.fit.distributed import ALONE, Processes
 from training.runs import checkpoint
+from training.runs.lock import lock_folder
 
 RECEIVED = ".received.partial"  # folder in a copy that holds what is still arriving
 
@@ -120,7 +121,8 @@ def held_copies(run: Path, processes: Processes = ALONE, wait_s: float = 0) -> I
     keeper = _first_that_sees(run, processes) == processes.rank
     with ExitStack() as held:
         if keeper:
-            held.enter_context(checkpoint.locked(run, wait_s))
+            refusal = f"another process is training in {run}"
+            held.enter_context(lock_folder(run, refusal, wait_s))
         several = sum(processes.of_all(keeper)) > 1
         copies = Copies(run, processes, keeper, several)
         copies.update()

@@ -155,11 +155,6 @@ class ReceptiveFields(nn.Module):
         """One parent position that sees all."""
         return ReceptiveFields(torch.arange(positions, device="cpu")[None], positions)
 
-    @property
-    def positions(self) -> int:
-        """P."""
-        return len(self.inside)
-
     def seen(self, x: Tensor) -> Tensor:
         """What each parent sees: [B, S, I, ...] to [B, P, N, ...]."""
         return self.by_slot(x).flatten(2, 3)

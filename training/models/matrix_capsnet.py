@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from export.contract.architecture import CAPSULE_KERNEL, CAPSULE_STRIDES, CONV_KERNEL, CONV_STRIDE
+from export.contract.receptive_fields import Grid, matrix_capsule_grids
 from training.config import MatrixCapsNetConfig
 from training.models.capsules import Classified
 from training.models.convolution import Convolution
@@ -42,22 +43,22 @@ class MatrixCapsNet(nn.Module):
         self.config = config
         self.conv = Convolution(config.image_channels, config.conv_channels, CONV_KERNEL, CONV_STRIDE)
         self.primary_caps = PrimaryMatrixCapsules(config.conv_channels, config.primary_types)
-        size = (config.image_size - CONV_KERNEL) // CONV_STRIDE + 1
+        *below, last = matrix_capsule_grids(config.image_size)
         types, layers = config.primary_types, []
-        for upper, stride in zip(config.conv_caps_types, CAPSULE_STRIDES, strict=True):
-            fields = ReceptiveFields.sliding(size, CAPSULE_KERNEL, stride)
+        for upper, stride, grid in zip(config.conv_caps_types, CAPSULE_STRIDES, below, strict=True):
+            fields = ReceptiveFields.sliding(grid.size, CAPSULE_KERNEL, stride)
             routing = self._routing(upper)
             noise = config.matrix_noise
             layers.append(MatrixCapsules(fields, types, routing, config.vector_poses, matrix_noise=noise))
-            size, types = (size - CAPSULE_KERNEL) // stride + 1, upper
+            types = upper
         self.conv_caps = nn.ModuleList(layers)
         self.class_caps = MatrixCapsules(
-            ReceptiveFields.everything(size**2),
+            ReceptiveFields.everything(last.size**2),
             types,
             self._routing(config.classes, of_classes=True),
             config.vector_poses,
             shared=True,
-            coordinates=_centers(size, config.image_size) if config.coordinate_addition else None,
+            coordinates=_centers(last, config.image_size) if config.coordinate_addition else None,
             elements=OFFICIAL_COORDINATES if config.official_routing else COORDINATES,
             matrix_noise=config.matrix_noise,
         )
@@ -132,10 +133,7 @@ class MatrixCapsNet(nn.Module):
         return routing
 
 
-def _centers(size: int, image_size: int) -> Tensor:
-    """Centers of the receptive fields of size x size capsules, in image heights and widths, [size^2, 2]."""
-    first, jump = (CONV_KERNEL - 1) / 2, CONV_STRIDE
-    for stride in CAPSULE_STRIDES:
-        first, jump = first + jump * (CAPSULE_KERNEL - 1) / 2, jump * stride
-    along = (first + 0.5 + jump * torch.arange(size)) / image_size  # 0.5: the center of a pixel
+def _centers(grid: Grid, image_size: int) -> Tensor:
+    """Centers of a grid's receptive fields, in image heights and widths, [grid.size^2, 2]."""
+    along = torch.tensor(grid.centers) / image_size
     return torch.stack(torch.meshgrid(along, along, indexing="ij"), dim=2).flatten(0, 1)

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from export.contract.atomic_file import write_atomically
 from training.config import RunConfig, from_dict, to_dict
 from training.models.build import Network, build
-from training.runs.lock import lock_folder
 from training.runs.weights import (
     REMEDY,
     Shapes,
@@ -206,17 +205,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-@contextmanager
-def locked(run: Path, wait_s: float = 0) -> Iterator[None]:
-    """Keep other processes from training in the same folder; wait so long for one that does.
-
-    Raises:
-        ValueError: another one does.
-    """
-    with lock_folder(run, f"another process is training in {run}", wait_s):
-        yield
 
 
 def refuse_a_run(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from training.config import RunConfig
-from training.data.batches import Batches, OverlaidObjects, SingleObjects
+from training.data.batches import Batches, make_batches
 from training.data.own_pictures import find_again
 from training.data.run_images import training_batches
 from training.evaluate.inspection import Inspection, inspect
@@ -49,8 +49,8 @@ def inspect_network(
 def sample(batches: Batches, count: int) -> Batches:
     """Some of the images at random, the same each time; all if there are fewer."""
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0))[:count]
-    kind = SingleObjects if isinstance(batches, SingleObjects) else OverlaidObjects
-    return kind(batches.config, batches.classes, batches.images[order.to(batches.images.pixels.device)])
+    some = batches.images[order.to(batches.images.pixels.device)]
+    return make_batches(batches.config, batches.classes, some)
 
 
 def _network(path: Path, device: torch.device, images: Path | None) -> tuple[RunConfig, MatrixCapsNet]:

@@ -188,7 +188,11 @@ def initial_weights(config: RunConfig, start_from: Path) -> dict[str, Tensor]:
 
 def _origin(run: Path, best: bool) -> dict[str, Any]:
     """How the weights of another run or of a bundle came about: its configuration and how far it had come."""
-    return _origin_of_run(run, best) if checkpoint.is_run(run) else _origin_of_bundle(run)
+    if checkpoint.is_run(run):
+        return _origin_of_run(run, best)
+    if not from_bundle.is_bundle(run):
+        raise FileNotFoundError(f"{run} is neither a run of capsnet-train nor a bundle to start from")
+    return from_bundle.origin(run)
 
 
 def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> None:
@@ -206,12 +210,6 @@ def _refuse_other_held_out(run: Path, first: RunConfig, config: RunConfig) -> No
         if there[PICTURES] and here[PICTURES] and there[PICTURES] != here[PICTURES]:
             remedy = "; name the folder that it learned from, or train anew without --start-from"
         raise ValueError(f"{run} {what}: {'; '.join(differing)}{remedy}")
-
-
-def _origin_of_bundle(bundle: Path) -> dict[str, Any]:
-    if not from_bundle.is_bundle(bundle):
-        raise FileNotFoundError(f"{bundle} is neither a run of capsnet-train nor a bundle to start from")
-    return from_bundle.origin(bundle)
 
 
 def _origin_of_run(run: Path, best: bool) -> dict[str, Any]:

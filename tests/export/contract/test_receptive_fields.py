@@ -47,4 +47,4 @@ def test_grids_of_all_layers_are_those_of_the_network():
     config = MatrixCapsNetConfig(**TINY_MATRIX)
     grids = capsule_grids(manifest_of(config, (4, 4)))
     layers = build(replace(config)).conv_caps
-    assert [grid.size**2 for grid in grids.values()] == [layer.fields.positions for layer in layers]
+    assert [grid.size**2 for grid in grids.values()] == [len(layer.fields.inside) for layer in layers]

@@ -175,20 +175,6 @@ def test_matrix_capsules_of_many_positions_can_be_explained():
     check_last_iteration(encoder.SerializeToString(), explain.SerializeToString(), pictures(encoder, 2))
 
 
-def test_an_encoder_that_computes_its_equal_shares_has_to_be_exported_anew():
-    """As earlier versions exported networks with many of them."""
-    _, encoder, manifest = matrix_network("the paper's")
-    changed = onnx.ModelProto()
-    changed.CopyFrom(encoder)
-    (mass,) = (node for node in changed.graph.node if "conv_caps/0/routing/mass_1" in node.output)
-    (shares,) = (tensor for tensor in changed.graph.initializer if tensor.name == mass.input[0])
-    changed.graph.initializer.remove(shares)
-    with pytest.raises(
-        BundleError, match="does not hold the equal shares of conv_caps/0; export its run anew"
-    ):
-        explain_graph(changed, manifest)
-
-
 def test_it_is_static_and_only_its_batch_is_free():
     _, encoder, manifest = matrix_network("the paper's")
     for graph, of in (

@@ -81,11 +81,6 @@ def test_a_data_set_is_added_by_one_entry(tmp_path, monkeypatch, capsys):
     assert "stripes" in capsys.readouterr().out
 
 
-def test_an_unknown_data_set_lists_those_that_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"no data set 'nmist'; there are affnist, cifar10, .*mnist"):
-        load_split("nmist", "test", tmp_path)
-
-
 def test_drawn_digits_are_gray_with_a_channel_axis(tmp_path):
     drawn = load_split("drawn", "test", tmp_path)
     assert drawn.images.shape == (1000, 28, 28, 1)

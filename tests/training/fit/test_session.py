@@ -13,6 +13,7 @@ from training.experiments.runner import Runner, run_name
 from training.fit.loop import Limits
 from training.fit.session import training_session
 from training.runs import checkpoint
+from training.runs.lock import lock_folder
 from training.runs.open_run import open_run
 
 LONGER = replace(CONFIG, optimizer=replace(CONFIG.optimizer, epochs=3, cooldown_epochs=1))
@@ -35,7 +36,7 @@ def stopped(tmp_path):
 def test_while_another_process_trains_its_checkpoints_are_not_read(tiny_run, tmp_path, capsys):
     run = shutil.copytree(tiny_run, tmp_path / "run")
     (checkpoint.newest_checkpoint(run) / "optimizer.safetensors").write_bytes(b"half of it")
-    with checkpoint.locked(run):
+    with lock_folder(run, "held by the test"):
         assert status("fit", "--out", run, "--resume", "--device", "cpu") == 2
     assert f"another process is training in {run}" in capsys.readouterr().err
 
@@ -59,7 +60,8 @@ def test_experiments_open_their_runs_alike(tmp_path):
     runner = Runner(tmp_path / "out", tmp_path / "networks", tmp_path, CPU)
     drawn = replace(CONFIG, model=replace(CONFIG.model, classes=10))
     run = runner.networks / run_name(drawn)
-    with checkpoint.locked(run), pytest.raises(ValueError, match=f"another process is training in {run}"):
+    refusal = f"another process is training in {run}"
+    with lock_folder(run, "held by the test"), pytest.raises(ValueError, match=refusal):
         runner.trained(drawn)
 
 

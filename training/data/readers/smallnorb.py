@@ -157,21 +157,14 @@ def create_matrix(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> np
         path: the file, not compressed; one that is there is overwritten.
         kind: one of TYPES.
         shape: of at least one dimension, none of them 0.
-
-    Raises:
-        ValueError: a type that the format does not know.
     """
-    magics = [magic for magic, known in TYPES.items() if known == kind]
-    if not magics:
-        raise ValueError(
-            f"a binary matrix holds {', '.join(k.name for k in TYPES.values())}; got {kind.name}"
-        )
+    [magic] = (magic for magic, known in TYPES.items() if known == kind)
     stored = shape + (1,) * (MIN_STORED_DIMENSIONS - len(shape))
-    header = np.array([*magics, len(shape), *stored], "<u4").tobytes()
+    header = np.array([magic, len(shape), *stored], "<u4").tobytes()
     path.write_bytes(header)
     with path.open("rb+") as file:
         file.truncate(len(header) + math.prod(shape) * kind.itemsize)
-    return np.memmap(path, TYPES[magics[0]], "r+", offset=len(header), shape=shape)
+    return np.memmap(path, TYPES[magic], "r+", offset=len(header), shape=shape)
 
 
 def write_matrix(path: Path, array: NDArray[Any]) -> None:

@@ -265,12 +265,7 @@ def draw_strokes(digit: int, hand: Hand, rng: np.random.Generator) -> list[Strok
 
     Returns:
         The strokes, float64 [P, 2] each, in a box about 1 high; y grows downwards.
-
-    Raises:
-        ValueError: no such digit.
     """
-    if digit not in FORMS:
-        raise ValueError(f"digit must be 0 to 9, got {digit}")
     frequency, phase = rng.normal(0, 4, (3, 2, 2)), rng.uniform(0, 2 * np.pi, (3, 2))
     return [_written(stroke, hand, frequency, phase) for stroke in _ideal(digit, hand.forms[digit])]
 
@@ -291,9 +286,6 @@ def draw_digits(labels: NDArray[np.integer], rng: np.random.Generator, size: int
 
     Returns:
         uint8 [N, size, size], 0-255.
-
-    Raises:
-        ValueError: a label is not a digit.
     """
     pictures = np.zeros((len(labels), size, size), np.uint8)
     for picture, label in zip(pictures, labels, strict=True):

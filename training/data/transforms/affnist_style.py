@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from training.data.images import Images
 from training.data.seeding import RandomChoices, generator_for
-from training.data.transforms.placement import check_frame, place, random_corners
+from training.data.transforms.placement import place, random_corners
 
 FRAME_PIXELS = 40
 MAX_ROTATION_DEGREES = 20
@@ -30,16 +30,12 @@ def shifted(pixels: Tensor, choices: RandomChoices) -> Tensor:
     """Place each image anywhere in the frame, for a training step.
 
     Args:
-        pixels: square images, [B, C, H, H], any dtype.
+        pixels: square images, no larger than the frame, [B, C, H, H], any dtype.
         choices: source of the places.
 
     Returns:
         [B, C, FRAME_PIXELS, FRAME_PIXELS], same dtype and device.
-
-    Raises:
-        ValueError: the frame is smaller than the images.
     """
-    check_frame(pixels, FRAME_PIXELS)
     return place(pixels, random_corners(choices, FRAME_PIXELS - pixels.shape[2]), FRAME_PIXELS)
 
 
@@ -47,17 +43,13 @@ def shifted_set(images: Images, batch: int, versions: int = 1) -> Iterator[Image
     """Each image at places of its own, the same ones each time and everywhere: the paper's expanded test set.
 
     Args:
-        images: a test or validation split of square images.
+        images: a test or validation split of square images, no larger than the frame.
         batch: images at a time; the last of each N may be fewer. The set does not depend on it.
         versions: of each image, one after the other.
 
     Yields:
         Images uint8 [B, C, FRAME_PIXELS, FRAME_PIXELS] on the device where the set lies.
-
-    Raises:
-        ValueError: the frame is smaller than the images.
     """
-    check_frame(images.pixels, FRAME_PIXELS)
     for version in range(versions):
         spare = FRAME_PIXELS - images.pixels.shape[2]
         choices = RandomChoices(generator_for(SET_SEED, version), len(images))

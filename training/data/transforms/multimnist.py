@@ -17,7 +17,7 @@ from training.data.images import Images
 from training.data.seeding import ALL, RandomChoices, generator_for
 from training.data.transforms.placement import place, random_corners
 
-MAX_SHIFT_PIXELS = 4  # in each direction, so 28x28 becomes 36x36
+SET_SEED = 0  # of partners and shifts of a fixed set
 PAPERS_PARTNERS = 1000  # of each digit: 10 million test images
 
 
@@ -51,27 +51,22 @@ class Pairs:
 class PairMaker:
     """Lays images of one set over others of the same set that are of another class."""
 
-    def __init__(self, images: Images, max_shift: int = MAX_SHIFT_PIXELS):
+    def __init__(self, images: Images, max_shift: int):
         """Sort the images by class, so that a partner is found without trial and error.
 
         Args:
-            images: a split of MNIST or of a set like it; pairs are made on the device where it lies.
+            images: a split of MNIST or of a set like it, square; pairs are made on the device where it lies.
             max_shift: both shifts of each image are uniform in -max_shift..max_shift pixels. The pairs are
                 2 max_shift pixels larger than the images, so nothing is cut off.
 
         Raises:
-            ValueError: max_shift < 0, images that are not square, or none of a second class.
+            ValueError: no image of a second class.
         """
-        height, width = images.pixels.shape[2:]
-        if max_shift < 0:
-            raise ValueError(f"max_shift must be at least 0 pixels, got {max_shift}")
-        if height != width:
-            raise ValueError(f"images are {height}x{width} pixels; pairs are made of square ones")
         self._counts = torch.bincount(images.labels)  # of each class
         if (self._counts > 0).sum() < 2:
             raise ValueError(f"a pair takes two classes; these {len(images)} images have fewer")
         self.images, self.max_shift = images, max_shift
-        self.image_size = height + 2 * max_shift
+        self.image_size = images.pixels.shape[2] + 2 * max_shift
         self._by_class = images.labels.argsort(stable=True)
         self._starts = self._counts.cumsum(0) - self._counts  # of each class in _by_class
 
@@ -90,7 +85,7 @@ class PairMaker:
             first[part], *self._draw(first[part], RandomChoices(generator, len(first), part))
         )
 
-    def fixed(self, batch: int, seed: int = 0, partners: int = 1) -> Iterator[Pairs]:
+    def fixed(self, batch: int, partners: int = 1) -> Iterator[Pairs]:
         """Every image with a number of partners, the same ones each time: a test or validation set.
 
         Image i with its k-th partner is the pair with number k N + i, whatever the batch size; the first
@@ -99,12 +94,11 @@ class PairMaker:
 
         Args:
             batch: pairs at a time; the last of each N may be fewer.
-            seed: of partners and shifts.
             partners: of each image, 1,000 in the paper.
         """
         every = torch.arange(len(self.images), device=self.images.labels.device)
         for round_ in range(partners):
-            second, corners = self._draw(every, RandomChoices(generator_for(seed, round_), len(every)))
+            second, corners = self._draw(every, RandomChoices(generator_for(SET_SEED, round_), len(every)))
             for start in range(0, len(every), batch):
                 some = slice(start, start + batch)
                 yield self._overlay(every[some], second[some], corners[:, some])

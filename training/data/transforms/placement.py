@@ -16,16 +16,12 @@ def place(images: Tensor, corners: Tensor, frame: int) -> Tensor:
         images: [B, C, H, W], any dtype.
         corners: row and column of each image's upper left pixel in the frame, int64 [2, B], 0 to frame - H
             and 0 to frame - W, on the images' device.
-        frame: height and width of the frame, pixels.
+        frame: height and width of the frame, pixels, at least those of the images.
 
     Returns:
         [B, C, frame, frame], same dtype and device.
-
-    Raises:
-        ValueError: the frame is smaller than the images.
     """
     height, width = images.shape[2:]
-    check_frame(images, frame)
     padded = F.pad(images, (frame - width,) * 2 + (frame - height,) * 2)
     # Where the frame begins in the padded image: the further down the image is to be, the higher up.
     start = torch.stack([frame - height - corners[0], frame - width - corners[1]])
@@ -49,14 +45,3 @@ def windows(images: Tensor, corners: Tensor, height: int, width: int) -> Tensor:
 def random_corners(choices: RandomChoices, spare: int, objects: tuple[int, ...] = ()) -> Tensor:
     """Corners uniform in 0..spare pixels for the objects of each image, int64 [2, B, *objects]."""
     return choices.integers(spare + 1, before=(2,), after=objects)
-
-
-def check_frame(images: Tensor, frame: int) -> None:
-    """Refuse a frame that images [B, C, H, W] do not fit into.
-
-    Raises:
-        ValueError: the frame is smaller than the images.
-    """
-    height, width = images.shape[2:]
-    if frame < max(height, width):
-        raise ValueError(f"images of {height}x{width} pixels do not fit into a frame of {frame}x{frame}")

@@ -32,10 +32,11 @@ def report(rows: list[Row]) -> str:
 
 def _report(rows: list[Row], data: str) -> str:
     of_data = rows_of(rows, data=data)
-    gradients = {row["method"]: row for row in rows_of(of_data, measured="gradient")}
+    measured = rows_of(of_data, measured="gradient")  # before any attack
+    gradients = {row["method"]: row for row in measured}
     made = rows_of(of_data, measured="attack")
-    deviation = next((row.get("pixel_deviation") for row in gradients.values()), None)
-    parts = [_gradient_table(gradients), _said(gradients, made), *_attack_tables(made, deviation)]
+    attacks_made = _attack_tables(made, measured[0]["pixel_deviation"])
+    parts = [_gradient_table(gradients), _said(gradients, made), *attacks_made]
     return f"On **{data}**. {said_of(data)}\n\n" + "\n".join(parts) + f"\n{_how(data, of_data[0])}\n"
 
 
@@ -76,16 +77,17 @@ def _gradient_table(gradients: dict[str, Row]) -> str:
     )
 
 
-def _attack_tables(made: list[Row], deviation: float | None) -> list[str]:
+def _attack_tables(made: list[Row], deviation: float) -> list[str]:
     """One of each attack: a line per network that was attacked and network that was shown the result.
 
-    `deviation` is that of an image's pixels; None if it was not measured.
+    `deviation` is that of an image's pixels.
     """
     tables = []
     for attack, targeted in dict.fromkeys((row["attack"], row["targeted"]) for row in made):
         found = rows_of(made, attack=attack, targeted=targeted)
         what = "success rate, mean over targets" if targeted else "accuracy"
-        header = ("attacked, evaluated", *(_epsilon(epsilon, deviation) for epsilon in found[0]["epsilons"]))
+        epsilons = (f"epsilon {epsilon:g}, {epsilon / deviation:.2g} sd" for epsilon in found[0]["epsilons"])
+        header = ("attacked, evaluated", *epsilons)
         lines = [
             (_who(row, victim), *map("{:.1f}".format, of))
             for row in found
@@ -96,13 +98,8 @@ def _attack_tables(made: list[Row], deviation: float | None) -> list[str]:
     return tables
 
 
-def _epsilon(epsilon: float, deviation: float | None) -> str:
-    """As a part of the pixels' range, and in standard deviations of an image."""
-    return f"epsilon {epsilon:g}" + (f", {epsilon / deviation:.2g} sd" if deviation else "")
-
-
 def _who(row: Row, victim: str) -> str:
-    itself = "itself" if row.get("margins", WIDEST) == WIDEST else f"itself, margins {OF_TRAINING}"
+    itself = "itself" if row["margins"] == WIDEST else f"itself, margins {OF_TRAINING}"
     return f"{row['source']}, {victim if victim != row['source'] else itself}"
 
 
@@ -122,7 +119,7 @@ def _said(gradients: dict[str, Row], made: list[Row]) -> str:
 
 
 def _untargeted(made: list[Row], margins: str) -> list[Row]:
-    return [row for row in made if not row["targeted"] and row.get("margins", WIDEST) == margins]
+    return rows_of(made, targeted=False, margins=margins)
 
 
 def _lowest(row: Row, margins: str) -> tuple[str, ...]:
@@ -198,9 +195,7 @@ def plot(rows: list[Row], file: Path) -> None:
             strips, axes = axes[:2], axes[2:]
             of_data = rows_of(rows, data=data)
             start = {row["method"]: row["accuracy_percent"] for row in of_data if "method" in row}
-            made = [
-                row for row in rows_of(of_data, measured="attack") if row.get("margins", WIDEST) == WIDEST
-            ]
+            made = rows_of(of_data, measured="attack", margins=WIDEST)
             for axis, (targeted, black) in zip(panels, PANELS, strict=True):
                 some = rows_of(made, targeted=targeted)
                 _plot_panel(axis, some, start, black)

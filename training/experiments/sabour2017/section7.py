@@ -14,20 +14,16 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from training.config import CapsNetConfig, RunConfig, load_preset
-from training.data.batches import Batches
 from training.data.datasets import DATASETS
 from training.data.run_images import load_images
-from training.evaluate.evaluation import BATCH
+from training.evaluate.evaluation import BATCH, class_probabilities
 from training.experiments import figure, markdown
 from training.experiments.cifar10_copy import JPEG_COPY, on_hand
 from training.experiments.quick import narrowed
 from training.experiments.runner import Row, Runner, Trained, data_sets, networks_of, rows_of, run_name
-from training.models.build import Network
-from training.models.capsnet import CapsNet, lengths
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,9 @@ def _run(runner: Runner, plan: Plan) -> None:
 def _measure_one(runner: Runner, config: RunConfig) -> Row:
     """The error, and that of each class; the lengths go to a file of the runner."""
     trained: Trained = runner.trained(config)
-    found, labels = class_lengths(trained.model, runner.evaluation_batches(config)), _labels(runner, config)
+    shown = runner.evaluation_batches(config).fixed(BATCH)
+    found = class_probabilities(trained.model, (batch.pixels for batch in shown))  # lengths of capsules
+    labels = _labels(runner, config)
     runner.out.mkdir(parents=True, exist_ok=True)
     np.save(_lengths_file(runner, config), found.numpy())
     wrong = found.argmax(dim=1) != labels
@@ -142,13 +140,6 @@ def _measure_together(runner: Runner, members: list[RunConfig], networks: int) -
     ]  # of [M, N, J], the longest sum
     wrong = [int((answer != labels).sum()) for answer in answers]
     return {"errors_percent": [100 * count / len(labels) for count in wrong], "images": len(labels)}
-
-
-@torch.no_grad()
-def class_lengths(model: Network, batches: Batches) -> Tensor:
-    """Lengths of a CapsNet's class capsules for every image, float32 [N, J], on the CPU."""
-    assert isinstance(model, CapsNet)
-    return torch.cat([lengths(model(batch.pixels)).cpu() for batch in batches.fixed(BATCH)])
 
 
 def _lengths_file(runner: Runner, config: RunConfig) -> Path:

@@ -150,9 +150,8 @@ def _percent(value: float | None) -> str:
 
 
 def _wrong_images(rows: list[Row], data: str, method: str) -> dict[int, list[int]]:
-    """Of every seed; rows of earlier versions do not say."""
-    chosen = rows_of(rows, data=data, method=method)
-    return {row["seed"]: row["wrong"] for row in chosen if "wrong" in row}
+    """Of every seed."""
+    return {row["seed"]: row["wrong"] for row in rows_of(rows, data=data, method=method)}
 
 
 def _steps(rows: list[Row], data: str, method: str) -> frozenset[int]:

@@ -51,12 +51,6 @@ def test_the_published_archive_is_read_as_it_is(tmp_path):
     np.testing.assert_array_equal(load_split("affnist", "test", tmp_path).images, pictures()[..., None])
 
 
-def test_there_is_nothing_to_train_on(tmp_path):
-    stored(tmp_path)
-    with pytest.raises(ValueError, match="affnist has no train split"):
-        load_split("affnist", "train", tmp_path)
-
-
 def test_a_missing_file_names_file_folder_and_command(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"neither test.mat nor test.mat.zip .*download affnist"):
         read_test(tmp_path / "affnist")

@@ -1,4 +1,3 @@
-import io
 import os
 import shutil
 from dataclasses import replace
@@ -11,6 +10,7 @@ from PIL import Image
 from export.contract.manifest import Preprocessing
 from export.contract.pictures import read_picture
 from export.contract.preprocess import to_input
+from tests.support.small_pictures import saved
 from training.config import from_dict, load_preset, to_dict
 from training.data.images import counts_of_each_class, hold_out
 from training.data.own_pictures import configure, find_again
@@ -462,10 +462,8 @@ def test_a_picture_held_sideways_is_set_upright(pictures):
     exif[0x0112] = 6  # the camera was turned a quarter to the left
     for path in (pictures / "cat").iterdir():
         path.unlink()
-    file = io.BytesIO()
-    tilted.save(file, "PNG", exif=exif)
     for index in range(2):
-        (pictures / "cat" / f"{index}.png").write_bytes(file.getvalue())
+        (pictures / "cat" / f"{index}.png").write_bytes(saved(tilted, "PNG", exif=exif))
     read = read_folder(pictures, "test", CLASSES, 30, 3)
     [image] = read.images[read.labels == 0]
     assert np.array_equal(image[5:25], np.asarray(upright))

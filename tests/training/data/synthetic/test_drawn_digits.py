@@ -54,8 +54,3 @@ def test_strokes_of_every_form_are_smooth_evenly_spaced_lines():
                 steps = np.hypot(*np.diff(stroke, axis=0).T)
                 assert steps.max() < 0.06
                 assert steps.min() > 0
-
-
-def test_what_is_no_digit_is_refused():
-    with pytest.raises(ValueError, match="0 to 9, got 10"):
-        draw_digits(np.array([10]), np.random.default_rng(0))

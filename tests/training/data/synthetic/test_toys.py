@@ -380,12 +380,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         running.communicate(timeout=60)  # ends when no worker can say more
 
 
-@pytest.mark.parametrize("name", ["train", "test", "elevations", "azimuths", "lightings"])
-def test_conditions_under_which_there_is_no_picture_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is empty"):
-        Conditions(**{name: ()})
-
-
 def test_toys_are_trained_on_as_smallnorb_is(root):
     preset = load_preset("smallnorb")
     data = DataConfig(

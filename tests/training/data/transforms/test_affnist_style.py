@@ -182,14 +182,6 @@ def test_an_empty_image_stays_empty():
     assert together(affnist_style_set(empty, 2)).pixels.sum() == 0
 
 
-def test_a_frame_smaller_than_the_images_is_refused():
-    large = Images(torch.zeros(2, 1, 41, 41, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"41x41 pixels do not fit into a frame of 40x40"):
-        shifted(large.pixels, RandomChoices(generator(), 2))
-    with pytest.raises(ValueError, match=r"41x41 pixels do not fit into a frame of 40x40"):
-        next(shifted_set(large, 2))
-
-
 @pytest.mark.gpu
 def test_shifting_into_a_frame_never_waits_for_the_gpu():
     if not torch.cuda.is_available():

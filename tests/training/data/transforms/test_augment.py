@@ -108,11 +108,6 @@ def test_an_empty_batch_stays_empty():
     assert random_shift(torch.zeros(0, 1, 8, 8), 2, RandomChoices(generator(), 0)).shape == (0, 1, 8, 8)
 
 
-def test_a_negative_shift_is_refused():
-    with pytest.raises(ValueError, match="at least 0 pixels, got -1"):
-        random_shift(torch.zeros(1, 1, 8, 8), -1, RandomChoices(generator(), 1))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "change",
@@ -176,16 +171,6 @@ def test_a_crop_of_the_whole_image_is_the_image():
     assert torch.equal(center_crop(images, 8), images)
 
 
-@pytest.mark.parametrize("size", [0, 9])
-def test_a_crop_that_does_not_fit_is_refused(size):
-    images = torch.zeros(1, 3, 8, 12)
-    message = f"crop of {size}x{size} pixels cannot be taken from images of 8x12"
-    with pytest.raises(ValueError, match=message):
-        random_crop(images, size, choices(images))
-    with pytest.raises(ValueError, match=message):
-        center_crop(images, size)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_half_of_the_images_are_mirrored_left_to_right(dtype):
     images = torch.randint(0, 256, (1000, 2, 4, 5), generator=generator(), dtype=torch.uint8).to(dtype)
@@ -243,16 +228,6 @@ def test_no_change_of_light_leaves_the_pixels_as_they_are():
     assert torch.equal(clamped_contrast(pixels, 1.0, 1.0, choices(pixels)), pixels)
 
 
-def test_a_negative_change_of_brightness_is_refused():
-    with pytest.raises(ValueError, match=r"at least 0, got -0.1"):
-        clamped_brightness(torch.zeros(1, 1, 4, 4), -0.1, RandomChoices(generator(), 1))
-
-
-def test_a_range_of_contrast_that_is_upside_down_is_refused():
-    with pytest.raises(ValueError, match=r"got 1.8 and 0.2"):
-        clamped_contrast(torch.zeros(1, 1, 4, 4), 1.8, 0.2, RandomChoices(generator(), 1))
-
-
 def test_light_that_a_network_changes_is_as_bright_and_contrasted_as_in_the_pixels_but_not_clamped():
     pixels = middle_grays()
     light = random_brightness_contrast(0.25, (0.2, 1.8), source := choices(pixels))
@@ -283,8 +258,3 @@ def test_resizing_gives_what_pillow_gives_when_a_picture_is_served(size):
 def test_images_of_the_right_size_are_not_resized():
     images = torch.randint(0, 256, (2, 1, 8, 8), generator=generator(), dtype=torch.uint8)
     assert torch.equal(resize(images, 8), images)
-
-
-def test_a_size_of_no_pixel_is_refused():
-    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
-        resize(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), 0)

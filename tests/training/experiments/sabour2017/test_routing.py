@@ -1,4 +1,3 @@
-import io
 import itertools
 import json
 from dataclasses import replace
@@ -11,6 +10,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from tests.support.figures import areas
+from tests.support.small_pictures import saved
 from training.config import load_preset
 from training.data.readers.cifar10 import CLASS_NAMES
 from training.data.run_images import evaluation_batches
@@ -37,11 +37,8 @@ def root(tmp_path_factory, drawn_mnist_root):
     root = tmp_path_factory.mktemp("data")
     (root / "mnist").symlink_to(drawn_mnist_root / "mnist")
     (root / "cifar10").mkdir()
-    files = []
-    for picture in np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8):
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG")
-        files.append(file.getvalue())
+    pictures = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
+    files = [saved(Image.fromarray(picture), "JPEG") for picture in pictures]
     np.savez(
         root / "cifar10" / "train-jpeg.npz",
         jpeg=np.frombuffer(b"".join(files), np.uint8),

@@ -25,9 +25,6 @@ class Conditions:
         elevations: 0 to 8, from 30 degrees in steps of 5.
         azimuths: 0 to 17, in steps of 20 degrees.
         lightings: 0 to 5.
-
-    Raises:
-        ValueError: one of them is empty.
     """
 
     train: tuple[int, ...] = (4, 6, 7, 8, 9)
@@ -35,11 +32,6 @@ class Conditions:
     elevations: tuple[int, ...] = tuple(range(9))
     azimuths: tuple[int, ...] = tuple(range(18))
     lightings: tuple[int, ...] = tuple(range(6))
-
-    def __post_init__(self) -> None:
-        for name, chosen in vars(self).items():
-            if not chosen:
-                raise ValueError(f"{name} is empty; no picture could be taken, so name at least one")
 
     def toys(self, split: Part) -> tuple[int, ...]:
         """Which of each category are in a split."""
