@@ -44,7 +44,10 @@ def check_parity(model: CapsuleNetwork, graphs: Graphs, images: NDArray[np.float
 
     Raises:
         ParityError: an output differs by more; says which one, at which batch size and iterations.
+        ValueError: too few images.
     """
+    if len(images) < IMAGES:
+        raise ValueError(f"parity needs {IMAGES} images, got {len(images)}")
     worst, tolerance = 0.0, TOLERANCE[model.config.architecture]
     for iterations in iterations_compared(model):
         if iterations == model.config.routing_iterations:

@@ -3,12 +3,13 @@
     python -m benchmarks.training.em_first_step         a minute of a CPU; toys from CAPSNET_DATA, or data
 
 The network of 68K parameters for toys, without a decoder, with random weights: by Procedure 1 of the paper
-with the constants of the official code, calibrated with two and with three iterations, and with three as the
-preset matrix-toys-3-iterations has them. For both convolutional capsule layers the table shows lambda times
-the cost of a parent, the standard deviation of its activation over images, and by which factor each E-step
-drives parent types apart: the standard deviation of their means over the types, root mean square, in an
-iteration against the one before. Last comes the norm of the gradient of spread loss, at its first margin, in
-the weights of the first convolution, mean over batches. All are means over the seeds.
+with the constants of the official code, calibrated with two and with three iterations, and with three as
+the preset matrix-toys-3-iterations begins. On the 32 images of the first batch, for both convolutional
+capsule layers, the table shows lambda times the cost of a parent, the standard deviation of its activation
+over images, and by which factor each E-step drives parent types apart: the standard deviation of their
+means over the types, root mean square, in an iteration against the one before. Last comes the norm of the
+gradient of spread loss, at its first margin, in the weights of the first convolution, mean over 6 batches.
+All are means over the seeds.
 """
 
 import argparse

@@ -120,6 +120,11 @@ def test_a_single_weight_that_is_no_number_fails_the_gate(model, graphs, monkeyp
         parity.check_parity(model, replace(graphs, **{role: broken}), pixels())
 
 
+def test_too_few_images_are_an_error(model, graphs):
+    with pytest.raises(ValueError, match="parity needs 32 images, got 5"):
+        parity.check_parity(model, graphs, pixels(5))
+
+
 def test_another_number_of_iterations_keeps_the_weights():
     model = CapsNet(TINY)
     other = parity.with_iterations(model, 5)

@@ -126,8 +126,8 @@ class MatrixCapsNetConfig:
             of that deviation and, for each type, of mean 0; their `beta_a` is then not learned. With three
             iterations the first layer otherwise learns to be always active. 0: the first batch alone counts.
         density_exponent: power of the Gaussian's density in the E-step: the inverse temperature of
-            deterministic annealing EM (Ueda and Nakano 1998). Below 1, assignments are softer and a third
-            iteration does not drive types apart that have nearly the same votes. The paper: 1.
+            deterministic annealing EM (Ueda and Nakano 1998). Below 1, assignments are softer and each
+            iteration drives types apart less that have nearly the same votes. The paper: 1.
         matrix_noise: standard deviation of the noise that is added to the identity for the first matrices.
         decoder_hidden: widths of the hidden layers of a decoder of the class capsules' poses; empty means
             none, as in the paper.

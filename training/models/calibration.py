@@ -2,7 +2,7 @@
 
 The logit of an activation is lambda times what a parent's costs leave of its budget (Eq. 2). How far costs
 vary over images depends on the pictures' contrast, on the spread of the votes and on the size of receptive
-fields: 6 nats in one layer, 40 in another. With one small lambda for all, activations are constants. So each
+fields: 6 nats in one layer, 40 in another. With one small lambda for all, activations hardly vary. So each
 layer's lambda and its mean cost are measured once, as other data-dependent initializations do.
 """
 

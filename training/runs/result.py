@@ -84,8 +84,9 @@ def measure(
 def note_measurement(run: Path, name: str, error_percent: float) -> None:
     """Note that a run's checkpoint of this name has been measured on the test images."""
     row = {"checkpoint": name, "error_percent": error_percent, "command": provenance.command_line()}
+    rows = [row] if _times_noted(run) or not _measured_as_it_finished(run) else [{"command": "unknown"}, row]
     with (run / MEASURED).open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.writelines(json.dumps(each) + "\n" for each in rows)
 
 
 def times_measured(run: Path, config: RunConfig) -> int:
@@ -93,9 +94,8 @@ def times_measured(run: Path, config: RunConfig) -> int:
 
     Measurements in experiments are not counted.
     """
-    noted = run / MEASURED
-    of_run = len(noted.read_bytes().splitlines()) if noted.exists() else 0
-    return _times_of_stages(config.started_from) + of_run
+    of_stages = _times_of_stages(config.started_from)
+    return of_stages + (_times_noted(run) or _measured_as_it_finished(run))
 
 
 def _times_of_stages(origin: dict[str, Any] | None) -> int:
@@ -109,6 +109,16 @@ def _times_of_stages(origin: dict[str, Any] | None) -> int:
     if times is None:
         times = _times_of_stages(origin["config"].get("started_from"))
     return int(times) + ("bundle" in origin)
+
+
+def _times_noted(run: Path) -> int:
+    noted = run / MEASURED
+    return len(noted.read_bytes().splitlines()) if noted.exists() else 0
+
+
+def _measured_as_it_finished(run: Path) -> bool:
+    """Earlier versions measured a run once when it finished, and noted nothing."""
+    return (run / "result.json").exists()
 
 
 def _in_words(found: Evaluation) -> str:

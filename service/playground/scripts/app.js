@@ -47,8 +47,6 @@ await started;
 if (!canReadPixels()) // what a link brings is told after it
   tell("This browser hides the pixels of canvases from pages (fingerprinting protection): what is drawn or turned here gets a wrong answer. Allow this page to read canvases.", { lasts: true });
 explore.onEdit = () => keep({ see: null }); // a reload brings back what is on the screen, or nothing
-for (const [id, event] of [["capsule", "input"], ["bars", "input"], ["sliders", "dblclick"], ["reset", "click"]])
-  byId(id).addEventListener(event, explore.onEdit);
 if (before) await restore(explore, before);
 else if (parts().has("see")) tell("This link is damaged, or cut short: it brings nothing back.", { lasts: true });
 

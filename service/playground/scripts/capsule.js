@@ -1,6 +1,6 @@
 // The capsule panel: the poses of one object, or of two over one another, to move and to decode.
 
-import { byId, element, enable } from "./dom.js";
+import { byId, element, enable, isEnabled } from "./dom.js";
 import { Latest } from "./latest.js";
 import { drawMatrix } from "./matrix.js";
 import { blank } from "./picture.js";
@@ -20,17 +20,22 @@ export class Capsule {
   #endsTimer = 0;
   #pending = new Pending(document.querySelector(".decoded"));
   #onChoose;
+  #onEdit;
   #sheets = new Latest();
 
-  /** @param {(label: string) => void} onChoose called with the class whose capsule is shown */
-  constructor(onChoose) {
+  /**
+   * @param {(label: string) => void} onChoose called with the class whose capsule is shown
+   * @param {() => void} onEdit called when somebody moves a number, or chooses another object
+   */
+  constructor(onChoose, onEdit) {
     this.#onChoose = onChoose;
+    this.#onEdit = onEdit;
     this.sliders = new Sliders({
       onAhead: (dimension) => this.#ahead(dimension),
       onMove: (dimension, move) => this.#move(dimension, move),
     });
     onScheme(() => this.#one && this.#numbers());
-    byId("reset").addEventListener("click", () => this.#reset());
+    byId("reset").addEventListener("click", ({ currentTarget }) => isEnabled(currentTarget) && this.#reset());
     byId("sheet").addEventListener("click", () => {
       const { sweeps, moves } = this.#one;
       this.#sheets.ask((signal) => openSheet(sweeps, moves, signal), true);
@@ -140,6 +145,7 @@ export class Capsule {
 
   async #move(dimension, move) {
     const object = this.#one;
+    if (object.moves[dimension] !== move) this.#onEdit();
     object.moves[dimension] = move;
     this.sliders.update(dimension, object.sweeps.pose[dimension], move);
     this.#numbers();
@@ -151,6 +157,7 @@ export class Capsule {
   }
 
   #reset() {
+    this.#onEdit();
     const object = this.#one;
     object.moves.fill(0);
     if (object.original) draw(object, object.original, 0);
@@ -171,6 +178,7 @@ export class Capsule {
     const input = element("input", { type: "radio", name: "object", checked: index === this.#chosen });
     input.setAttribute("aria-label", `${label}, probability ${probability.toFixed(2)}`);
     input.addEventListener("change", () => {
+      this.#onEdit();
       this.#chosen = index;
       this.#showChosen(true);
     });

@@ -23,13 +23,19 @@ export class Explore {
   #answer = null; // the one that is shown, and its question
   #pending = new Pending(...document.querySelectorAll(".seen, .answer, #capsule, #explain"));
   #onGone;
-  onEdit = () => {}; // called when somebody changes the image or the model
+  onEdit = () => {}; // called when somebody changes what is shown: the image, the model, the class, a number
 
   /** @param {() => Promise<boolean>} onGone called when the model is gone; whether another one has taken its place */
   constructor(onGone) {
     this.#onGone = onGone;
-    this.bars = new Bars((label) => this.chooseClass(label));
-    this.capsule = new Capsule((label) => this.bars.choose(label));
+    this.bars = new Bars((label) => {
+      this.onEdit();
+      this.chooseClass(label);
+    });
+    this.capsule = new Capsule(
+      (label) => this.bars.choose(label),
+      () => this.onEdit(),
+    );
     this.routing = new Routing();
     const [onChange, onEnd] = [(isFinal) => this.#changed(isFinal), () => this.#finish()];
     this.pad = new Pad(onChange, onEnd);

@@ -52,4 +52,12 @@ def test_a_row_is_printed_for_each_network(found, batches, monkeypatch, capsys):
     heading, *rows = capsys.readouterr().out.splitlines()
     assert " ".join(heading.split()) == "lambda x cost sd of activation driven apart gradient"
     assert [row[:32].strip() for row in rows] == list(networks())
-    assert [float(row.split()[-1]) for row in rows] == [round(one.gradient, 3) for one in found.values()]
+    for row, one in zip(rows, found.values(), strict=True):
+        costs, deviations = (
+            ", ".join(f"{getattr(layer, name):.2g}" for layer in one.layers)
+            for name in ("scaled_cost", "activation_sd")
+        )
+        factors = "; ".join(
+            ", ".join(f"{factor:.1f}" for factor in layer.driven_apart) for layer in one.layers
+        )
+        assert " ".join(row[32:].split()) == f"{costs} {deviations} {factors} {one.gradient:.3f}"

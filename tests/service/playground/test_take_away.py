@@ -151,9 +151,20 @@ def test_a_link_is_left_behind_by_what_is_changed_of_its_capsule(copying, open_p
     for change in CHANGES.values():
         restored = open_page(link)
         expect(restored.locator("#reset")).to_be_enabled()
+        restored.locator("#sliders .value").first.dblclick()  # changes nothing
         assert "see=" in restored.url
         change(restored)
         restored.wait_for_function("() => !location.hash.includes('see=')")
+
+
+@pytest.mark.long
+def test_a_reset_of_an_unmoved_capsule_keeps_the_link(copying, open_page):
+    copying.set_input_files("#file", "docs/seven.jpg")
+    assert answer(copying) == "7"
+    restored = open_page(copied(copying, "#share"))
+    assert answer(restored) == "7"
+    restored.click("#reset", force=True)
+    assert "see=" in restored.url
 
 
 @pytest.mark.long
