@@ -35,9 +35,9 @@ from tests.support.tiny_bundle import write_bundle
 START_S = 120
 CLIENTS = 8
 # A head without cores, which has the proxy, and two nodes with a core each for a replica each. Each line of
-# the input is a command.
+# the input is a command. What hangs is said before the test's time is over.
 CLUSTER = """
-import json, sys
+import faulthandler, sys
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -46,6 +46,7 @@ from service.ray_serve import Arguments, build
 def deploy(release):
     serve.run(build(Arguments(models=models, cpus=1, min_replicas=2, max_replicas=2, release=release)))
 
+faulthandler.dump_traceback_later(200)
 models, port = sys.argv[1], int(sys.argv[2])
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
 nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -58,6 +59,7 @@ for line in sys.stdin:
         cluster.remove_node(nodes.pop(), allow_graceful=False)
     else:
         deploy(line)
+    print(line.strip(), "is done", file=sys.stderr, flush=True)
     print("ready", flush=True)
 serve.shutdown()
 ray.shutdown()
