@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         split = load_split("mnist", "test", data_root(options.data))
     except MissingDataError as error:
         parser.error(str(error))
-    pixels = split.images[: options.images].astype(np.float32) / 255
+    pixels = split.images[: options.images].astype(np.float32) / np.float32(255)
     with tempfile.TemporaryDirectory() as cache:
         found = compare(options, pixels, split.labels[: options.images], Path(cache))
     line = json.dumps(found)

@@ -110,11 +110,10 @@ def open_torch(setup: Setup, autocast: str | None, *, compiled: bool = False) ->
         inputs = torch.from_numpy(pixels).to(setup.device)
         outputs: list[Any] = []
 
-        @torch.inference_mode()
         def run() -> None:
             torch.compiler.cudagraph_mark_step_begin()  # the outputs of the run before are done with
             cast = torch.autocast(setup.device, getattr(torch, autocast)) if autocast else nullcontext()
-            with cast:
+            with torch.inference_mode(), cast:
                 outputs[:] = encoder(inputs)
             if setup.device == "cuda":
                 torch.cuda.synchronize()

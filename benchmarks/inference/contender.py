@@ -135,10 +135,13 @@ def _capsnet(parameters: dict[str, Any], weights: Path) -> Any:
 
 def _matrix_capsnet(bundle: Path) -> Any:
     """A bundle's network of matrix capsules as the paper writes it down, without its decoder."""
+    from training.config import MatrixCapsNetConfig
     from training.models.matrix_capsnet import MatrixCapsNet
     from training.runs import from_bundle, matrix_bundle
 
-    config = replace(from_bundle.trained_config(bundle).model, decoder_hidden=())
+    config = from_bundle.trained_config(bundle).model
+    assert isinstance(config, MatrixCapsNetConfig)
+    config = replace(config, decoder_hidden=())
     trained = matrix_bundle.read_encoder(bundle, config)
     model = MatrixCapsNet(config)  # not in its form for training, which is no program for torch.compile
     model.load_state_dict(trained.state_dict())

@@ -119,7 +119,7 @@ def write_files(
     pixels = pictures(bundle, manifest, max(*options.batches, COMPARED_IMAGES))
     np.save(folder / "pixels.npy", pixels)
     outputs = open_onnxruntime(folder / "plain.onnx", options.threads)(pixels)
-    np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))
+    np.savez(folder / "expected.npz", **dict(zip(OUTPUTS, outputs, strict=True)))  # type: ignore[arg-type]
     sizes = [size for size in SIZES if size <= CPU_BATCH[manifest.architecture]]
     choice = choose(measure(open_variants(variants, options.threads), sizes).milliseconds)
     return {size: choice.variant(size) for size in options.batches}

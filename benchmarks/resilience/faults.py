@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -204,7 +204,7 @@ def full_queue(folder: Path) -> Iterator[Row]:
     """Many more clients than the queue has room for, who try again at once."""
     fault = f"queue of {FULL_QUEUE_IMAGES} images, {FULL_QUEUE_CLIENTS} clients"
     names = ("queue_images", "max_images_per_request", "max_reconstructions")
-    limits = dict.fromkeys(names, FULL_QUEUE_IMAGES)
+    limits: dict[str, Any] = dict.fromkeys(names, FULL_QUEUE_IMAGES)
     with (
         live_process(folder / "models", folder / "log", **limits) as service,
         under_load(service.address, FULL_QUEUE_CLIENTS, picture()) as load,

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -133,7 +133,7 @@ def soak(seconds: float) -> int:
     return 1 if faults else 0
 
 
-def settings() -> dict[str, str]:
+def settings() -> dict[str, Any]:
     """Of the service, from the environment, but for its models and where it listens."""
     names = [name for name in os.environ if name.startswith(PREFIX)]
     given = {name.removeprefix(PREFIX).lower(): os.environ[name] for name in names}

@@ -22,6 +22,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -153,7 +154,8 @@ def measure(workers: int, options: Namespace) -> Cost:
         folder = Path(name)
         bundle = options.model or write_bundle(folder / "tiny" / "1")
         posted = what_is_posted(bundle, options, folder)
-        facts = {"workers": workers, "default_model": bundle.parent.name, "log_level": "warning"}
+        model = bundle.parent.name
+        facts: dict[str, Any] = {"workers": workers, "default_model": model, "log_level": "warning"}
         with live_process(models_with_only(bundle, folder), folder / "log", **facts) as service:
             load(service, posted, 2, clients)  # warm
             before, so_far = processor_s(service), answered(service, posted)

@@ -99,7 +99,7 @@ def _gradient(network: MatrixCapsNet, batch: Batch, config: RunConfig) -> float:
     """Norm in the first convolution's weights."""
     network.zero_grad()
     margin = torch.tensor(config.loss.spread_margins[0])
-    compute_losses(network, batch, config.loss, margin).classification.backward()  # type: ignore[no-untyped-call]
+    compute_losses(network, batch, config.loss, margin).classification.backward()
     gradient = network.conv.weight.grad
     assert gradient is not None
     return float(gradient.norm())

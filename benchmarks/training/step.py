@@ -116,7 +116,8 @@ def make_step(network: str, kind: str, images: int, device: torch.device) -> Lea
     shown = Batch.of(pixels, targets)
 
     def learn() -> Tensor:
-        return total_loss(*step(shown, rate, contest.spread_margin), config.loss)
+        classification, reconstruction = step(shown, rate, contest.spread_margin)
+        return total_loss(classification, reconstruction, config.loss)
 
     return learn
 

@@ -94,7 +94,8 @@ class StraightforwardCapsNet(nn.Module):
         self.primary_caps.conv.load_state_dict(ours.primary_caps.conv.state_dict())
         by_class = weight.view(len(weight), config.primary_dim, config.classes, config.class_dim)
         self.digit_caps.weight.data = by_class.transpose(1, 2).unsqueeze(0).contiguous()
-        for linear, layer in zip(self.decoder[::2], [*ours.decoder.hidden, ours.decoder.pixels], strict=True):
+        linears = [*self.decoder][::2]
+        for linear, layer in zip(linears, [*ours.decoder.hidden, ours.decoder.pixels], strict=True):
             linear.load_state_dict(layer.state_dict())
 
     def forward(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
