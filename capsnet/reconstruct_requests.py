@@ -22,7 +22,7 @@ Pose = NDArray[Any] | Sequence[float]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Deltas from `start` to `stop`, included, by `step`, added to each of the dimensions in turn.
+    """Deltas from `start` by `step` to `stop`, included if reached, added to each of the dimensions in turn.
 
     Attributes:
         dimensions: indices into the flat pose; None for all.

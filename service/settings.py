@@ -86,9 +86,11 @@ class Settings(BaseSettings):
             64 with TensorRT. For an encoder of matrix capsules, whose votes take much memory, it is 2 on a
             CPU, where more are hardly faster, if at all, and 64 on a GPU.
         queue_images: maximum images that wait for a batch, per version, and maximum pictures that wait for
-            decoding; beyond that, requests get 503.
-        deadline_ms: how long a request may take before it gets 504, in milliseconds; at most a day.
-        max_body_bytes: largest request body, in bytes; with `grpc_port` less than 2 GiB.
+            decoding; beyond that, requests get 503. No less than one request may have.
+        deadline_ms: how long a request may take, once its body has arrived, before it gets 504, in
+            milliseconds; at most a day.
+        max_body_bytes: largest request body, in bytes; at most three quarters of `uploads_bytes`, with
+            `grpc_port` less than 2 GiB.
         uploads_bytes: largest sum of the bodies of all current requests, in bytes; beyond that, requests
             get 503. Bodies of more than 1 MiB leave a quarter of it to smaller ones.
         receive_ms: how long a body may take to arrive after the request's headers before it gets 408 and

@@ -111,7 +111,7 @@ class Perturbation(_StrictRequest):
 
 
 class Sweep(_StrictRequest):
-    """One picture per dimension and delta, dimension by dimension, `stop` included."""
+    """One picture per dimension and delta, dimension by dimension, `stop` included if the steps reach it."""
 
     dimensions: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None,
