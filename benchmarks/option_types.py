@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from export.contract.manifest import BundleError, newest_version
+
+if TYPE_CHECKING:
+    import torch
 
 
 def bundle(text: str) -> Path:
@@ -25,6 +29,19 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
     return int(text)
+
+
+def device(text: str) -> "torch.device":
+    """A CUDA device or the CPU."""
+    import torch
+
+    try:
+        found = torch.device(text)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cuda", "cpu"):
+        raise argparse.ArgumentTypeError(f"expected cuda or cpu, got {text}")
+    return found
 
 
 def several(text: str) -> list[int]:

@@ -28,7 +28,7 @@ from training.data.synthetic.toys import studio
 DOCS = Path(__file__).parent
 MODELS = DOCS.parent / "models"
 PHOTOGRAPH_SEED = 7
-SHIFT = 14  # pixels of 200, up and left, down and right: two of the model's 28
+SHIFT = 14  # pixels of 200, up and left, down and right: 2.5 of the model's 36
 TRUCK = (3, 5)  # category and toy, one of those that are tested with
 AZIMUTH, ELEVATION = 50, 38  # degrees; the data set goes in steps of 20 and 5
 LIGHTING = 2  # both front lamps

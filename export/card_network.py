@@ -103,10 +103,16 @@ def _matrix_capsnet(model: MatrixCapsNetConfig) -> Iterator[str]:
         (of.inverse_temperature, of.class_temperature_fraction)
         for of in (model, MatrixCapsNetConfig("matrix-capsnet"))
     )
-    if here != usual:
+    of_classes, officially = here[0] * here[1], usual[0] * usual[1]
+    if model.activation_logit_sd is not None and of_classes != officially:
         yield (
-            f"Lambda of Eq. 2 grows towards {here[0]:g}, for the class capsules towards "
-            f"{here[0] * here[1]:g}; in the official code towards {usual[0]:g} and {usual[0] * usual[1]:g}."
+            f"Lambda of Eq. 2 of the class capsules grows towards {of_classes:g}; in the official code "
+            f"towards {officially:g}."
+        )
+    elif model.activation_logit_sd is None and here != usual:
+        yield (
+            f"Lambda of Eq. 2 grows towards {here[0]:g}, for the class capsules towards {of_classes:g}; in "
+            f"the official code towards {usual[0]:g} and {officially:g}."
         )
 
 

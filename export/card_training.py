@@ -85,7 +85,7 @@ def _held_out(data: DataConfig) -> str:
 
 
 def _augmentation(data: DataConfig) -> str:
-    """What is done to a training image, in order."""
+    """What is done to a training image."""
     changes = [
         "two digits of different classes over each other" if data.spec.composition == "pairs" else "",
         "anywhere in a 40x40 frame" if data.spec.composition == "shifted" else "",

@@ -197,9 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--device", type=torch.device, default=torch.device("cuda"), help="cuda or cpu (cuda)"
-    )
+    parser.add_argument("--device", type=option_types.device, default="cuda", help="cuda or cpu (cuda)")
     parser.add_argument("--batch", type=option_types.positive, help="images (64, on a CPU 2)")
     parser.add_argument("--only", default="", help="only layers with this in their name")
     parser.add_argument("--json", type=Path, help="append each row to this file, too")

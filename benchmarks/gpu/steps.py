@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             load_preset(name)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     use_full_float32()
     on_cuda = options.device.type == "cuda"
@@ -151,9 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--device", type=torch.device, default=torch.device("cuda"), help="cuda or cpu (cuda)"
-    )
+    parser.add_argument("--device", type=option_types.device, default="cuda", help="cuda or cpu (cuda)")
     parser.add_argument(
         "--presets", default=",".join(PRESETS), help="separated by commas (%(default)s)", metavar="NAME,NAME"
     )

@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu = find_gpu() if options.device == "cuda" else ""
     if options.device == "cuda" and not gpu:
         print(
-            "gpu: no NVIDIA GPU can be used here: nvidia-smi -L must list one, and torch, if it is "
-            "installed, must be built for CUDA. --device cpu runs the same code on the CPU.",
+            "gpu: there is no NVIDIA GPU here: neither torch nor nvidia-smi finds one. "
+            "--device cpu runs the same code on the CPU.",
             file=sys.stderr,
         )
         return 2

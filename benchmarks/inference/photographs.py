@@ -87,7 +87,12 @@ def parse() -> Namespace:
     """The options."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+", type=bundle, metavar="BUNDLE", help="models of digits")
-    parser.add_argument("--count", type=positive, default=50, help="pictures of a kind, but for digits (50)")
+    parser.add_argument(
+        "--count",
+        type=positive,
+        default=50,
+        help="photographs of a kind, and blank pages (50); of what else is no digit, 2 to 6 times as many",
+    )
     parser.add_argument(
         "--validation", action="store_true", help="other pictures, and digits held out of training"
     )

@@ -42,6 +42,7 @@ CONNECTIONS = 32
 LARGEST_GROWTH = 0.05
 START_S = 60  # memory may grow until then
 WINDOW_S = 10  # memory goes up and down with what is under way; the median of so many samples does not
+LEAST_MINUTES = 1.5
 SETTLE_S = 3  # for connections to be closed
 STOP_S = 60
 COMPLAINTS = 20
@@ -90,10 +91,10 @@ class Held(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the soak; returns the exit status."""
     parser = argparse.ArgumentParser(description="Keep a service saturated and watch what it holds.")
-    parser.add_argument("--minutes", type=float, default=10, help="how long, more than 1 (10)")
+    parser.add_argument("--minutes", type=float, default=10, help="how long, at least 1.5 (10)")
     minutes = parser.parse_args(arguments).minutes
-    if not minutes > 1:
-        parser.error(f"--minutes must be more than 1, the minute that counts as the start; got {minutes}")
+    if not minutes >= LEAST_MINUTES:
+        parser.error(f"--minutes must be at least {LEAST_MINUTES}, as one counts as the start; got {minutes}")
     try:
         return soak(60 * minutes)
     except CannotRunError as error:

@@ -257,7 +257,7 @@ def main() -> None:
         default=45.0,
         help="for all timed steps together, at least (45)",
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda (cpu)")
+    parser.add_argument("--device", type=option_types.device, default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--json", type=Path, help="write what was found here, too")
     parser.add_argument(
         "--give-memory-back",

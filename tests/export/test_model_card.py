@@ -252,7 +252,10 @@ def test_matrix_capsules_are_told(tiny):
     assert "64 channels (A), 8 types of primary capsules (B), 16 and 16 of convolutional capsules" in card
     assert "5 class capsules, 2 routing iterations (3 in the paper)." in card
     assert "256 and 512 units; 1,202,944 of the parameters are its own, which the paper's network has" in card
-    assert "Lambda of Eq. 2 grows towards 0.02, for the class capsules towards 0.02; in the official" in card
+    assert "Lambda of Eq. 2 of the class capsules grows towards 0.02; in the official code towards" in card
+    uncalibrated = with_model(config, activation_logit_sd=None)
+    told = card_of(of_matrices(tiny, uncalibrated), uncalibrated)
+    assert "Lambda of Eq. 2 grows towards 0.02, for the class capsules towards 0.02; in the official" in told
     assert row(card, "first weights") == "matrices the identity and some noise, all others random, PyTorch's"
     assert "each stereo pair to zero mean and unit variance" in card
     assert "stereo pairs, the left view first, float32 [N, 32, 32, 2]" in card

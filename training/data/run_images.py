@@ -94,7 +94,7 @@ def _parted(config: RunConfig, root: Path) -> tuple[Images, Images]:
         known = _from_viewpoints(data, "test", root, familiar=True)
         if data.validation_images > len(known):
             raise ValueError(
-                f"validation_images is {data.validation_images}; there are {len(known)} familiar viewpoints"
+                f"validation_images is {data.validation_images}; {len(known)} pairs have familiar viewpoints"
             )
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(config.seed))
         return load_images(config, "train", root), known[order[: data.validation_images]]

@@ -21,7 +21,7 @@ SABOUR_2017 = {
     "routing": "Figures A.1 and A.2: how logits change as routing goes on; training loss by iterations",
     **SECTION_7,
     "equivariance": "How a capsule changes when its digit is shifted, rotated or scaled",
-    "samples": "Accuracy by the number of training examples, CapsNet and CNN",
+    "samples": "Error by the number of training examples, CapsNet and CNN",
 }
 HINTON_2018 = {
     "norb": "Matrix capsules, section 5: smallNORB and toys, by one crop and by several",

@@ -1,4 +1,4 @@
-"""Networks of an experiment that are trained for fewer epochs, such as those of its medium form."""
+"""Networks of an experiment that are trained for another number of epochs, as in its medium form."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from training.config import RunConfig
 
 
 def shortened(config: RunConfig, epochs: int) -> RunConfig:
-    """The same network with the same images, for fewer epochs; over the last half the rate falls to 0."""
+    """The same network with the same images, for so many epochs; over the last half the rate falls to 0."""
     optimizer = replace(config.optimizer, epochs=epochs, cooldown_epochs=epochs - epochs // 2)
     return replace(config, optimizer=optimizer)
 

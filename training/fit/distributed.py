@@ -1,4 +1,4 @@
-"""The processes that train one network together, one on each GPU.
+"""The processes that train one network together, one on each GPU, or several on CPUs.
 
 torchrun starts them and gives each its rank. They make the same random choices; each trains on its part of
 every batch, and they average their gradients. So all have the same weights, which up to rounding are those of

@@ -24,8 +24,9 @@ class TrainStep:
     """An optimizer step: forward, backward, Adam; it never waits for a GPU.
 
     Convolutions compute in bfloat16, and on CUDA and in a CNN fully connected layers, too; on a CPU only if
-    it has instructions for that. On CUDA both passes are captured in CUDA graphs at the first step: there are
-    some hundred short kernels in them, and launching these one by one can take longer than running them.
+    it has instructions for that, and of a CapsNet only those that gain by it. On CUDA both passes are
+    captured in CUDA graphs at the first step: there are some hundred short kernels in them, and launching
+    these one by one can take longer than running them.
     """
 
     def __init__(

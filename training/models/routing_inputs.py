@@ -23,7 +23,7 @@ class RoutingInputs(NamedTuple):
         places: where each child is seen, as p * N + n, int64 [C, Q].
         counts: in how many of these places, int64 [C].
         shares: the first assignments, [P, N], the same for all parent types.
-        beta_u: cost of a child's element that is not explained, [J].
+        beta_u: cost of each element of a child that a parent explains, beside its distance, [J].
         terms: of the parents' activations, in each of T iterations.
         floors: of mass and variance.
         density_exponent: power of the Gaussian's density in the E-step.

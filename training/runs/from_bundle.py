@@ -42,7 +42,7 @@ def origin(path: Path) -> dict[str, Any]:
         path: of the bundle, or of its model, whose newest version is taken.
 
     Raises:
-        BundleError: its manifest is damaged, or does not say how it was trained.
+        BundleError: its manifest is damaged, or does not say how it was trained, and for how many steps.
         ValueError: it is none of a CapsNet.
     """
     bundle = newest_version(path)
@@ -52,6 +52,8 @@ def origin(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{bundle} is a {architecture}, whose graphs do not hold all weights: give its run instead"
         )
+    if not isinstance(manifest.training.get("step"), int):
+        raise BundleError(f"the manifest of {manifest.model} has no training.step: how long was it trained?")
     version = bundle.name if VERSION.fullmatch(bundle.name) else bundle.resolve().name
     return {"bundle": f"{manifest.model}/{version}", **manifest.training}
 

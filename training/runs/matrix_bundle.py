@@ -80,7 +80,8 @@ def _computed_with(
         if routing.calibrated:
             *_, first = _constants(graph, held, activate, "Mul", numbers=True)  # after 1/2 comes lambda
             found["routing.final_inverse_temperature"] = first / np.float32(routing.share_of_final(0))
-            found["routing.budget_offset"] = budget
+            found["routing.budget_offset"] = budget  # with the part of beta_a
+            found["routing.beta_a"] = np.zeros_like(budget)
         else:
             found["routing.beta_a"] = budget / np.float32(routing.constants.activation_cost)
     return {f"{prefix}.{name}": torch.from_numpy(np.array(value)) for name, value in found.items()}

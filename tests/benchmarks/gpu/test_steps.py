@@ -39,11 +39,20 @@ def test_what_an_earlier_row_left_behind_is_freed_first():
     assert left_behind() is None
 
 
-def test_a_preset_that_is_not_there_is_named(capsys):
+@pytest.mark.parametrize("name", ["nothing", "gone/nothing.toml"])
+def test_a_preset_that_is_not_there_is_named(name, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["--device", "cpu", "--presets", "drawn,nothing"])
+        main(["--device", "cpu", "--presets", f"drawn,{name}"])
     assert ended.value.code == 2
     assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["nothing", "meta"])
+def test_a_device_that_is_none_is_named(device, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--device", device])
+    assert ended.value.code == 2
+    assert f"expected cuda or cpu, got {device}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -2,16 +2,18 @@
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from onnx import helper, numpy_helper
 
 from export.contract.architecture import MatrixCapsNetArchitecture, stated_architecture
 from export.contract.manifest import newest_version, read_manifest
-from export.optimize.derive import derive
+from export.optimize.derive import derive, write_variants
 from export.optimize.em_moments import Layer, add_mean, add_variance, em_moments
 from export.optimize.encoder import NotOptimizableError
 from export.optimize.nodes import Nodes
+from export.optimize.plan import files_of
 from export.optimize.rewrite import rewritten
 from export.to_onnx import trace_encoder
 from tests.support.explained import TINY_MATRIX, matrix_network, run_named
@@ -164,6 +166,26 @@ def test_a_graph_that_amplifies_rounding_runs_as_it_is(tmp_path):
     )
     assert plan.errors["em_moments"] > 1e-4
     assert plan.variants == {"plain"}
+
+
+def test_a_network_without_large_weights_is_derived_as_others_are(tmp_path):
+    torch.manual_seed(0)
+    small = {
+        "image_size": 17,
+        "image_channels": 1,
+        "primary_types": 1,
+        "conv_caps_types": (2, 2),
+        "classes": 2,
+    }
+    model = trace_encoder(MatrixCapsNet(MatrixCapsNetConfig(**TINY_MATRIX | small)).eval())
+    files = write_variants(model, MatrixCapsNetArchitecture(routing_iterations=3), tmp_path, threads=1)
+    assert all((tmp_path / name).exists() for name in files_of("em_moments"))
+    pixels = pictures(model, 3)
+    found, expected = (
+        ort.InferenceSession(files[name]).run(None, {"pixels": pixels}) for name in ("em_moments", "plain")
+    )
+    for values, others in zip(found, expected, strict=True):
+        np.testing.assert_allclose(values, others, rtol=0, atol=1e-4)
 
 
 def test_class_capsules_whose_matrices_are_expanded_in_the_graph_are_read_through_it():

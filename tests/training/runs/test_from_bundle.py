@@ -132,9 +132,12 @@ def test_a_version_that_is_published_meanwhile_is_not_mixed_with_the_one_that_wa
     [
         ({}, r" has no training\.config: how was it trained\?"),
         ({"config": {"model": {"gone": 1}}}, r": training\.config: configuration: model\.gone"),
+        ({"config": {}}, r" has no training\.step: how long was it trained\?"),
     ],
 )
-def test_a_manifest_without_a_sound_configuration_is_named(training, message, trained_bundle, tmp_path):
+def test_a_manifest_that_does_not_say_how_it_was_trained_is_named(
+    training, message, trained_bundle, tmp_path
+):
     bundle = shutil.copytree(trained_bundle, tmp_path / "1")
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps({**manifest, "training": training}))

@@ -1,6 +1,6 @@
 """How a capsule changes when its digit is shifted, rotated or scaled.
 
-Introductions to capsules promise that the length of a capsule stays and its pose goes along (Sec. 1 and 7 of
+Introductions to capsules promise that the length of a capsule stays and its pose goes along (Sec. 1 and 8 of
 Sabour et al. 2017: equivariance); the paper shows no numbers. Here test digits are moved in small steps, and
 the capsule of the label is compared with what the baseline CNN has in its last hidden layer. If features go
 along with a motion, a linear function of their change tells how far the digit has moved, also for digits that

@@ -1,7 +1,8 @@
 """Section 7 of Sabour et al. 2017: CIFAR-10, smallNORB and SVHN, each with networks of several seeds.
 
-Each network is measured alone, and every choice of several together: as in the paper, the lengths of class
-capsules, summed over the networks, are the ensemble's answer. One entry below is one experiment.
+Each network is measured alone, and every choice of several together: the lengths of class capsules, summed
+over the networks, are the ensemble's answer. (The paper does not say how its networks vote.) One entry below
+is one experiment.
 """
 
 # M networks, N images, J classes

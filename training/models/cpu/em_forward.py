@@ -53,7 +53,7 @@ class Parents(NamedTuple):
     Attributes:
         matrices: [J, N, 16].
         offsets: added to the votes, [N, 16, L].
-        beta_u: cost of a child's element that is not explained, [J].
+        beta_u: cost of each element of a child that a parent explains, beside its distance, [J].
         budget: what the costs are held against, [J].
     """
 
